@@ -1,0 +1,1 @@
+"""eyas: the whole life of an EAGLE drafter."""

@@ -1,0 +1,54 @@
+"""Strict, typed configurations: YAML plus key=value overrides; an unknown key is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from eyas.errors import ConfigError
+
+
+class StrictModel(BaseModel):
+    """Base of every configuration: unknown keys are errors, instances are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def validated(cls: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
+    """Build `cls` from `values`; raise ConfigError naming every bad key of `where`."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or '(top level)'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{where} is not a valid {cls.__name__}:\n" + "\n".join(lines)) from error
+
+
+def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) -> ModelT:
+    """Read a YAML file, apply `a.b=value` overrides (values are YAML), validate strictly."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"can't read the configuration {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must be a YAML mapping at the top level")
+    for override in overrides:
+        key, sep, text = override.partition("=")
+        if not sep:
+            raise ConfigError(f"override {override!r} must look like key=value")
+        node = values
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override {override!r}: {parent} is not a section of {path}")
+        node[leaf] = yaml.safe_load(text)
+    return validated(cls, values, str(path))

@@ -1,0 +1,43 @@
+"""The exception tree. Every message says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+
+class EyasError(Exception):
+    """Base of everything eyas raises on purpose."""
+
+
+class UsageError(EyasError):
+    """The call itself is wrong: a bad option, value or combination (exit code 2)."""
+
+
+class ConfigError(UsageError):
+    """A configuration file or key=value override is wrong."""
+
+
+class RequestError(UsageError):
+    """A prompt or its sampling parameters are wrong."""
+
+
+class DataError(EyasError):
+    """A data file has a bad row; the message names file and line."""
+
+
+class ModelError(EyasError):
+    """A target can't be loaded or can't be used for speculation."""
+
+
+class UnsupportedModelError(ModelError):
+    """The target's state can't be rolled back, or its layers need masks eyas doesn't build."""
+
+
+class CheckpointError(EyasError):
+    """A checkpoint is missing tensors, has extra ones, or has the wrong shapes."""
+
+
+class DrafterMismatchError(EyasError):
+    """The drafter doesn't fit the target."""
+
+
+class CacheMemoryError(EyasError):
+    """The slot cache couldn't grow."""

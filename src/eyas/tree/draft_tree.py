@@ -1,0 +1,67 @@
+"""The draft tree: candidate continuations of the last committed token.
+
+Shapes: B batch rows, N nodes (the root not counted; node `i` is column `i + 1` of a verification pass).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A batch of padded trees. Parents come before their children; an invalid node has no valid descendant."""
+
+    tokens: Tensor  # [B, N] int64
+    parents: Tensor  # [B, N] int64, -1 = the root (the last committed token)
+    logprob: Tensor  # [B, N] float32, cumulative: the drafter's value for the whole path to the node
+    valid: Tensor  # [B, N] bool
+    max_depth: int
+    """Depth no node exceeds, known on the host; 0 for an empty tree."""
+    shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
+
+    @staticmethod
+    def empty(batch: int, device: torch.device) -> DraftTree:
+        """The tree of plain decoding: a root and nothing else."""
+        index = torch.empty(batch, 0, dtype=torch.int64, device=device)
+        return DraftTree(index, index, index.to(torch.float32), index.to(torch.bool), 0)
+
+    @property
+    def size(self) -> int:
+        """N, the number of node columns."""
+        return self.tokens.shape[1]
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """[B, 1 + N, 1 + N] bool: `[b, q, k]` = column k is column q itself or on its path to the root."""
+        if self.shared_ancestors is not None:
+            return self.shared_ancestors.expand(self.tokens.shape[0], -1, -1)
+        return ancestor_mask(self.parents, self.max_depth)
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """[B, 1 + N] int64: 0 for the root, 1 for its children, and so on."""
+        return self.ancestors.sum(-1) - 1
+
+    def columns(self, root: Tensor) -> Tensor:
+        """[B, 1 + N] token ids of a verification pass: `root` [B], then the nodes."""
+        return torch.cat((root.unsqueeze(1), self.tokens), dim=1)
+
+
+def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
+    """[B, 1 + N, 1 + N] bool ancestor-or-self relation of `parents` [B, N] (-1 = root), root in column 0.
+
+    Repeated squaring of "self or parent" doubles the distance covered, so log2(depth) small products suffice.
+    """
+    batch, nodes = parents.shape
+    reach = torch.eye(1 + nodes, device=parents.device).repeat(batch, 1, 1)
+    reach[:, 1:].scatter_(2, parents.unsqueeze(2) + 1, 1.0)
+    covered = 1
+    while covered < max_depth:
+        reach = torch.bmm(reach, reach).clamp_(max=1.0)
+        covered *= 2
+    return reach > 0

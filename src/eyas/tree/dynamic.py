@@ -1,0 +1,99 @@
+"""EAGLE-2's dynamic tree (arXiv 2406.16858): a beam grows candidates, the best of all of them are verified.
+
+Each level offers `top_k` children of every beam node; the `top_k` best paths so far go on; at the end the `nodes`
+best candidates of all levels make the tree. A path's score never exceeds its parent's and the sort is stable, so
+with tied scores too a child is never kept without its parent (the reference loses parents there).
+Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels, N kept nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eyas.errors import UsageError
+from eyas.tree.draft_tree import DraftTree
+from eyas.tree.growth import Frontier
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """`depth` levels of drafting, `top_k` beam and children, at most `nodes` nodes besides the root.
+
+    `threshold` > 0 prunes nodes whose path probability is lower. Finding out how many are left costs one more host
+    sync a round, which is worth it only where a smaller verification pass is cheaper.
+    """
+
+    depth: int
+    top_k: int
+    nodes: int
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "top_k", "nodes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"dynamic tree: {name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 <= self.threshold < 1.0:
+            raise UsageError(f"dynamic tree: threshold must be in [0, 1), got {self.threshold}")
+
+    @property
+    def max_fanout(self) -> int:
+        return self.top_k
+
+    def start(self, batch: int, device: torch.device) -> DynamicGrowth:
+        return DynamicGrowth(self, batch, device)
+
+
+class DynamicGrowth:
+    """A dynamic tree being grown."""
+
+    def __init__(self, spec: DynamicTree, batch: int, device: torch.device) -> None:
+        self._spec = spec
+        self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W]
+        self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
+        self._tokens: list[Tensor] = []  # each [B, W * K]
+        self._scores: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self._count = 0
+
+    @property
+    def fanout(self) -> int:
+        return self._spec.top_k
+
+    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
+        fanout = tokens.shape[2]
+        # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
+        scores = (self._beam_score.unsqueeze(2) + logprob.clamp(max=0.0)).flatten(1)  # [B, W * K]
+        flat = tokens.flatten(1)
+        self._tokens.append(flat)
+        self._scores.append(scores)
+        self._parents.append(self._beam_index.repeat_interleave(fanout, dim=1))
+        offset, self._count = self._count, self._count + flat.shape[1]
+        if len(self._tokens) == self._spec.depth:
+            return None
+        self._beam_score, best = scores.topk(min(self._spec.top_k, scores.shape[1]), dim=1)  # [B, W']
+        self._beam_index = best + offset
+        return Frontier(flat.gather(1, best), best // fanout)
+
+    def tree(self) -> DraftTree:
+        scores = torch.cat(self._scores, dim=1)  # [B, M]
+        keep = min(self._spec.nodes, scores.shape[1])
+        ranked, order = scores.sort(dim=1, descending=True, stable=True)
+        if self._spec.threshold > 0.0:
+            confident = ranked[:, :keep] >= math.log(self._spec.threshold)
+            keep = int(confident.sum(1).max())
+        # candidate order is level order, so ascending indices put parents first
+        chosen = order[:, :keep].sort(dim=1).values  # [B, N]
+        place = torch.full((scores.shape[0], scores.shape[1] + 1), -1, dtype=torch.int64, device=scores.device)
+        place.scatter_(1, chosen + 1, torch.arange(keep, device=scores.device).expand_as(chosen))
+        logprob = scores.gather(1, chosen)
+        return DraftTree(
+            tokens=torch.cat(self._tokens, dim=1).gather(1, chosen),
+            parents=place.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1),
+            logprob=logprob,
+            valid=logprob >= (math.log(self._spec.threshold) if self._spec.threshold > 0.0 else -math.inf),
+            max_depth=min(self._spec.depth, keep),
+        )

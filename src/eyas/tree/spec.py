@@ -1,0 +1,30 @@
+"""The textual names of tree shapes: `chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]`."""
+
+from __future__ import annotations
+
+from eyas.errors import UsageError
+from eyas.tree.dynamic import DynamicTree
+from eyas.tree.growth import TreeSpec
+from eyas.tree.presets import PRESETS
+from eyas.tree.static import StaticTree
+
+_FORMS = "chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or dynamic:DEPTH,TOPK,NODES,THRESHOLD"
+
+
+def parse_tree(text: str) -> TreeSpec:
+    """The tree shape that `text` names; UsageError lists the accepted forms."""
+    kind, _, rest = text.partition(":")
+    if kind == "static":
+        if rest not in PRESETS:
+            raise UsageError(f"unknown static tree {rest!r}: known are {', '.join(sorted(PRESETS))}")
+        return StaticTree(PRESETS[rest])
+    try:
+        numbers = [float(part) for part in rest.split(",")]
+    except ValueError:
+        numbers = []
+    whole = [int(number) for number in numbers[:3] if number == int(number)]
+    if kind == "chain" and len(numbers) == len(whole) == 1:
+        return StaticTree.chain(whole[0])
+    if kind == "dynamic" and len(whole) == 3 and len(numbers) in (3, 4):
+        return DynamicTree(whole[0], whole[1], whole[2], threshold=numbers[3] if len(numbers) == 4 else 0.0)
+    raise UsageError(f"unknown tree {text!r}: write {_FORMS}")

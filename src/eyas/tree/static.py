@@ -1,0 +1,138 @@
+"""Static trees: a fixed list of paths, the shape of EAGLE-1 and Medusa; a chain is the one-path case.
+
+A path is a tuple of child ranks: (0, 2) = the third-best child of the best child of the root.
+Shapes: B rows, N nodes, W frontier nodes, K children offered by each, n nodes of one level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from eyas.errors import UsageError
+from eyas.tree.draft_tree import DraftTree, ancestor_mask
+from eyas.tree.growth import Frontier
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Level:
+    parents: Tensor  # [n] index into this level's incoming frontier
+    ranks: Tensor  # [n] which child of that node
+    inner: Tensor  # [W'] those of the n nodes that have children themselves
+    fanout: int
+
+
+class StaticTree:
+    """A tree of the given paths; missing ancestors are an error, order doesn't matter."""
+
+    def __init__(self, paths: Iterable[Sequence[int]]) -> None:
+        nodes = sorted({tuple(p) for p in paths}, key=lambda p: (len(p), p))
+        if not nodes or not nodes[0]:
+            raise UsageError("a static tree needs at least one path, and no empty one")
+        index = {path: i for i, path in enumerate(nodes)}
+        for path in nodes:
+            if min(path) < 0:
+                raise UsageError(f"static tree path {path} has a negative child rank")
+            if len(path) > 1 and path[:-1] not in index:
+                raise UsageError(f"static tree path {path} has no parent {path[:-1]}: list it as well")
+        self.nodes: tuple[Path, ...] = tuple(nodes)
+        self.parents: tuple[int, ...] = tuple(index.get(path[:-1], -1) for path in nodes)
+
+    @staticmethod
+    def chain(length: int) -> StaticTree:
+        """One path of `length` best children."""
+        if length < 1:
+            raise UsageError(f"a chain needs at least one draft token, got {length}")
+        return StaticTree((0,) * depth for depth in range(1, length + 1))
+
+    @property
+    def depth(self) -> int:
+        return len(self.nodes[-1])
+
+    @property
+    def max_fanout(self) -> int:
+        return 1 + max(path[-1] for path in self.nodes)
+
+    def levels(self) -> list[_Level]:
+        """Index tables for each level, on the host."""
+        has_child = {path[:-1] for path in self.nodes}
+        frontier: list[Path] = [()]
+        levels = []
+        for depth in range(1, self.depth + 1):
+            here = [path for path in self.nodes if len(path) == depth]
+            at = {path: i for i, path in enumerate(frontier)}
+            inner = [i for i, path in enumerate(here) if path in has_child]
+            levels.append(
+                _Level(
+                    parents=torch.tensor([at[path[:-1]] for path in here]),
+                    ranks=torch.tensor([path[-1] for path in here]),
+                    inner=torch.tensor(inner, dtype=torch.int64),
+                    fanout=1 + max(path[-1] for path in here),
+                )
+            )
+            frontier = [here[i] for i in inner]
+        return levels
+
+    def start(self, batch: int, device: torch.device) -> StaticGrowth:
+        return StaticGrowth(_tables(self, device), batch)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    levels: list[_Level]
+    parents: Tensor  # [N]
+    ancestors: Tensor  # [1 + N, 1 + N]
+
+
+@cache
+def _tables(spec: StaticTree, device: torch.device) -> _Tables:
+    """The shape's index tables on `device`, made once."""
+    parents = torch.tensor(spec.parents, device=device)
+    levels = [
+        _Level(lv.parents.to(device), lv.ranks.to(device), lv.inner.to(device), lv.fanout) for lv in spec.levels()
+    ]
+    return _Tables(levels, parents, ancestor_mask(parents.unsqueeze(0), spec.depth)[0])
+
+
+class StaticGrowth:
+    """A static tree being filled with tokens."""
+
+    def __init__(self, tables: _Tables, batch: int) -> None:
+        self._tables = tables
+        self._level = 0
+        self._frontier = torch.zeros(batch, 1, device=tables.parents.device)  # [B, W] cumulative log-probability
+        self._tokens: list[Tensor] = []
+        self._logprob: list[Tensor] = []
+
+    @property
+    def fanout(self) -> int:
+        return self._tables.levels[self._level].fanout
+
+    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
+        level = self._tables.levels[self._level]
+        self._level += 1
+        chosen = tokens[:, level.parents, level.ranks]  # [B, n]
+        total = self._frontier[:, level.parents] + logprob[:, level.parents, level.ranks]
+        self._tokens.append(chosen)
+        self._logprob.append(total)
+        if self._level == len(self._tables.levels):
+            return None
+        self._frontier = total[:, level.inner]
+        return Frontier(chosen[:, level.inner], level.parents[level.inner].expand(chosen.shape[0], -1))
+
+    def tree(self) -> DraftTree:
+        tokens = torch.cat(self._tokens, dim=1)
+        return DraftTree(
+            tokens=tokens,
+            parents=self._tables.parents.expand_as(tokens),
+            logprob=torch.cat(self._logprob, dim=1),
+            valid=torch.ones_like(tokens, dtype=torch.bool),
+            max_depth=len(self._tables.levels),
+            shared_ancestors=self._tables.ancestors,
+        )

@@ -1,0 +1,172 @@
+"""The shared nouns: what goes into the engine and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SamplingParams(BaseModel):
+    """How a request's tokens are chosen. `temperature=0` is greedy; defaults change nothing.
+
+    The order and the numbers are those of `transformers`: logit bias, repetition penalty (prompt and answer),
+    presence and frequency penalties (answer only), min tokens, temperature, top-k, top-p, min-p.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=0, description="0 = off")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    presence_penalty: float = Field(default=0.0, allow_inf_nan=False)
+    frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    min_tokens: int = Field(default=0, ge=0)
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to continue."""
+
+    prompt: tuple[int, ...]
+    """Prompt token ids, at least one."""
+    params: SamplingParams = field(default_factory=SamplingParams)
+    id: str = ""
+
+
+@dataclass
+class Stats:
+    """The one counter: method and baseline are measured by the same lines.
+
+    A round is one target pass over a draft tree (an empty one for plain decoding). Rates are defined in
+    `docs/metrics.md`; prefill passes and prefill time are kept apart.
+    """
+
+    tokens: int = 0
+    """Tokens emitted (after cutting at a stop token or the length limit)."""
+    target_passes: int = 0
+    """Verification passes; prefill passes are not counted."""
+    drafted_depth: int = 0
+    """Sum over rounds of the depth of the tree that was offered."""
+    walked: int = 0
+    """Sum over rounds of draft tokens accepted, before cutting."""
+    accepted_histogram: list[int] = field(default_factory=list)
+    """`[i]` = rounds in which exactly `i` draft tokens were accepted."""
+    offered_by_depth: list[int] = field(default_factory=list)
+    """`[i]` = rounds whose tree reached depth `i + 1`."""
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    """Wall time of the rounds this sequence took part in (shared with the others of its batch)."""
+
+    def record(self, accepted: int, offered: int) -> None:
+        """Count one round: `accepted` draft tokens kept of a tree `offered` levels deep."""
+        _extend(self.accepted_histogram, accepted + 1)
+        _extend(self.offered_by_depth, offered)
+        self.target_passes += 1
+        self.drafted_depth += offered
+        self.walked += accepted
+        self.accepted_histogram[accepted] += 1
+        for level in range(offered):
+            self.offered_by_depth[level] += 1
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens per target pass, the bonus token counted: 1 + accepted / rounds."""
+        return 1.0 + self.walked / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens / draft tokens on the offered depth."""
+        return self.walked / self.drafted_depth if self.drafted_depth else 0.0
+
+    @property
+    def accepted_by_position(self) -> list[float]:
+        """`[i]` = share of the rounds offering depth `i + 1` in which draft position `i` was accepted."""
+        reached = [sum(self.accepted_histogram[i + 1 :]) for i in range(len(self.offered_by_depth))]
+        return [r / o if o else 0.0 for r, o in zip(reached, self.offered_by_depth, strict=True)]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens per second of decoding; prefill is kept apart."""
+        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    def merge(self, other: Stats) -> None:
+        """Pool another sequence's counts into this one (times are summed too)."""
+        for name in ("tokens", "target_passes", "drafted_depth", "walked", "prefill_seconds", "decode_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self.accepted_histogram, other.accepted_histogram),
+            (self.offered_by_depth, other.offered_by_depth),
+        ):
+            _extend(mine, len(theirs))
+            for i, count in enumerate(theirs):
+                mine[i] += count
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form that `eyas generate --json` writes."""
+        return {
+            "tokens": self.tokens,
+            "target_passes": self.target_passes,
+            "accept_length": round(self.accept_length, 4),
+            "acceptance_rate": round(self.acceptance_rate, 4),
+            "accepted_by_position": [round(x, 4) for x in self.accepted_by_position],
+            "accepted_histogram": self.accepted_histogram,
+            "prefill_seconds": round(self.prefill_seconds, 6),
+            "decode_seconds": round(self.decode_seconds, 6),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added to one sequence, for streaming."""
+
+    index: int
+    """Which request of the call."""
+    token_ids: tuple[int, ...]
+    accepted: int
+    """How many of `token_ids`, from the first, were draft tokens."""
+    finish_reason: str | None = None
+
+
+@dataclass
+class Completion:
+    """One finished sequence."""
+
+    id: str
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    """`stop` (a stop id was produced, it is included), `length`, or `error`."""
+    stats: Stats
+    lossy: bool = False
+    """True when a verification rule that may change the output was used."""
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of one row."""
+        row: dict[str, Any] = {
+            "id": self.id,
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "stats": self.stats.as_dict(),
+        }
+        if self.lossy:
+            row["lossy"] = True
+        if self.error is not None:
+            row["error"] = self.error
+        return row
+
+
+def _extend(counts: list[int], length: int) -> None:
+    """Pad a count vector with zeros to at least `length`."""
+    counts.extend([0] * (length - len(counts)))
