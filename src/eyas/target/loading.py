@@ -1,0 +1,84 @@
+"""Load a target from a local directory or a Hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from eyas.errors import ModelError, UsageError
+from eyas.runtime import keep_freed_memory
+from eyas.target.architecture import attention_plan, refuse_stateful
+from eyas.target.target import Target
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
+    """`float32`, `bfloat16` or `float16`."""
+    if isinstance(name, torch.dtype):
+        return name
+    if name not in _DTYPES:
+        raise UsageError(f"unknown dtype {name!r}: write one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def resolve_device(name: str | torch.device | None) -> torch.device:
+    """The named device, or the accelerator if there is one, else the CPU."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device {name!r}: write cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+    return device
+
+
+def load_target(
+    model: str | Path,
+    *,
+    dtype: str | torch.dtype = torch.float32,
+    device: str | torch.device | None = None,
+    attention: str | None = None,
+    compiled: bool = False,
+) -> Target:
+    """Load a decoder LM unpatched. `attention` is transformers' `attn_implementation`; flash kernels take no trees."""
+    keep_freed_memory()
+    if attention not in (None, "sdpa", "eager"):
+        raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
+    torch_dtype, torch_device = resolve_dtype(dtype), resolve_device(device)
+    name = str(model)
+    config = read_config(name)
+    attention_plan(config.get_text_config())
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=torch_dtype, attn_implementation=attention, use_safetensors=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"can't load the target {name}: {error}") from error
+    refuse_stateful(type(loaded), config)
+    loaded = loaded.to(torch_device).eval().requires_grad_(False)
+    target = Target(loaded)
+    if compiled:
+        target.model.forward = torch.compile(target.model.forward, dynamic=True)
+    return target
+
+
+def read_config(name: str) -> Any:
+    """The transformers config of a local directory or Hub id."""
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"can't read a model config at {name}: {error}") from error
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The model's tokenizer."""
+    try:
+        return AutoTokenizer.from_pretrained(str(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"can't load the tokenizer of {name}: {error}") from error

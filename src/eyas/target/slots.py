@@ -1,0 +1,140 @@
+"""The slot cache: preallocated keys and values for many sequences of different lengths.
+
+A pass writes its tokens into the *staging columns* `[start, start + Q)`, the same for every row, where `start` is
+the longest committed length among the rows: one slice copy per layer, no scatter. Committing then moves the kept
+path of each row to the row's own end, all layers in one operation. Nothing else is ever undone: what isn't
+committed is simply overwritten by the next pass.
+
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size,
+G tensors of one shape (keys or values of some layers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyas.errors import CacheMemoryError
+
+_GRANULE = 256
+
+
+class KVShape(NamedTuple):
+    """Heads and head size of one layer's keys or values."""
+
+    heads: int
+    size: int
+
+
+class SlotCache:
+    """Keys and values of `layers` = one (key shape, value shape) pair per layer, for `slots` sequences."""
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[KVShape, KVShape]],
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int = _GRANULE,
+    ) -> None:
+        self.lengths = [0] * slots
+        self._dtype, self._device = dtype, device
+        self._capacity = capacity
+        members: dict[KVShape, int] = {}
+        self._where: list[tuple[tuple[KVShape, int], tuple[KVShape, int]]] = []
+        for pair in layers:
+            places = []
+            for shape in pair:
+                places.append((shape, members.get(shape, 0)))
+                members[shape] = members.get(shape, 0) + 1
+            self._where.append((places[0], places[1]))
+        self._groups = {  # [G, slots, Hkv, C, D]
+            shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
+        }
+
+    @property
+    def slots(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def capacity(self) -> int:
+        """Columns allocated for every slot."""
+        return self._capacity
+
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(group.nbytes for group in self._groups.values())
+
+    def start(self, rows: range) -> int:
+        """First staging column of a pass over `rows`."""
+        return max(self.lengths[rows.start : rows.stop], default=0)
+
+    def reserve(self, columns: int) -> None:
+        """Make room for `columns` columns. Doubles, so that the copying is paid for once per doubling."""
+        if columns <= self._capacity:
+            return
+        wanted = max(columns, 2 * self._capacity)
+        wanted += -wanted % _GRANULE
+        used = max(self.lengths, default=0)
+        for shape, old in self._groups.items():
+            new = self._allocate(old.shape[0], old.shape[1], shape, wanted)
+            new[..., :used, :] = old[..., :used, :]
+            self._groups[shape] = new
+        self._capacity = wanted
+
+    def write(self, layer: int, key: Tensor, value: Tensor, rows: range, start: int) -> tuple[Tensor, Tensor]:
+        """Stage key, value [R, Hkv, Q, D] of one layer; returns views of all columns up to the staged ones."""
+        end = start + key.shape[2]
+        views = []
+        for (shape, member), new in zip(self._where[layer], (key, value), strict=True):
+            columns = self._groups[shape][member, rows.start : rows.stop, :, :end]  # [R, Hkv, end, D]
+            columns[:, :, start:] = new
+            views.append(columns)
+        return views[0], views[1]
+
+    def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, for each row, the staged columns in `paths` (0 = first staged), in that order; drop the rest."""
+        start = self.start(rows)
+        slots, sources, targets = [], [], []
+        for slot, path in zip(rows, paths, strict=True):
+            length = self.lengths[slot]
+            for offset, column in enumerate(path):
+                if start + column != length + offset:
+                    slots.append(slot)
+                    sources.append(start + column)
+                    targets.append(length + offset)
+            self.lengths[slot] = length + len(path)
+        if not slots:
+            return
+        at = torch.tensor([slots, sources, targets], device=self._device)
+        for group in self._groups.values():
+            # the right side is gathered in full before anything is written, so overlaps are harmless
+            group[:, at[0], :, at[2]] = group[:, at[0], :, at[1]]
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget everything of `slot` from position `length` on."""
+        self.lengths[slot] = min(self.lengths[slot], length)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a sequence to another slot and empty its old one."""
+        used = self.lengths[source]
+        for group in self._groups.values():
+            group[:, target, :, :used] = group[:, source, :, :used]
+        self.lengths[target], self.lengths[source] = used, 0
+
+    def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
+        size = (count, slots, shape.heads, capacity, shape.size)
+        try:
+            # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
+            return torch.zeros(size, dtype=self._dtype, device=self._device)
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+                raise
+            gib = count * slots * shape.heads * capacity * shape.size * self._dtype.itemsize / 2**30
+            raise CacheMemoryError(
+                f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
+                "smaller --batch-size, shorter prompts, fewer --max-new-tokens or a smaller --dtype"
+            ) from error
