@@ -1,0 +1,10 @@
+"""Verification is sampling: the seeded sampler, and the walk that applies it along a draft tree."""
+
+from eyas.verify.coupling import Coupling
+from eyas.verify.noise import gumbel
+from eyas.verify.path import PathState
+from eyas.verify.sampler import Sampler, check_request
+from eyas.verify.typical import TypicalWalk
+from eyas.verify.walk import SeededWalk, Walk, WalkRule
+
+__all__ = ["Coupling", "PathState", "Sampler", "SeededWalk", "TypicalWalk", "Walk", "WalkRule", "check_request", "gumbel"]

@@ -1,0 +1,118 @@
+"""The sampler: every slot's parameters, seed and token counts, and what they turn logits into.
+
+A token is a pure function of (target logits, parameters, seed, tokens before it, position). Plain decoding
+and speculation call the same function, so speculation can't change the output.
+
+Shapes: B active rows = slots [0, B), D + 1 tokens a round emits at most, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from eyas.errors import RequestError
+from eyas.types import SamplingParams
+from eyas.verify.coupling import Coupling
+from eyas.verify.needs import Needs
+from eyas.verify.path import PathState
+from eyas.verify.slots import Slots
+from eyas.verify.warpers import TOP_P_OFF
+
+
+class Sampler:
+    """Sampling state of `slots` sequences; the ones being decoded are always the first."""
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+        self.slots = Slots(slots, vocab_size, device)
+        self._needs = [Needs()] * slots
+        self._union: dict[int, Needs] = {}
+
+    def admit(self, slot: int, params: SamplingParams, prompt: Sequence[int], eos_ids: Sequence[int]) -> None:
+        """Start a request in `slot`. RequestError if it names tokens the target doesn't have."""
+        vocab_size = self.slots.vocab_size
+        eos = () if params.ignore_eos else tuple(i for i in eos_ids if 0 <= i < vocab_size)
+        stops = sorted({*params.stop_token_ids, *eos})
+        check_request(params, prompt, stops, vocab_size)
+        needs = Needs.of(params, bool(stops), vocab_size)
+        self.slots.write(
+            slot,
+            {
+                "seed": params.seed,
+                "position": len(prompt),
+                "generated": 0,
+                "min_tokens": params.min_tokens,
+                "top_k": params.top_k if needs.top_k else 0,
+                "divisor": params.temperature if needs.noise else 1.0,
+                "noise_scale": float(needs.noise),
+                "top_p_cut": 1.0 - params.top_p if needs.top_p else TOP_P_OFF,
+                "min_p": params.min_p if needs.min_p else 0.0,
+                "repetition": params.repetition_penalty,
+                "presence": params.presence_penalty,
+                "frequency": params.frequency_penalty,
+            },
+        )
+        self.slots.write_table("bias", slot, list(params.logit_bias), list(params.logit_bias.values()))
+        self.slots.write_table("stops", slot, stops if needs.min_tokens else [], 1.0)
+        self.slots.write_table("prompt", slot, list(prompt) if needs.repetition else [], 1.0)
+        self.slots.write_table("counts", slot, [], 0.0)
+        self._needs[slot] = needs
+        self._union.clear()
+
+    def move(self, source: int, target: int) -> None:
+        """Let slot `target` become what `source` is."""
+        self.slots.move(source, target)
+        self._needs[target] = self._needs[source]
+        self._union.clear()
+
+    def commit(self, rows: int, tokens: Tensor, counts: Tensor) -> None:
+        """The first `counts` [B] of `tokens` [B, D + 1] were emitted by the first `rows` slots."""
+        self.slots.position[:rows] += counts
+        self.slots.generated[:rows] += counts
+        if self.needs(rows).history:
+            kept = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
+            table = self.slots.make_table("counts")
+            table[:rows].scatter_add_(1, tokens.clamp(min=0), kept.to(table.dtype))
+
+    def path(self, rows: int, steps: int = 1) -> PathState:
+        """The state of one walk of at most `steps` tokens in each of the first `rows` slots."""
+        return PathState(self.slots, self.needs(rows), rows, steps)
+
+    def coupling(self, rows: int, enabled: bool) -> Coupling:
+        """What lets the drafters of the first `rows` slots share the sampler's noise, if `enabled`."""
+        return Coupling(self.slots, self.needs(rows), rows, enabled)
+
+    def needs(self, rows: int) -> Needs:
+        """The steps that the first `rows` slots need."""
+        if rows not in self._union:
+            self._union[rows] = Needs.union(self._needs[:rows])
+        return self._union[rows]
+
+
+def check_request(params: SamplingParams, prompt: Sequence[int], stops: Sequence[int], vocab_size: int) -> None:
+    """Refuse what can't be sampled."""
+    if not prompt:
+        raise RequestError("the prompt is empty: give it at least one token, such as the target's BOS token")
+    named = {"prompt": prompt, "stop_token_ids": stops, "logit_bias": params.logit_bias}
+    for name, ids in named.items():
+        _check_ids(name, ids, vocab_size)
+    for token, bias in params.logit_bias.items():
+        if math.isnan(bias) or bias == math.inf:
+            raise RequestError(
+                f"logit_bias of token {token} is {bias}: use a finite number, or -inf to ban it"
+            )
+    banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+    if len(banned.union(stops if params.min_tokens else ())) >= vocab_size:
+        raise RequestError("logit_bias and min_tokens rule out every token: leave at least one")
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{name} has token id {token}, outside the target's vocabulary of {vocab_size}: "
+                "was it made with another tokenizer?"
+            )
