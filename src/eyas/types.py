@@ -125,18 +125,6 @@ class Stats:
         }
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """What one round added to one sequence, for streaming."""
-
-    index: int
-    """Which request of the call."""
-    token_ids: tuple[int, ...]
-    accepted: int
-    """How many of `token_ids`, from the first, were draft tokens."""
-    finish_reason: str | None = None
-
-
 @dataclass
 class Completion:
     """One finished sequence."""
@@ -165,6 +153,19 @@ class Completion:
         if self.error is not None:
             row["error"] = self.error
         return row
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added to one sequence, for streaming."""
+
+    index: int
+    """Which request of the call."""
+    token_ids: tuple[int, ...]
+    accepted: int
+    """How many of `token_ids`, from the first, were draft tokens."""
+    completion: Completion | None = None
+    """The whole result, with the sequence's last chunk."""
 
 
 def _extend(counts: list[int], length: int) -> None:

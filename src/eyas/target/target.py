@@ -84,9 +84,22 @@ class Target:
         final = self.model.base_model(input_ids=one, attention_mask=mask, position_ids=one, use_cache=False)[0]
         self._head_is_exact = torch.allclose(self._head(final).float(), out.logits.float(), rtol=1e-3, atol=1e-4)
 
+    @property
+    def slots(self) -> int:
+        """Sequences the cache holds."""
+        return self.cache.slots
+
     def resize(self, slots: int) -> None:
         """Start over with an empty cache of `slots` slots."""
         self.cache = SlotCache(self._shapes, slots, self.dtype, self.device)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget everything of `slot` from position `length` on."""
+        self.cache.truncate(slot, length)
+
+    def move(self, source: int, target: int) -> None:
+        """Move a sequence to another slot."""
+        self.cache.move(source, target)
 
     def head(self, final: Tensor) -> Tensor:
         """Final hidden state [..., Ht] -> logits [..., V]."""
@@ -160,6 +173,9 @@ class Target:
         self.cache.reserve(start + tokens.shape[1])
         lengths = torch.tensor(self.cache.lengths[rows.start : rows.stop], device=self.device)
         positions = lengths.unsqueeze(1) + depth
+        if self.max_length is not None and start + tokens.shape[1] > self.max_length:
+            # nodes past the context's end can't be emitted, but learned positions must not be looked up there
+            positions = positions.clamp(max=self.max_length - 1)
         runner = self.model if head else self.model.base_model
         with caught_taps(self.layers, taps) as caught:
             out = runner(

@@ -1,0 +1,45 @@
+"""What the round asks of a drafter.
+
+Shapes: R rows (a contiguous range of slots), Q positions, A taps, Ht target hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from eyas.tree import DraftTree, TreeSpec
+from eyas.verify import Coupling
+
+
+class Drafter(Protocol):
+    """Proposes trees of continuations; keeps what it knows of a sequence in that sequence's slot and nowhere else."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target boundaries it reads."""
+
+    @property
+    def slots(self) -> int:
+        """Sequences it has room for."""
+
+    def resize(self, slots: int) -> None:
+        """Start over with `slots` empty slots."""
+
+    def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        """Learn what the target has committed (prefill included).
+
+        taps [R, Q, A, Ht] are the states at some positions, next_tokens [R, Q] the tokens that follow them; only the
+        first `counts[r]` of each row are real.
+        """
+
+    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:
+        """Grow a tree below each row's last known token."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget everything learnt from position `length` on."""
+
+    def move(self, source: int, target: int) -> None:
+        """Move a sequence to another slot."""

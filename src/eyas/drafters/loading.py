@@ -1,0 +1,60 @@
+"""From a directory or Hub id to a drafter that fits its target."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from eyas.drafters.eagle3 import Eagle3Config, Eagle3Drafter, load_module
+from eyas.errors import CheckpointError, DrafterMismatchError
+from eyas.target import Target
+from eyas.target.architecture import default_taps
+
+
+def load_drafter(
+    source: str | Path, target: Target, *, weights: str | None = None, ignore_config_keys: Collection[str] = ()
+) -> Eagle3Drafter:
+    """Load strictly, check against `target`, and put it on the target's device in the target's dtype."""
+    path = local_directory(source)
+    model = target.model
+    shared = {
+        "embed_tokens.weight": model.get_input_embeddings().weight.detach(),
+        "lm_head.weight": model.get_output_embeddings().weight.detach(),
+    }
+    module = load_module(path, shared=shared, weights=weights, ignore=ignore_config_keys)
+    taps = module.config.taps or default_taps(target.num_layers)
+    check_fit(module.config, taps, target, str(source))
+    return Eagle3Drafter(module.to(device=target.device, dtype=target.dtype), taps)
+
+
+def check_fit(config: Eagle3Config, taps: tuple[int, ...], target: Target, name: str) -> None:
+    """Refuse a drafter made for another target, with every reason at once."""
+    wrong = []
+    if config.target_hidden_size != target.hidden_size:
+        wrong.append(f"it reads states {config.target_hidden_size} wide, the target's are {target.hidden_size}")
+    if config.vocab_size != target.vocab_size:
+        wrong.append(f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}")
+    if config.num_aux_hidden_states != len(taps):
+        wrong.append(f"it reads {config.num_aux_hidden_states} taps, but {len(taps)} are named: {list(taps)}")
+    if any(not 0 <= tap <= target.num_layers for tap in taps):
+        wrong.append(f"its taps {list(taps)} lie outside the target's boundaries 0..{target.num_layers}")
+    if len(set(taps)) != len(taps):
+        wrong.append(f"its taps {list(taps)} are not distinct")
+    if wrong:
+        raise DrafterMismatchError(
+            f"the drafter {name} does not fit the target:\n  " + "\n  ".join(wrong) + "\nUse one trained for this model."
+        )
+
+
+def local_directory(source: str | Path) -> Path:
+    """`source` itself if it is a directory, else the Hub snapshot of that name (safetensors and JSON only)."""
+    path = Path(source)
+    if path.is_dir():
+        return path
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"{source} is neither a directory nor a Hub model that can be reached: {error}") from error

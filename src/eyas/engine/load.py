@@ -1,0 +1,56 @@
+"""`load`: from names and options to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from eyas.drafters.loading import load_drafter
+from eyas.engine.engine import Engine
+from eyas.engine.round import Speculation
+from eyas.errors import UsageError
+from eyas.target import load_target, load_tokenizer
+from eyas.tree import TreeSpec, parse_tree
+from eyas.verify import WalkRule
+
+DEFAULT_TREE = "dynamic:5,6,24"
+"""For drafters that name no tree of their own: deep rather than wide, small enough to be nearly free to verify."""
+
+
+def load(
+    model: str | Path,
+    draft_model: str | Path | None = None,
+    *,
+    tree: str | TreeSpec | None = None,
+    coupled: bool = True,
+    rule: WalkRule | None = None,
+    batch_size: int = 1,
+    dtype: str | torch.dtype = torch.float32,
+    device: str | torch.device | None = None,
+    attention: str | None = None,
+    compiled: bool = False,
+    draft_weights: str | None = None,
+    ignore_config_keys: Collection[str] = (),
+) -> Engine:
+    """An engine for `model`, speculating with `draft_model` if one is given.
+
+    `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default. `rule` replaces the
+    lossless walk. Errors: ModelError, CheckpointError, DrafterMismatchError, UsageError.
+    """
+    if draft_model is None and tree is not None:
+        raise UsageError("a tree needs a drafter to grow it: give a draft model")
+    spec = parse_tree(tree) if isinstance(tree, str) else tree
+    target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled)
+    speculation = None
+    if draft_model is not None:
+        drafter = load_drafter(draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys)
+        config = drafter.module.config
+        spec = spec or parse_tree(config.default_tree or DEFAULT_TREE)
+        if spec.max_fanout > config.draft_vocab_size:
+            raise UsageError(
+                f"the tree asks for {spec.max_fanout} children, the draft vocabulary has {config.draft_vocab_size}"
+            )
+        speculation = Speculation(drafter, spec, coupled)
+    return Engine(target, load_tokenizer(model), speculation, batch_size=batch_size, rule=rule)
