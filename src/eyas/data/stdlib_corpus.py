@@ -13,7 +13,8 @@ from pathlib import Path
 from eyas.data.chats import Chat, exchange
 
 SKIPPED_FOLDERS = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "idle_test", "__pycache__", "turtledemo"}
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "idle_test", "__pycache__", "turtledemo", "encodings",
+     "msilib", "pydoc_data"}
 )
 BODY_LINES = range(2, 41)
 BODY_CHARS = 2000

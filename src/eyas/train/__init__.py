@@ -1,0 +1,1 @@
+"""Training: one loop, one objective a file."""

@@ -1,0 +1,116 @@
+"""The causal language model objective, and the demo target trained with it from nothing but text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eyas.config import StrictModel
+from eyas.data.corpus import CorpusConfig, build_corpus
+from eyas.data.mixture import Mixture
+from eyas.train.loop import LoopConfig, Part, train
+
+
+class LmModelConfig(StrictModel):
+    """A Llama of any size. Heads are hidden_size / heads wide."""
+
+    hidden_size: int = 256
+    layers: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate_size: int = 512
+    context: int = 2048
+
+
+class LmConfig(StrictModel):
+    """Recipe of a target trained from scratch."""
+
+    output: Path
+    device: str = "cpu"
+    batch: int = 8  # blocks a micro-batch
+    short_length: int = 512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
+    short_share: float = Field(0.0, ge=0, le=1)  # share of the run with short blocks
+    validation_blocks: int = 16
+    model: LmModelConfig = LmModelConfig()
+    corpus: CorpusConfig
+    loop: LoopConfig
+
+
+def build_lm(config: LmModelConfig, vocab: int, eos: int, pad: int) -> LlamaForCausalLM:
+    """Fresh weights. What writes to the residual stream starts smaller the more layers there are, so that the
+    stream's size at the start doesn't depend on depth."""
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab, hidden_size=config.hidden_size, num_hidden_layers=config.layers,
+            num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
+            intermediate_size=config.intermediate_size, max_position_embeddings=config.context,
+            rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=None, eos_token_id=eos, pad_token_id=pad,
+            initializer_range=0.02,
+        )
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "embed" not in name:
+                nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1]))
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.div_(math.sqrt(2 * config.layers))
+    return model
+
+
+class LmObjective:
+    """Next-token cross entropy over every position of packed blocks. Legend: B blocks, S length, H width, V vocab."""
+
+    def __init__(self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig) -> None:
+        self.model: nn.Module = model
+        self._decoder = model.model
+        self._head = model.lm_head
+        self._blocks = train_blocks
+        self._held_out = held_out  # [N, S]
+        self._batch = config.batch
+        self._device = torch.device(config.device)
+        self._short_length = config.short_length
+        self._short_until = round(config.short_share * config.loop.steps) * config.loop.accumulate
+
+    def _loss(self, blocks: Tensor) -> tuple[Tensor, int]:
+        """blocks [B, S] -> summed loss, positions."""
+        tokens = blocks.to(self._device)
+        hidden = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state  # [B, S, H]
+        logits = self._head(hidden[:, :-1]).flatten(0, 1)  # [B*(S-1), V]
+        targets = tokens[:, 1:].flatten()
+        return F.cross_entropy(logits.float(), targets, reduction="sum"), targets.numel()
+
+    def part(self, number: int) -> Part:
+        blocks = self._blocks.batch(number, self._batch)
+        if number < self._short_until:
+            blocks = blocks.reshape(-1, self._short_length)
+        loss, count = self._loss(blocks)
+        return Part(loss, count)
+
+    def validate(self) -> dict[str, float]:
+        total, count = 0.0, 0
+        with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16):
+            for blocks in self._held_out.split(self._batch):
+                loss, n = self._loss(blocks)
+                total, count = total + loss.item(), count + n
+        return {"loss": total / count}
+
+
+def train_lm(config: LmConfig) -> None:
+    """Train, then save model and tokenizer as a stock Hugging Face folder in bf16."""
+    corpus = build_corpus(config.corpus, config.output)
+    torch.manual_seed(config.loop.seed)
+    tokenizer = corpus.tokenizer
+    model = build_lm(config.model, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    model.to(config.device)
+    mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
+    objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config)
+    train(objective, config.loop, config.output, torch.device(config.device))
+    final = config.output / "model"
+    model.to(torch.bfloat16).save_pretrained(final)
+    tokenizer.save_pretrained(final)

@@ -1,0 +1,108 @@
+"""The training loop, shared by every objective.
+
+A step's data are a pure function of its number and all randomness is torch's own generator, so a run that stops
+and resumes is the run that never stopped, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from eyas.config import StrictModel
+from eyas.train.checkpoint import load_state, save_state
+from eyas.train.log import RunLog
+from eyas.train.optimizer import OptimizerConfig, build_optimizers, set_learning_rate
+from eyas.train.schedule import ScheduleConfig, factor
+
+
+class LoopConfig(StrictModel):
+    """How long, how often, how fast."""
+
+    steps: int = Field(gt=0)
+    accumulate: int = Field(1, gt=0)  # micro-batches a step
+    seed: int = 0
+    bf16: bool = True  # autocast; the weights being trained stay float32
+    log_every: int = Field(10, gt=0)
+    validate_every: int = Field(200, gt=0)
+    save_seconds: float = Field(240.0, gt=0)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+
+
+@dataclass
+class Part:
+    """A micro-batch's outcome as sums, so that accumulation over unequal parts stays exact."""
+
+    loss: Tensor  # [] sum over what counts
+    weight: float  # how many positions count
+    sums: dict[str, float] = field(default_factory=dict)  # further metrics, as sums over the same positions
+
+
+class Objective(Protocol):
+    """What is trained, and on what."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def part(self, number: int) -> Part:
+        """The loss of micro-batch `number`, counted over the whole run."""
+
+    def validate(self) -> dict[str, float]:
+        """Metrics on held-out data."""
+
+
+def train(objective: Objective, config: LoopConfig, folder: Path, device: torch.device) -> None:
+    """Run to `config.steps`, resuming from `folder`/state where there is one."""
+    torch.manual_seed(config.seed)
+    model = objective.model
+    optimizers = build_optimizers(model, config.optimizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = folder / "state"
+    fingerprint: dict[str, Any] = config.model_dump(mode="json", exclude={"log_every", "save_seconds"})
+    start = load_state(state, model, optimizers, fingerprint) if state.exists() else 0
+    trained = [p for p in model.parameters() if p.requires_grad]
+    saved = clock = time.monotonic()
+    window: dict[str, float] = defaultdict(float)
+    with RunLog(folder / "metrics.jsonl", config.steps, start) as log:
+        for step in range(start, config.steps):
+            set_learning_rate(optimizers, factor(config.schedule, step, config.steps))
+            weight = 0.0
+            for micro in range(config.accumulate):
+                with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
+                    part = objective.part(step * config.accumulate + micro)
+                part.loss.backward()  # type: ignore[no-untyped-call]
+                weight += part.weight
+                for key, value in {"loss": part.loss.item(), **part.sums}.items():
+                    window[key] += value
+            window["weight"] += weight
+            for parameter in trained:
+                if parameter.grad is not None:
+                    parameter.grad.div_(max(weight, 1.0))
+            norm = torch.nn.utils.clip_grad_norm_(trained, config.optimizer.clip).item()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            done = step + 1
+            log.advance(done)
+            if done % config.log_every == 0 or done == config.steps:
+                now = time.monotonic()
+                counted = max(window.pop("weight"), 1.0)
+                values: dict[str, float | str] = {key: value / counted for key, value in window.items()}
+                rate = optimizers[-1].param_groups[0]["lr"]
+                log.record(done, {**values, "norm": norm, "lr": rate, "per_second": counted / (now - clock)})
+                window.clear()
+                clock = now
+            if done % config.validate_every == 0 or done == config.steps:
+                log.record(done, {f"validation_{k}": v for k, v in objective.validate().items()})
+                clock = time.monotonic()
+            if time.monotonic() - saved > config.save_seconds or done == config.steps:
+                save_state(state, model, optimizers, done, fingerprint)
+                saved = clock = time.monotonic()
