@@ -1,10 +1,21 @@
 """Verification is sampling: the seeded sampler, and the walk that applies it along a draft tree."""
 
+from eyas.verify.admission import check_request
 from eyas.verify.coupling import Coupling
 from eyas.verify.noise import gumbel
 from eyas.verify.path import PathState
-from eyas.verify.sampler import Sampler, check_request
+from eyas.verify.sampler import Sampler
 from eyas.verify.typical import TypicalWalk
 from eyas.verify.walk import SeededWalk, Walk, WalkRule
 
-__all__ = ["Coupling", "PathState", "Sampler", "SeededWalk", "TypicalWalk", "Walk", "WalkRule", "check_request", "gumbel"]
+__all__ = [
+    "Coupling",
+    "PathState",
+    "Sampler",
+    "SeededWalk",
+    "TypicalWalk",
+    "Walk",
+    "WalkRule",
+    "check_request",
+    "gumbel",
+]

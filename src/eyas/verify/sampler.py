@@ -8,14 +8,13 @@ Shapes: B active rows = slots [0, B), D + 1 tokens a round emits at most, V voca
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from eyas.errors import RequestError
 from eyas.types import SamplingParams
+from eyas.verify.admission import check_request
 from eyas.verify.coupling import Coupling
 from eyas.verify.needs import Needs
 from eyas.verify.path import PathState
@@ -34,9 +33,9 @@ class Sampler:
     def admit(self, slot: int, params: SamplingParams, prompt: Sequence[int], eos_ids: Sequence[int]) -> None:
         """Start a request in `slot`. RequestError if it names tokens the target doesn't have."""
         vocab_size = self.slots.vocab_size
-        eos = () if params.ignore_eos else tuple(i for i in eos_ids if 0 <= i < vocab_size)
-        stops = sorted({*params.stop_token_ids, *eos})
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
         check_request(params, prompt, stops, vocab_size)
+        stops = {token for token in stops if 0 <= token < vocab_size}
         needs = Needs.of(params, bool(stops), vocab_size)
         self.slots.write(
             slot,
@@ -56,7 +55,7 @@ class Sampler:
             },
         )
         self.slots.write_table("bias", slot, list(params.logit_bias), list(params.logit_bias.values()))
-        self.slots.write_table("stops", slot, stops if needs.min_tokens else [], 1.0)
+        self.slots.write_table("stops", slot, sorted(stops) if needs.min_tokens else [], 1.0)
         self.slots.write_table("prompt", slot, list(prompt) if needs.repetition else [], 1.0)
         self.slots.write_table("counts", slot, [], 0.0)
         self._needs[slot] = needs
@@ -90,29 +89,3 @@ class Sampler:
         if rows not in self._union:
             self._union[rows] = Needs.union(self._needs[:rows])
         return self._union[rows]
-
-
-def check_request(params: SamplingParams, prompt: Sequence[int], stops: Sequence[int], vocab_size: int) -> None:
-    """Refuse what can't be sampled."""
-    if not prompt:
-        raise RequestError("the prompt is empty: give it at least one token, such as the target's BOS token")
-    named = {"prompt": prompt, "stop_token_ids": stops, "logit_bias": params.logit_bias}
-    for name, ids in named.items():
-        _check_ids(name, ids, vocab_size)
-    for token, bias in params.logit_bias.items():
-        if math.isnan(bias) or bias == math.inf:
-            raise RequestError(
-                f"logit_bias of token {token} is {bias}: use a finite number, or -inf to ban it"
-            )
-    banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
-    if len(banned.union(stops if params.min_tokens else ())) >= vocab_size:
-        raise RequestError("logit_bias and min_tokens rule out every token: leave at least one")
-
-
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    for token in (min(ids, default=0), max(ids, default=0)):
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"{name} has token id {token}, outside the target's vocabulary of {vocab_size}: "
-                "was it made with another tokenizer?"
-            )

@@ -1,0 +1,114 @@
+"""The walk against a plain Python one on random trees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eyas.tree import DraftTree
+from eyas.types import SamplingParams
+from eyas.verify import SeededWalk, gumbel
+from eyas.verify.walk import _sampled
+
+from .emulation import CPU, PROMPT, admit_all
+
+VOCAB = 4
+
+
+def random_tree(rows: int, nodes: int, generator: torch.Generator) -> DraftTree:
+    """Random parents, some invalid nodes, brothers with different tokens (twins made invalid)."""
+    parents = torch.stack([torch.randint(-1, i, (rows,), generator=generator) for i in range(nodes)], dim=1)
+    tokens = torch.randint(VOCAB, (rows, nodes), generator=generator)
+    valid = torch.rand(rows, nodes, generator=generator) < 0.9
+    for row in range(rows):
+        names: set[tuple[int, int]] = set()
+        for node in range(nodes):
+            parent, token = int(parents[row, node]), int(tokens[row, node])
+            if (parent, token) in names or (parent >= 0 and not valid[row, parent]):
+                valid[row, node] = False
+            if valid[row, node]:
+                names.add((parent, token))
+    return DraftTree(tokens, parents, torch.zeros(rows, nodes), valid, nodes)
+
+
+def walk_by_hand(
+    logits: Tensor, tree: DraftTree, row: int, params: SamplingParams
+) -> tuple[list[int], list[int]]:
+    place, tokens, path = 0, [], []
+    while True:
+        scores = logits[row, place]
+        if params.temperature:
+            position = torch.tensor([[len(PROMPT) + len(tokens)]])
+            scores = scores / params.temperature
+            scores = scores + gumbel(torch.tensor([params.seed]), position, torch.arange(VOCAB))[0, 0]
+        path.append(place)
+        tokens.append(int(scores.argmax()))
+        for node in range(tree.size):
+            named = tree.parents[row, node] + 1 == place and tree.tokens[row, node] == tokens[-1]
+            if named and tree.valid[row, node]:
+                place = node + 1
+                break
+        else:
+            return tokens, path
+
+
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 9),
+    st.lists(st.sampled_from([0.0, 0.6, 1.0]), min_size=1, max_size=4),
+)
+def test_equals_a_plain_walk(seed: int, nodes: int, temperatures: list[float]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(temperatures)
+    params = [SamplingParams(temperature=t, seed=seed + i) for i, t in enumerate(temperatures)]
+    tree = random_tree(rows, nodes, generator)
+    logits = torch.randn(rows, 1 + nodes, VOCAB, generator=generator)
+    result = SeededWalk()(logits, tree, admit_all(params, VOCAB), rows)
+    for row, each in enumerate(params):
+        tokens, path = walk_by_hand(logits, tree, row, each)
+        padding = nodes + 1 - len(tokens)
+        assert result.tokens[row].tolist() == tokens + [-1] * padding
+        assert result.path[row].tolist() == path + [0] * padding
+        assert int(result.accepted[row]) == len(tokens) - 1
+
+
+@given(st.integers(0, 2**31), st.integers(1, 9), st.booleans())
+def test_the_greedy_shortcut_changes_nothing(seed: int, nodes: int, ties: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tree = random_tree(3, nodes, generator)
+    logits = torch.randn(3, 1 + nodes, VOCAB, generator=generator)
+    logits = logits.round() if ties else logits
+    sampler = admit_all([SamplingParams()] * 3, VOCAB)
+    short, long = SeededWalk()(logits, tree, sampler, 3), _sampled(logits, tree, sampler, 3)
+    for name in ("tokens", "path", "accepted"):
+        assert torch.equal(getattr(short, name), getattr(long, name))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bare_root_is_plain_decoding(temperature: float) -> None:
+    sampler = admit_all([SamplingParams(temperature=temperature)] * 2, VOCAB)
+    logits = torch.randn(2, 1, VOCAB, generator=torch.Generator().manual_seed(0))
+    result = SeededWalk()(logits, DraftTree.empty(2, CPU), sampler, 2)
+    assert torch.equal(result.tokens[:, 0], sampler.path(2).sample(logits[:, 0]))
+    assert result.path.tolist() == [[0], [0]]
+    assert result.accepted.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+def test_of_twins_the_first_is_taken(temperature: float) -> None:
+    tokens, parents = torch.tensor([[2, 2, 1]]), torch.tensor([[-1, -1, 1]])
+    tree = DraftTree(tokens, parents, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), 2)
+    logits = torch.eye(VOCAB)[torch.tensor([2, 1, 1, 0])].unsqueeze(0)
+    result = SeededWalk()(logits, tree, admit_all([SamplingParams(temperature=temperature)], VOCAB), 1)
+    assert result.path.tolist() == [[0, 1, 0]]
+    assert result.tokens.tolist() == [[2, 1, -1]]
+
+
+def test_only_the_first_slots_are_walked() -> None:
+    sampler = admit_all([SamplingParams(), SamplingParams(temperature=1.0, frequency_penalty=1.0)], VOCAB)
+    assert sampler.needs(1).plain
+    result = SeededWalk()(torch.eye(VOCAB)[None, 3:], DraftTree.empty(1, CPU), sampler, 1)
+    assert result.tokens.tolist() == [[3]]
