@@ -1,0 +1,239 @@
+"""Tiny random models that disagree: targets of many architectures, EAGLE-3 drafters, and a drafter that knows.
+
+Weights are scaled up so that greedy output wanders instead of repeating one token: with models that agree, a broken
+acceptance rule passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import transformers as tf
+from torch import Tensor, nn
+
+from eyas.drafters.eagle3 import Eagle3Drafter, Eagle3Module
+from eyas.drafters.eagle3.config import config_from_dict
+from eyas.target import Target
+from eyas.tree import DraftTree, TreeSpec
+from eyas.verify import Coupling
+
+VOCAB, HIDDEN, LAYERS, WINDOW = 97, 32, 4, 6
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,  # a head that is the embedding mostly repeats the last token
+}
+_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+_HYBRID = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 8}),
+    "mistral": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 8}),
+    "gemma2": (
+        "Gemma2Config",
+        {"sliding_window": WINDOW, "head_dim": 8, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0},
+    ),
+    "gemma3": ("Gemma3TextConfig", {"sliding_window": WINDOW, "head_dim": 8, "layer_types": _HYBRID}),
+    "olmo2": ("Olmo2Config", {}),
+    "olmo3": ("Olmo3Config", {"sliding_window": WINDOW, "layer_types": _HYBRID}),
+    "phi3": ("Phi3Config", {"sliding_window": None}),
+    "neox": ("GPTNeoXConfig", {}),
+    "gpt2": ("GPT2Config", {"n_positions": 256}),
+    "mixtral": ("MixtralConfig", _MOE),
+    "qwen3moe": (
+        "Qwen3MoeConfig",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    ),
+    "gptoss": (
+        "GptOssConfig",
+        {**_MOE, "sliding_window": WINDOW, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
+    "deepseek3": (
+        "DeepseekV3Config",
+        {
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
+}
+WINDOWED = ("mistral", "gemma2", "gemma3", "olmo3", "gptoss")
+
+
+def build_model(name: str, scale: float = 14.0, seed: int = 0, **changes: Any) -> Any:
+    """A random float32 model of an architecture in `ARCHITECTURES`."""
+    class_name, settings = ARCHITECTURES[name]
+    torch.manual_seed(seed)
+    config = getattr(tf, class_name)(**{**_COMMON, **settings, **changes})
+    model = tf.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(scale)
+        else:  # norms, biases, sinks: off their initial ones and zeros
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+@cache
+def target(name: str = "llama") -> Target:
+    """A shared target; whoever uses it resizes it first (an engine does)."""
+    return Target(build_model(name))
+
+
+def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
+    """Random prompts of the given lengths, no two beginning with the same tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randint(3, VOCAB, (n,), generator=draw).tolist() for n in lengths]
+    assert len({tuple(p[:3]) for p in made}) == len(made)
+    return made
+
+
+def continuation(model: Any, prompt: Sequence[int], tokens: int, **options: Any) -> list[int]:
+    """What `transformers` itself generates greedily after `prompt`."""
+    ids = torch.tensor([list(prompt)])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0, **options
+        )
+    generated: list[int] = out[0, len(prompt) :].tolist()
+    return generated
+
+
+def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3Module:
+    """A random drafter network; a reduced vocabulary gets a map that skips tokens irregularly."""
+    base = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "draft_vocab_size": 60,
+        "num_aux_hidden_states": 3,
+    }
+    config = config_from_dict({**base, **settings}, "test")
+    torch.manual_seed(seed)
+    module = Eagle3Module(config).eval().requires_grad_(False)
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            parameter.uniform_(0.5, 1.5)
+        elif "embed" not in name:
+            parameter.normal_(std=scale * 0.05)
+    ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
+    module.d2t.copy_(ids - torch.arange(config.draft_vocab_size))
+    module.t2d.copy_(torch.isin(torch.arange(config.vocab_size), ids))
+    return module
+
+
+def eagle3_drafter(taps: tuple[int, ...] = (1, 2, 4), seed: int = 0, **settings: Any) -> Eagle3Drafter:
+    """A random EAGLE-3 drafter."""
+    return Eagle3Drafter(eagle3_module(seed, num_aux_hidden_states=len(taps), **settings), taps)
+
+
+class OracleDrafter:
+    """Proposes the recorded continuations, at random ranks among wrong tokens, and now and then leaves them out.
+
+    So rounds accept nothing, a part, or everything, on paths all over the tree. It also keeps every tap it is shown,
+    to be compared with the target's own states.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]], taps: tuple[int, ...], omit: float = 0.15) -> None:
+        self.taps = taps
+        self.seen: list[tuple[list[int], Tensor]] = []
+        """(tokens after the first, their taps [n, A, Ht]) of every sequence that left its slot."""
+        self._sequences = [list(s) for s in sequences]
+        self._omit = omit
+        self._random = torch.Generator().manual_seed(7)
+        self.resize(0)
+
+    @property
+    def slots(self) -> int:
+        return len(self._tokens)
+
+    def resize(self, slots: int) -> None:
+        self._tokens: list[list[int]] = [[] for _ in range(slots)]
+        self._taps: list[list[Tensor]] = [[] for _ in range(slots)]
+
+    def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
+            self._tokens[slot] += next_tokens[row, :count].tolist()
+            self._taps[slot] += list(taps[row, :count].clone())
+
+    def truncate(self, slot: int, length: int) -> None:
+        if self._taps[slot]:
+            self.seen.append((list(self._tokens[slot]), torch.stack(self._taps[slot])))
+        del self._tokens[slot][length:]
+        del self._taps[slot][length:]
+
+    def move(self, source: int, target: int) -> None:
+        self.truncate(target, 0)
+        self._tokens[target], self._tokens[source] = self._tokens[source], []
+        self._taps[target], self._taps[source] = self._taps[source], []
+
+    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:  # noqa: ARG002
+        growth = spec.start(len(rows), torch.device("cpu"))
+        ahead = [[self._ahead(slot)] for slot in rows]  # of every frontier node: what truly follows, None off track
+        while True:
+            made = [[self._children(node, growth.fanout) for node in row] for row in ahead]
+            tokens = torch.tensor([[node[0] for node in row] for row in made])
+            steps = torch.rand(tokens.shape, generator=self._random).cumsum(2)
+            frontier = growth.expand(-steps, tokens)
+            if frontier is None:
+                break
+            grown = []
+            for row, ids, parents in zip(ahead, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
+                above = [row[p] for p in parents]
+                grown.append([a[1:] if a and a[0] == t else None for t, a in zip(ids, above, strict=True)])
+            ahead = grown
+        tree = growth.tree()
+        known = torch.tensor([bool(self._tokens[slot]) for slot in rows]).unsqueeze(1)
+        return DraftTree(
+            tree.tokens, tree.parents, tree.logprob, tree.valid & known, tree.max_depth, tree.shared_ancestors
+        )
+
+    def _ahead(self, slot: int) -> list[int] | None:
+        known = self._tokens[slot]
+        if not known:
+            return None
+        for sequence in self._sequences:
+            if sequence[1 : 1 + len(known)] == known:
+                return sequence[1 + len(known) :]
+        raise AssertionError(f"slot {slot} holds tokens of no recorded sequence: {known}")
+
+    def _children(self, ahead: list[int] | None, count: int) -> tuple[list[int]]:
+        wrong = torch.randperm(VOCAB, generator=self._random).tolist()
+        if not ahead:
+            return (wrong[:count],)
+        wrong.remove(ahead[0])
+        children = wrong[:count]
+        if torch.rand((), generator=self._random) >= self._omit:
+            children[int(torch.randint(count, (), generator=self._random))] = ahead[0]
+        return (children,)
+
+
+def full_forward(model: nn.Module, tokens: Sequence[int]) -> Any:
+    """`transformers`' own pass over one sequence, every hidden state kept."""
+    with torch.inference_mode():
+        return model(torch.tensor([list(tokens)]), output_hidden_states=True, use_cache=False)
