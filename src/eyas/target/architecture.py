@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from eyas.errors import UnsupportedModelError
 
@@ -41,13 +43,52 @@ def attention_plan(config: Any) -> AttentionPlan:
     return AttentionPlan({kind: (window if kind == SLIDING else None) for kind in sorted(set(types))})
 
 
-def refuse_stateful(model_class: type[Any], config: Any) -> None:
-    """Refuse models that transformers marks as carrying a state other than a key-value cache."""
+def refuse_unsupported(model_class: type[Any], config: Any) -> None:
+    """Refuse what can be told from the class and the config, so before any weight is read."""
+    kind = config.model_type
     if getattr(model_class, "_is_stateful", False):
         raise UnsupportedModelError(
-            f"{config.model_type} keeps a recurrent state (linear attention, Mamba or the like) that can't be rolled "
-            "back after a rejected guess; use a model with a plain key-value cache"
+            f"{kind} keeps a recurrent state (linear attention, Mamba or the like) that can't be rolled back after a "
+            "rejected guess; use a model with a plain key-value cache"
         )
+    config = config.get_text_config()
+    attention_plan(config)
+    if getattr(config, "alibi", False) or "position_ids" not in signature(model_class.forward).parameters:
+        raise UnsupportedModelError(
+            f"{kind} takes no position ids (ALiBi): guesses of one depth can't share a position; use a model with "
+            "rotary or learned positions"
+        )
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        raise UnsupportedModelError(
+            f"{kind} masks its local attention layers itself, by column and not by position, which is wrong in a tree "
+            "of guesses; use a model that takes its window as a mask"
+        )
+
+
+def causal_lm_class(config: Any) -> type[Any] | None:
+    """The class `AutoModelForCausalLM` would make of a config, None if it knows none."""
+    try:
+        found = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError:
+        return None
+    return found[0] if isinstance(found, tuple) else found
+
+
+def context_limit(config: Any) -> int | None:
+    """The longest sequence a model takes, None if it names none.
+
+    Where RoPE's frequencies change once a sequence outgrows the original context, keys cached before that would be
+    stale, and a tree that reaches over the edge would change the tokens on this side of it: that is the limit then.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if part.get("rope_type") in ("dynamic", "longrope"):
+            original = part.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min((x for x in (limit, original) if x is not None), default=None)
+    return limit
 
 
 def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.errors import ModelError, UsageError
 from eyas.runtime import keep_freed_memory
-from eyas.target.architecture import attention_plan, refuse_stateful
+from eyas.target.architecture import causal_lm_class, refuse_unsupported
 from eyas.target.target import Target
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,14 +53,15 @@ def load_target(
     torch_dtype, torch_device = resolve_dtype(dtype), resolve_device(device)
     name = str(model)
     config = read_config(name)
-    attention_plan(config.get_text_config())
+    known = causal_lm_class(config)
+    if known is not None:
+        refuse_unsupported(known, config)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=torch_dtype, attn_implementation=attention, use_safetensors=True
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
-    refuse_stateful(type(loaded), config)
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
     target = Target(loaded)
     if compiled:

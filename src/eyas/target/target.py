@@ -14,7 +14,9 @@ from torch import Tensor
 
 from eyas.errors import RequestError, UnsupportedModelError
 from eyas.target import masks
-from eyas.target.architecture import attention_plan, decoder_layers, head_function
+from eyas.target.architecture import (
+    attention_plan, context_limit, decoder_layers, head_function, refuse_unsupported,
+)  # fmt: skip
 from eyas.target.slots import SlotCache
 from eyas.target.staged import ShapeProbe, StagedCache
 from eyas.target.taps import caught_taps, stack
@@ -52,13 +54,14 @@ class Target:
     cache_slots: int = 0
 
     def __post_init__(self) -> None:
+        refuse_unsupported(type(self.model), self.model.config)
         self.config = self.model.config.get_text_config()
         self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
         self.dtype: torch.dtype = self.model.dtype
         self.device: torch.device = self.model.device
-        self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.max_length = context_limit(self.config)
         self.layers = decoder_layers(self.model, self.num_layers)
         self._plan = attention_plan(self.config)
         self._head = head_function(self.model, self.config)
