@@ -12,6 +12,7 @@ from eyas.drafters.eagle3 import Eagle3Config, Eagle3Drafter, load_module
 from eyas.errors import CheckpointError, DrafterMismatchError
 from eyas.target import Target
 from eyas.target.architecture import default_taps
+from eyas.target.packed import can_pack, pack_linears
 
 
 def load_drafter(
@@ -27,7 +28,10 @@ def load_drafter(
     module = load_module(path, shared=shared, weights=weights, ignore=ignore_config_keys)
     taps = module.config.taps or default_taps(target.num_layers)
     check_fit(module.config, taps, target, str(source))
-    return Eagle3Drafter(module.to(device=target.device, dtype=target.dtype), taps)
+    module = module.to(device=target.device, dtype=target.dtype)
+    if can_pack(target.device, target.dtype):
+        pack_linears(module)
+    return Eagle3Drafter(module, taps)
 
 
 def check_fit(config: Eagle3Config, taps: tuple[int, ...], target: Target, name: str) -> None:

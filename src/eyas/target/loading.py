@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from eyas.errors import ModelError, UsageError
 from eyas.runtime import keep_freed_memory
 from eyas.target.architecture import causal_lm_class, refuse_unsupported
+from eyas.target.packed import can_pack, pack_linears
 from eyas.target.target import Target
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,8 +46,12 @@ def load_target(
     device: str | torch.device | None = None,
     attention: str | None = None,
     compiled: bool = False,
+    packed: bool | None = None,
 ) -> Target:
-    """Load a decoder LM unpatched. `attention` is transformers' `attn_implementation`; flash kernels take no trees."""
+    """Load a decoder LM unpatched. `attention` is transformers' `attn_implementation`; flash kernels take no trees.
+
+    `packed` lays linear weights out for the CPU's kernels; None does so where there are such kernels.
+    """
     keep_freed_memory()
     if attention not in (None, "sdpa", "eager"):
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
@@ -63,6 +68,8 @@ def load_target(
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
+    if can_pack(torch_device, torch_dtype) if packed is None else packed:
+        pack_linears(loaded)
     target = Target(loaded)
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)

@@ -56,7 +56,8 @@ class Target:
     def __post_init__(self) -> None:
         refuse_unsupported(type(self.model), self.model.config)
         self.config = self.model.config.get_text_config()
-        self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
+        head = self.model.get_output_embeddings()
+        self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
         self.dtype: torch.dtype = self.model.dtype

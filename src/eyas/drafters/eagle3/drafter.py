@@ -32,7 +32,7 @@ class Eagle3Drafter:
         return self._cache.slots
 
     def resize(self, slots: int) -> None:
-        config, weight = self.module.config, self.module.fc.weight
+        config, weight = self.module.config, self.module.norm.weight
         shape = KVShape(config.num_key_value_heads, config.head_dim)
         self._cache = SlotCache([(shape, shape)] * config.num_hidden_layers, slots, weight.dtype, weight.device)
         # the state at each slot's last pair: as it is fed back, and as the head reads it
