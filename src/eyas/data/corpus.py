@@ -24,11 +24,11 @@ class CorpusConfig(StrictModel):
     """Where the chats come from and how the three sources are mixed (by tokens)."""
 
     chats: Path  # JSON Lines of chats, e.g. grade-school maths
-    vocab_size: int = Field(4096, ge=512)
-    length: int = Field(1024, gt=1)
-    held_out_share: float = Field(0.02, ge=0, lt=1)
+    vocab_size: int = Field(default=4096, ge=512)
+    length: int = Field(default=1024, gt=1)
+    held_out_share: float = Field(default=0.02, ge=0, lt=1)
     seed: int = 0
-    weights: dict[str, float] = {"chats": 0.45, "library": 0.35, "source": 0.20}
+    weights: dict[str, float] = Field(default_factory=lambda: {"chats": 0.45, "library": 0.35, "source": 0.20})
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Corpus:
     held_out: Tensor  # [N, S] held-out chats, sources alternating
 
 
-def build_corpus(config: CorpusConfig, folder: Path) -> Corpus:
-    """Cut, train the tokenizer (or take the one already in `folder`), tokenize, pack."""
+def build_corpus(config: CorpusConfig, folder: Path, tokenizer_from: Path | None = None) -> Corpus:
+    """Cut, train the tokenizer (or take that of `tokenizer_from`, or the one already in `folder`), tokenize, pack."""
     folder.mkdir(parents=True, exist_ok=True)
     modules = list(sources())
     library = list({chat.id: chat for module in modules for chat in chats_of(module)}.values())
     chats = list(read_chats(config.chats))
     write_chats(folder / "library_chats.jsonl", library)
     texts = [module.text for module in modules]
-    place = folder / "tokenizer"
+    place = tokenizer_from or folder / "tokenizer"
     if not place.exists():
         # Twice the chats, once the source: the merges should serve what is asked most.
         reading = [m.content for chat in (*chats, *chats, *library, *library) for m in chat.messages]

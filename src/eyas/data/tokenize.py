@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.data.chats import Chat
+from eyas.data.chats import Chat, Message
 from eyas.errors import DataError
 
 
@@ -22,22 +22,51 @@ class TokenRow:
 
 
 def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
-    """Render with the tokenizer's own template; its `{% generation %}` marks make the mask exact."""
-    if "{% generation %}" not in (tokenizer.chat_template or ""):
-        raise DataError(
-            f"the chat template of {tokenizer.name_or_path or 'this tokenizer'} has no generation marks, so answers "
-            "can't be told from prompts; wrap its assistant content in {% generation %} ... {% endgeneration %}"
-        )
+    """Render with the tokenizer's own template.
+
+    `{% generation %}` marks make the mask exact. Templates without them are rendered turn by turn: what a turn adds
+    to the prompt before it, up to its last end token, is the assistant's.
+    """
+    messages = [message.model_dump() for message in chat.messages]
+    marked = "{% generation %}" in (tokenizer.chat_template or "")
     encoded = tokenizer.apply_chat_template(
-        [message.model_dump() for message in chat.messages],
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
+        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=marked
     )
-    return TokenRow(
-        np.asarray(encoded["input_ids"], dtype=np.int64),
-        np.asarray(encoded["assistant_masks"], dtype=np.bool_),
+    tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
+    if marked:
+        return TokenRow(tokens, np.asarray(encoded["assistant_masks"], dtype=np.bool_))
+    mask = np.zeros(len(tokens), dtype=np.bool_)
+    for i, message in enumerate(chat.messages):
+        if message.role == "assistant":
+            start = _prefix(tokenizer, chat, tokens, i, prompt=True)
+            stop = _prefix(tokenizer, chat, tokens, i + 1, prompt=False)
+            ends = np.flatnonzero(tokens[start:stop] == tokenizer.eos_token_id)
+            mask[start : start + ends[-1] + 1 if len(ends) else stop] = True
+    return TokenRow(tokens, mask)
+
+
+def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Messages up to where the assistant starts to write."""
+    encoded = tokenizer.apply_chat_template(
+        [message.model_dump() for message in messages], tokenize=True, return_dict=True, add_generation_prompt=True
     )
+    return list(encoded["input_ids"])
+
+
+def _prefix(tokenizer: Any, chat: Chat, tokens: NDArray[np.int64], turns: int, prompt: bool) -> int:
+    """Length of the first `turns` turns, checked to be what the whole chat starts with."""
+    encoded = tokenizer.apply_chat_template(
+        [message.model_dump() for message in chat.messages[:turns]],
+        tokenize=True, return_dict=True, add_generation_prompt=prompt,
+    )  # fmt: skip
+    ids = encoded["input_ids"]
+    if list(tokens[: len(ids)]) != list(ids):
+        raise DataError(
+            f"chat {chat.id}: the chat template of {tokenizer.name_or_path} renders a turn differently once others "
+            "follow, so answers can't be told from prompts; put {% generation %} ... {% endgeneration %} around its "
+            "assistant content"
+        )
+    return len(ids)
 
 
 def tokenize_document(tokenizer: Any, text: str, end_id: int) -> TokenRow:

@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """A BPE tokenizer of exactly `vocab_size` entries (specials first), ready for `save_pretrained`."""
+    """A BPE tokenizer of `vocab_size` entries (fewer if the text has fewer merges), specials first,, ready for `save_pretrained`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

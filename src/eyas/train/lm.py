@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eyas.config import StrictModel
 from eyas.data.corpus import CorpusConfig, build_corpus
 from eyas.data.mixture import Mixture
+from eyas.train.grow import grow_depth
 from eyas.train.loop import LoopConfig, Part, train
 
 
@@ -35,9 +36,10 @@ class LmConfig(StrictModel):
     device: str = "cpu"
     batch: int = 8  # blocks a micro-batch
     short_length: int = 512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
-    short_share: float = Field(0.0, ge=0, le=1)  # share of the run with short blocks
+    short_share: float = Field(default=0.0, ge=0, le=1)  # share of the run with short blocks
     validation_blocks: int = 16
     model: LmModelConfig = LmModelConfig()
+    start_from: Path | None = None  # a trained folder of fewer layers, grown to `model.layers`
     corpus: CorpusConfig
     loop: LoopConfig
 
@@ -95,7 +97,7 @@ class LmObjective:
     def validate(self) -> dict[str, float]:
         total, count = 0.0, 0
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16):
-            for blocks in self._held_out.split(self._batch):
+            for blocks in torch.split(self._held_out, self._batch):
                 loss, n = self._loss(blocks)
                 total, count = total + loss.item(), count + n
         return {"loss": total / count}
@@ -103,14 +105,19 @@ class LmObjective:
 
 def train_lm(config: LmConfig) -> None:
     """Train, then save model and tokenizer as a stock Hugging Face folder in bf16."""
-    corpus = build_corpus(config.corpus, config.output)
+    corpus = build_corpus(config.corpus, config.output, config.start_from)
     torch.manual_seed(config.loop.seed)
     tokenizer = corpus.tokenizer
-    model = build_lm(config.model, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if config.start_from is None:
+        model = build_lm(config.model, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    else:
+        shallow = LlamaForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
+        model = grow_depth(shallow, config.model.layers)
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config)
-    train(objective, config.loop, config.output, torch.device(config.device))
+    identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
+    train(objective, config.loop, config.output, torch.device(config.device), identity)
     final = config.output / "model"
     model.to(torch.bfloat16).save_pretrained(final)
     tokenizer.save_pretrained(final)

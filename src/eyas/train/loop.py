@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from eyas.config import StrictModel
+from eyas.runtime import keep_freed_memory
 from eyas.train.checkpoint import load_state, save_state
 from eyas.train.log import RunLog
 from eyas.train.optimizer import OptimizerConfig, build_optimizers, set_learning_rate
@@ -27,12 +28,12 @@ class LoopConfig(StrictModel):
     """How long, how often, how fast."""
 
     steps: int = Field(gt=0)
-    accumulate: int = Field(1, gt=0)  # micro-batches a step
+    accumulate: int = Field(default=1, gt=0)  # micro-batches a step
     seed: int = 0
     bf16: bool = True  # autocast; the weights being trained stay float32
-    log_every: int = Field(10, gt=0)
-    validate_every: int = Field(200, gt=0)
-    save_seconds: float = Field(240.0, gt=0)
+    log_every: int = Field(default=10, gt=0)
+    validate_every: int = Field(default=200, gt=0)
+    save_seconds: float = Field(default=240.0, gt=0)
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
 
@@ -43,7 +44,28 @@ class Part:
 
     loss: Tensor  # [] sum over what counts
     weight: float  # how many positions count
-    sums: dict[str, float] = field(default_factory=dict)  # further metrics, as sums over the same positions
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> sum and count
+
+
+class Means:
+    """Running means of sums with counts of their own."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+
+    def add(self, metrics: dict[str, tuple[float, float]]) -> None:
+        """Add name -> (sum, count)."""
+        for name, (total, count) in metrics.items():
+            before = self._sums[name]
+            self._sums[name] = (before[0] + total, before[1] + count)
+
+    def count(self, name: str) -> float:
+        """How many positions a metric was taken over."""
+        return self._sums[name][1]
+
+    def means(self) -> dict[str, float]:
+        """name -> mean; a metric nothing counted for is left out."""
+        return {name: total / count for name, (total, count) in self._sums.items() if count}
 
 
 class Objective(Protocol):
@@ -59,18 +81,28 @@ class Objective(Protocol):
         """Metrics on held-out data."""
 
 
-def train(objective: Objective, config: LoopConfig, folder: Path, device: torch.device) -> None:
-    """Run to `config.steps`, resuming from `folder`/state where there is one."""
+# May differ between a run and its resumption: a plateau can be wound down earlier or later than first planned.
+_FLEXIBLE = {"steps", "schedule", "log_every", "validate_every", "save_seconds"}
+
+
+def train(
+    objective: Objective, config: LoopConfig, folder: Path, device: torch.device, identity: dict[str, Any]
+) -> None:
+    """Run to `config.steps`, resuming from `folder`/state where there is one.
+
+    `identity` is whatever else makes the run what it is; a state saved under another identity is refused.
+    """
+    keep_freed_memory()
     torch.manual_seed(config.seed)
     model = objective.model
     optimizers = build_optimizers(model, config.optimizer)
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / "state"
-    fingerprint: dict[str, Any] = config.model_dump(mode="json", exclude={"log_every", "save_seconds"})
+    fingerprint = {**config.model_dump(mode="json", exclude=_FLEXIBLE), **identity}
     start = load_state(state, model, optimizers, fingerprint) if state.exists() else 0
     trained = [p for p in model.parameters() if p.requires_grad]
     saved = clock = time.monotonic()
-    window: dict[str, float] = defaultdict(float)
+    window = Means()
     with RunLog(folder / "metrics.jsonl", config.steps, start) as log:
         for step in range(start, config.steps):
             set_learning_rate(optimizers, factor(config.schedule, step, config.steps))
@@ -80,9 +112,7 @@ def train(objective: Objective, config: LoopConfig, folder: Path, device: torch.
                     part = objective.part(step * config.accumulate + micro)
                 part.loss.backward()  # type: ignore[no-untyped-call]
                 weight += part.weight
-                for key, value in {"loss": part.loss.item(), **part.sums}.items():
-                    window[key] += value
-            window["weight"] += weight
+                window.add({"loss": (part.loss.item(), part.weight), **part.metrics})
             for parameter in trained:
                 if parameter.grad is not None:
                     parameter.grad.div_(max(weight, 1.0))
@@ -93,16 +123,14 @@ def train(objective: Objective, config: LoopConfig, folder: Path, device: torch.
             done = step + 1
             log.advance(done)
             if done % config.log_every == 0 or done == config.steps:
-                now = time.monotonic()
-                counted = max(window.pop("weight"), 1.0)
-                values: dict[str, float | str] = {key: value / counted for key, value in window.items()}
+                speed = window.count("loss") / (time.monotonic() - clock)
                 rate = optimizers[-1].param_groups[0]["lr"]
-                log.record(done, {**values, "norm": norm, "lr": rate, "per_second": counted / (now - clock)})
-                window.clear()
-                clock = now
+                log.record(done, {**window.means(), "norm": norm, "lr": rate, "per_second": speed})
+                window, clock = Means(), time.monotonic()
+            paused = time.monotonic()
             if done % config.validate_every == 0 or done == config.steps:
                 log.record(done, {f"validation_{k}": v for k, v in objective.validate().items()})
-                clock = time.monotonic()
-            if time.monotonic() - saved > config.save_seconds or done == config.steps:
+            if paused - saved > config.save_seconds or done == config.steps:
                 save_state(state, model, optimizers, done, fingerprint)
-                saved = clock = time.monotonic()
+                saved = time.monotonic()
+            clock += time.monotonic() - paused  # speed is that of training alone

@@ -15,11 +15,11 @@ class OptimizerConfig(StrictModel):
     """`lr` drives AdamW; `matrix_lr` drives Muon and is read only when `kind` is `muon`."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
-    matrix_lr: float = Field(0.02, gt=0)
+    lr: float = Field(default=1e-3, gt=0)
+    matrix_lr: float = Field(default=0.02, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
-    clip: float = Field(1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float = Field(default=1.0, gt=0)
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:

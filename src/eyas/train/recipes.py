@@ -1,22 +1,34 @@
-"""A recipe is a YAML file; its `kind` key says which trainer it belongs to."""
+"""A recipe is a YAML file with one section, `lm` or `drafter`: the trainer it is for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+
+from pydantic import model_validator
 
 from eyas.config import StrictModel, load_config
+from eyas.train.drafter import DrafterTrainConfig, train_drafter
 from eyas.train.lm import LmConfig, train_lm
 
 
-class LmRecipe(StrictModel):
-    """`kind: lm`: a target from scratch."""
+class Recipe(StrictModel):
+    """Exactly one of the sections."""
 
-    kind: Literal["lm"]
-    lm: LmConfig
+    lm: LmConfig | None = None
+    drafter: DrafterTrainConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_section(self) -> Recipe:
+        if (self.lm is None) == (self.drafter is None):
+            raise ValueError("a recipe has one section, `lm` or `drafter`")
+        return self
 
 
-def run_recipe(path: str, overrides: Sequence[str] = ()) -> None:
+def run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> None:
     """Load strictly and train."""
-    train_lm(load_config(LmRecipe, Path(path), overrides).lm)
+    recipe = load_config(Recipe, Path(path), overrides)
+    if recipe.lm is not None:
+        train_lm(recipe.lm)
+    if recipe.drafter is not None:
+        train_drafter(recipe.drafter)

@@ -14,9 +14,9 @@ class ScheduleConfig(StrictModel):
     """Linear warm-up, then cosine to `floor`, or a plateau and a linear decay to `floor` (`wsd`)."""
 
     kind: Literal["cosine", "wsd", "constant"] = "wsd"
-    warmup: float = Field(0.02, ge=0, le=1)  # share of all steps
-    decay: float = Field(0.4, ge=0, le=1)  # share of all steps; read by wsd only
-    floor: float = Field(0.0, ge=0, le=1)
+    warmup: float = Field(default=0.02, ge=0, le=1)  # share of all steps
+    decay: float = Field(default=0.4, ge=0, le=1)  # share of all steps; read by wsd only
+    floor: float = Field(default=0.0, ge=0, le=1)
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:

@@ -1,0 +1,42 @@
+# `make test` and `make demo` work from a fresh clone; everything is installed into .venv under constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+# glibc hands big freed buffers back to the kernel by default, which makes CPU tensors several times slower
+export MALLOC_MMAP_THRESHOLD_ ?= 2147483647
+export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
+
+.PHONY: install demo test lint types unit slow format clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(RUN)/eyas demo
+
+test: install lint types unit
+
+lint: install
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+
+types: install
+	$(RUN)/mypy
+
+unit: install
+	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m "not slow"
+
+# compiling models, peers and long statistical runs: minutes, not part of `make test`
+slow: install
+	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow
+
+format: install
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

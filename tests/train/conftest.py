@@ -1,0 +1,36 @@
+"""A tiny target on disk and some chats for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.data.chats import exchange, write_chats
+from eyas.data.tokenizer import train_tokenizer
+from eyas.train.lm import LmModelConfig, build_lm
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    write_chats(path, [exchange(f"c{i}", f"What is {i}+{i}?", f"{i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}") for i in range(80)])
+    return path
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama of 4 layers, random but sharp enough to disagree with itself from token to token."""
+    place = tmp_path_factory.mktemp("target")
+    tokenizer = train_tokenizer(["What is 1+1? 2+2 = <<2+2=4>>4"], 512, 256)
+    torch.manual_seed(0)
+    shape = LmModelConfig(hidden_size=32, layers=4, heads=2, kv_heads=1, intermediate_size=48, context=256)
+    model = build_lm(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "embed" not in name:
+                weight.mul_(8)
+    model.to(torch.bfloat16).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
