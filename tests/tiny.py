@@ -45,7 +45,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 8}),
     "gemma2": (
         "Gemma2Config",
-        {"sliding_window": WINDOW, "head_dim": 8, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0},
+        {
+            "sliding_window": WINDOW,
+            "head_dim": 8,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 10.0,
+        },
     ),
     "gemma3": ("Gemma3TextConfig", {"sliding_window": WINDOW, "head_dim": 8, "layer_types": _HYBRID}),
     "olmo2": ("Olmo2Config", {}),
@@ -60,7 +65,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptoss": (
         "GptOssConfig",
-        {**_MOE, "sliding_window": WINDOW, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {
+            **_MOE,
+            "sliding_window": WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
     ),
     "deepseek3": (
         "DeepseekV3Config",
@@ -116,7 +125,12 @@ def continuation(model: Any, prompt: Sequence[int], tokens: int, **options: Any)
     ids = torch.tensor([list(prompt)])
     with torch.inference_mode():
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0, **options
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
         )
     generated: list[int] = out[0, len(prompt) :].tolist()
     return generated
@@ -194,7 +208,9 @@ class OracleDrafter:
 
     def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:  # noqa: ARG002
         growth = spec.start(len(rows), torch.device("cpu"))
-        ahead = [[self._ahead(slot)] for slot in rows]  # of every frontier node: what truly follows, None off track
+        ahead = [
+            [self._ahead(slot)] for slot in rows
+        ]  # of every frontier node: what truly follows, None off track
         while True:
             made = [[self._children(node, growth.fanout) for node in row] for row in ahead]
             tokens = torch.tensor([[node[0] for node in row] for row in made])
@@ -203,7 +219,9 @@ class OracleDrafter:
             if frontier is None:
                 break
             grown = []
-            for row, ids, parents in zip(ahead, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
+            for row, ids, parents in zip(
+                ahead, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True
+            ):
                 above = [row[p] for p in parents]
                 grown.append([a[1:] if a and a[0] == t else None for t, a in zip(ids, above, strict=True)])
             ahead = grown

@@ -48,37 +48,39 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
     kind = config.model_type
     if getattr(model_class, "_is_stateful", False):
         raise UnsupportedModelError(
-            f"{kind} keeps a recurrent state (linear attention, Mamba or the like) that can't be rolled back after a "
-            "rejected guess; use a model with a plain key-value cache"
+            f"{kind} keeps a recurrent state (linear attention, Mamba or the like) that can't be rolled back after "
+            "a rejected guess; use a model with a plain key-value cache"
         )
     config = config.get_text_config()
     attention_plan(config)
     if getattr(config, "alibi", False) or "position_ids" not in signature(model_class.forward).parameters:
         raise UnsupportedModelError(
-            f"{kind} takes no position ids (ALiBi): guesses of one depth can't share a position; use a model with "
-            "rotary or learned positions"
+            f"{kind} takes no position ids (ALiBi): guesses of one depth can't share a position; use a model "
+            "with rotary or learned positions"
         )
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise UnsupportedModelError(
-            f"{kind} masks its local attention layers itself, by column and not by position, which is wrong in a tree "
-            "of guesses; use a model that takes its window as a mask"
+            f"{kind} masks its local attention layers itself, by column and not by position, which is wrong in "
+            "a tree of guesses; use a model that takes its window as a mask"
         )
 
 
 def causal_lm_class(config: Any) -> type[Any] | None:
     """The class `AutoModelForCausalLM` would make of a config, None if it knows none."""
     try:
-        found = AutoModelForCausalLM._model_mapping[type(config)]
+        found: Any = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
         return None
-    return found[0] if isinstance(found, tuple) else found
+    chosen: type[Any] = found[0] if isinstance(found, tuple) else found
+    return chosen
 
 
 def context_limit(config: Any) -> int | None:
     """The longest sequence a model takes, None if it names none.
 
-    Where RoPE's frequencies change once a sequence outgrows the original context, keys cached before that would be
-    stale, and a tree that reaches over the edge would change the tokens on this side of it: that is the limit then.
+    Where RoPE's frequencies change once a sequence outgrows the original context, keys cached before that
+    would be stale, and a tree that reaches over the edge would change the tokens on this side of it: that is
+    the limit then.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}

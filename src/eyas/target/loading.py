@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.errors import ModelError, UsageError
@@ -65,7 +67,7 @@ def load_target(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=torch_dtype, attn_implementation=attention, use_safetensors=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
     if can_pack(torch_device, torch_dtype) if packed is None else packed:
@@ -80,7 +82,7 @@ def read_config(name: str) -> Any:
     """The transformers config of a local directory or Hub id."""
     try:
         return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise ModelError(f"can't read a model config at {name}: {error}") from error
 
 

@@ -73,10 +73,11 @@ class Target:
     def _probe(self) -> None:
         """Run one token to learn what each layer caches and whether `head` reproduces the model's logits."""
         probe = ShapeProbe()
-        one = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        mask = self._masks(torch.zeros(1, dtype=torch.int64, device=self.device), 0, one[:, :, None] == 0, one)
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
+        mask = self._masks(zero[0], 0, zero[:, :, None] == 0, zero)
         out = self.model(
-            input_ids=one, attention_mask=mask, position_ids=one, past_key_values=probe, use_cache=True,
+            input_ids=token, attention_mask=mask, position_ids=zero, past_key_values=probe, use_cache=True,
             output_hidden_states=False,
         )  # fmt: skip
         if sorted(probe.shapes) != list(range(self.num_layers)):
@@ -85,7 +86,7 @@ class Target:
                 "cache; a state kept elsewhere can't be rolled back after a rejected guess"
             )
         self._shapes = [probe.shapes[i] for i in range(self.num_layers)]
-        final = self.model.base_model(input_ids=one, attention_mask=mask, position_ids=one, use_cache=False)[0]
+        final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self._head_is_exact = torch.allclose(self._head(final).float(), out.logits.float(), rtol=1e-3, atol=1e-4)
 
     @property
