@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from eyas.drafters.eagle3 import Eagle3Drafter
 from eyas.drafters.loading import load_drafter
 from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
@@ -46,11 +47,16 @@ def load(
     speculation = None
     if draft_model is not None:
         drafter = load_drafter(draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys)
-        config = drafter.module.config
-        spec = spec or parse_tree(config.default_tree or DEFAULT_TREE)
-        if spec.max_fanout > config.draft_vocab_size:
-            raise UsageError(
-                f"the tree asks for {spec.max_fanout} children, the draft vocabulary has {config.draft_vocab_size}"
-            )
-        speculation = Speculation(drafter, spec, coupled)
+        speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
     return Engine(target, load_tokenizer(model), speculation, batch_size=batch_size, rule=rule)
+
+
+def tree_for(drafter: Eagle3Drafter, tree: TreeSpec | None) -> TreeSpec:
+    """`tree`, or the drafter's own default; refused if it asks for more children than there are draft tokens."""
+    config = drafter.module.config
+    spec = tree or parse_tree(config.default_tree or DEFAULT_TREE)
+    if spec.max_fanout > config.draft_vocab_size:
+        raise UsageError(
+            f"the tree asks for {spec.max_fanout} children, the draft vocabulary has {config.draft_vocab_size}"
+        )
+    return spec

@@ -40,10 +40,14 @@ class PathState:
 
     def choose(self, warped: Tensor) -> Tensor:
         """The tokens [B] drawn from `warped` logits [B, V]: Gumbel-max, or the argmax for greedy rows."""
-        if self.needs.noise:
-            scale = self._slots.noise_scale[: self._rows].unsqueeze(1)
-            warped = torch.addcmul(warped, self._noise_here(), scale)
-        return warped.argmax(dim=-1)
+        return self.scores(warped).argmax(dim=-1)
+
+    def scores(self, warped: Tensor) -> Tensor:
+        """[B, V] what `choose` takes the argmax of: `warped` logits and the noise of this position."""
+        if not self.needs.noise:
+            return warped
+        scale = self._slots.noise_scale[: self._rows].unsqueeze(1)
+        return torch.addcmul(warped, self._noise_here(), scale)
 
     def warped(self, logits: Tensor) -> Tensor:
         """`logits` [B, V] in float32 with every parameter but the noise applied; -inf = ruled out.

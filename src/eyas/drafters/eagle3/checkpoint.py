@@ -36,7 +36,7 @@ def load_module(
     `weights` names a weight file other than the default, `ignore` config keys to overlook.
     """
     config = config_from_dict(read_json(path / "config.json"), str(path / "config.json"), ignore)
-    tensors = {_internal(name): tensor for name, tensor in read_tensors(path, weights).items()}
+    tensors = {internal_name(name): tensor for name, tensor in read_tensors(path, weights).items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     _complete_vocabulary(tensors, config, path)
     _borrow(tensors, shared or {}, config, path)
@@ -74,7 +74,8 @@ def save_module(module: Eagle3Module, path: Path, provenance: Mapping[str, Any] 
     partial.replace(path / "config.json")
 
 
-def _internal(name: str) -> str:
+def internal_name(name: str) -> str:
+    """A checkpoint's tensor name in the `layers.{i}.*` layout."""
     return _FIRST + name.removeprefix(_MIDLAYER) if name.startswith(_MIDLAYER) else name
 
 
