@@ -48,7 +48,8 @@ def cut(text: str = TEXT) -> dict[str, tuple[str, str]]:
 def test_completions_are_the_function_cut_in_two() -> None:
     code = {k.split(":")[0]: v for k, v in cut().items() if k.startswith("stdlib-code-")}
     assert code["stdlib-code-pkg.mod.documented"] == (
-        COMPLETE + 'def documented(x, *, y=1):\n    """Return x and y, added to each other in the usual manner."""\n',
+        COMPLETE
+        + 'def documented(x, *, y=1):\n    """Return x and y, added to each other in the usual manner."""\n',
         "    total = x\n    total += y\n    return total\n",
     )
     prompt, answer = code["stdlib-code-pkg.mod.Thing.wait"]
@@ -61,22 +62,32 @@ def test_completions_are_the_function_cut_in_two() -> None:
 def test_a_comment_between_signature_and_body_is_kept() -> None:
     prompt, answer = next(v for k, v in cut().items() if "Thing.name:" in k)
     whole = prompt.removeprefix(COMPLETE) + answer
-    assert ast.dump(ast.parse(whole)) == ast.dump(ast.parse("def name(self):\n    value = self._name\n    return value"))
+    assert ast.dump(ast.parse(whole)) == ast.dump(
+        ast.parse("def name(self):\n    value = self._name\n    return value")
+    )
     assert "# a comment" in whole
 
 
 def test_questions_are_answered_by_docstrings() -> None:
     asked = {k: v for k, v in cut().items() if k.startswith("stdlib-ask-")}
     assert set(asked) == {
-        "stdlib-ask-pkg.mod", "stdlib-ask-pkg.mod.documented", "stdlib-ask-pkg.mod.Thing", "stdlib-ask-pkg.mod.Thing.only",
-    }  # fmt: skip
+        "stdlib-ask-pkg.mod",
+        "stdlib-ask-pkg.mod.documented",
+        "stdlib-ask-pkg.mod.Thing",
+        "stdlib-ask-pkg.mod.Thing.only",
+    }
     question, answer = asked["stdlib-ask-pkg.mod.Thing"]
     assert "`pkg.mod.Thing`" in question
     assert answer == "A thing that exists so that its methods can be cut out and dedented."
 
 
 def test_files_that_do_not_parse_or_are_tests_are_skipped(tmp_path: Path) -> None:
-    for name, text in {"good.py": "x = 1", "bad.py": "def (", "test/test_x.py": "y = 1", "pkg/__init__.py": "z = 1"}.items():
+    for name, text in {
+        "good.py": "x = 1",
+        "bad.py": "def (",
+        "test/test_x.py": "y = 1",
+        "pkg/__init__.py": "z = 1",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert [s.name for s in sources(tmp_path)] == ["good", "pkg"]

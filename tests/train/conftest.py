@@ -15,7 +15,10 @@ from eyas.train.lm import LmModelConfig, build_lm
 @pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    write_chats(path, [exchange(f"c{i}", f"What is {i}+{i}?", f"{i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}") for i in range(80)])
+    write_chats(
+        path,
+        [exchange(f"c{i}", f"What is {i}+{i}?", f"{i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}") for i in range(80)],
+    )
     return path
 
 

@@ -1,4 +1,4 @@
-"""The loss against a token-by-token oracle: which rows count, what they are compared with, what is divided by."""
+"""The loss against a token-by-token oracle: which rows count, and what they are compared with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def setup() -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("elements", [2**24, 24])
 def test_scores_match_the_oracle(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_loss, "CHUNK_ELEMENTS", elements)  # the second is small enough to recompute chunks
+    monkeypatch.setattr(
+        draft_loss, "CHUNK_ELEMENTS", elements
+    )  # the second is small enough to recompute chunks
     head, draft_head, final, mask, states = setup()
     teacher = teach(lambda x: x @ head.T, final, mask, IDS, V)
     for step in range(STEPS):
@@ -53,7 +55,9 @@ def test_the_first_answer_token_is_trained_and_position_one_never_is() -> None:
     head, draft_head, final, mask, states = setup()
     teacher = teach(lambda x: x @ head.T, final, mask, IDS, V)
     found = score(lambda x: x @ draft_head.T, states[0], teacher, 0, IDS)
-    predicted = set(zip(teacher.chat[found.rows].tolist(), (teacher.position[found.rows] + 1).tolist(), strict=True))
+    predicted = set(
+        zip(teacher.chat[found.rows].tolist(), (teacher.position[found.rows] + 1).tolist(), strict=True)
+    )
     assert predicted == {(0, 3), (0, 4), (0, 5), (0, 8), (1, 2), (1, 3)}  # (1, 1) has no pair before it
 
 
@@ -75,10 +79,8 @@ def test_accept_length_counts_unbroken_runs() -> None:
     for step, by_row in right.items():
         rows = (teacher.position >= 1 + step).nonzero().squeeze(1)
         own = teacher.position[rows] - 1 - step
-        scores.append(
-            Scores(rows, torch.zeros(()), torch.tensor(by_row)[own].bool(), torch.zeros(len(rows)))
-        )
-    # row 0 runs 3, row 1 stops after 1, row 2 at once, row 3 has two tokens left and both right, row 4 one left
+        scores.append(Scores(rows, torch.zeros(()), torch.tensor(by_row)[own].bool(), torch.zeros(len(rows))))
+    # row 0 runs 3, row 1 stops after 1, row 2 at once, row 3 has two tokens left, both right, row 4 one
     assert accept_lengths(teacher, scores).tolist() == [4, 2, 1, 3, 2]
 
 

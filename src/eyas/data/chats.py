@@ -68,6 +68,6 @@ def write_chats(path: Path, chats: Iterable[Chat]) -> None:
 
 
 def held_out(chat_id: str, share: float) -> bool:
-    """Whether this id belongs to the validation split: a hash of the id, so files can grow or be reordered."""
+    """Whether this id belongs to the validation split: by its hash, so files can grow or be reordered."""
     bucket = int.from_bytes(hashlib.sha256(chat_id.encode()).digest()[:8], "big")
     return bucket < share * 2**64

@@ -28,7 +28,9 @@ class CorpusConfig(StrictModel):
     length: int = Field(default=1024, gt=1)
     held_out_share: float = Field(default=0.02, ge=0, lt=1)
     seed: int = 0
-    weights: dict[str, float] = Field(default_factory=lambda: {"chats": 0.45, "library": 0.35, "source": 0.20})
+    weights: dict[str, float] = Field(
+        default_factory=lambda: {"chats": 0.45, "library": 0.35, "source": 0.20}
+    )
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Corpus:
 
 
 def build_corpus(config: CorpusConfig, folder: Path, tokenizer_from: Path | None = None) -> Corpus:
-    """Cut, train the tokenizer (or take that of `tokenizer_from`, or the one already in `folder`), tokenize, pack."""
+    """Cut, tokenize, pack; the tokenizer is that of `tokenizer_from`, or in `folder`, or a new one."""
     folder.mkdir(parents=True, exist_ok=True)
     modules = list(sources())
     library = list({chat.id: chat for module in modules for chat in chats_of(module)}.values())

@@ -1,4 +1,4 @@
-"""What a drafter learns from: tokens and the target's states. Made with the target in the loop, or read from disk.
+"""What a drafter learns from: tokens and the target's states, made with the target in the loop.
 
 Legend: B chats, S positions (right-padded), A taps, Ht target hidden.
 """

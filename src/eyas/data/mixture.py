@@ -1,9 +1,10 @@
-"""Blocks of several sources in fixed proportions; which blocks batch n holds is a pure function of n and the seed."""
+"""Blocks of several sources in fixed proportions; batch n is a pure function of n and the seed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from eyas.errors import DataError
 
 
 class Mixture:
-    """Sources take turns by largest remainder (no long runs of one); each goes through its own shuffled epochs."""
+    """Sources take turns by largest remainder; each goes through its own shuffled epochs."""
 
     def __init__(self, sources: Mapping[str, Tensor], weights: Mapping[str, float], seed: int) -> None:
         if sources.keys() != weights.keys():
@@ -29,13 +30,14 @@ class Mixture:
         return torch.stack([self._block(n) for n in range(number * size, (number + 1) * size)])
 
     def _block(self, n: int) -> Tensor:
-        while len(self._turns) <= n:  # a cache of a pure sequence, not state: draw n never depends on who asked
+        while (
+            len(self._turns) <= n
+        ):  # a cache of a pure sequence, not state: draw n never depends on who asked
             k = len(self._turns) + 1
             source = max(range(len(self._names)), key=lambda s: self._shares[s] * k - self._drawn[s])
             self._turns.append((source, self._drawn[source]))
             self._drawn[source] += 1
         source, index = self._turns[n]
         epoch, offset = divmod(index, len(self._blocks[source]))
-        generator = torch.Generator().manual_seed(hash((self._seed, source, epoch)) & 0x7FFFFFFF)
-        order = torch.randperm(len(self._blocks[source]), generator=generator)
-        return self._blocks[source][order[offset]]
+        order = np.random.default_rng([self._seed, source, epoch]).permutation(len(self._blocks[source]))
+        return self._blocks[source][int(order[offset])]

@@ -1,4 +1,4 @@
-"""Let the target answer the chats itself: a drafter learns to guess this target, not whoever wrote the data."""
+"""Let the target answer the chats itself: a drafter has to guess this target, not whoever wrote the data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from eyas.types import Completion, Request, SamplingParams
 def regenerate(engine: Engine, chats: Iterable[Chat], output: Path, params: SamplingParams) -> int:
     """Drop each chat's last assistant turn and append the engine's answer in its place, one JSON line a chat.
 
-    Chats whose id `output` already holds are skipped, so an interrupted run goes on. Prompts that don't fit the
-    target's context with `params.max_tokens` to spare are skipped too. Returns how many were written.
+    Chats whose id `output` already holds are skipped, so an interrupted run goes on. Prompts that don't
+    fit the target's context with `params.max_tokens` to spare are skipped too. Returns how many it wrote.
     """
     done = answered_ids(output)
     asked: dict[str, tuple[Message, ...]] = {}

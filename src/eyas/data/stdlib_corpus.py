@@ -13,8 +13,20 @@ from pathlib import Path
 from eyas.data.chats import Chat, exchange
 
 SKIPPED_FOLDERS = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "idle_test", "__pycache__", "turtledemo", "encodings",
-     "msilib", "pydoc_data"}
+    {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "idle_test",
+        "__pycache__",
+        "turtledemo",
+        "encodings",
+        "msilib",
+        "pydoc_data",
+    }
 )
 BODY_LINES = range(2, 41)
 BODY_CHARS = 2000
@@ -79,7 +91,9 @@ def chats_of(source: Source) -> Iterator[Chat]:
     for name, node in _named_nodes(source.tree, source.name):
         prose = _prose(node)
         if prose:
-            yield _question(name, CLASS_QUESTIONS if isinstance(node, ast.ClassDef) else FUNCTION_QUESTIONS, prose)
+            yield _question(
+                name, CLASS_QUESTIONS if isinstance(node, ast.ClassDef) else FUNCTION_QUESTIONS, prose
+            )
         if not isinstance(node, ast.ClassDef):
             yield from _completion(name, node, source.text)
 

@@ -24,8 +24,8 @@ class TokenRow:
 def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
     """Render with the tokenizer's own template.
 
-    `{% generation %}` marks make the mask exact. Templates without them are rendered turn by turn: what a turn adds
-    to the prompt before it, up to its last end token, is the assistant's.
+    `{% generation %}` marks make the mask exact. Templates without them are rendered turn by turn: what a
+    turn adds to the prompt before it, up to its last end token, is the assistant's.
     """
     messages = [message.model_dump() for message in chat.messages]
     marked = "{% generation %}" in (tokenizer.chat_template or "")
@@ -48,7 +48,10 @@ def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
 def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Messages up to where the assistant starts to write."""
     encoded = tokenizer.apply_chat_template(
-        [message.model_dump() for message in messages], tokenize=True, return_dict=True, add_generation_prompt=True
+        [message.model_dump() for message in messages],
+        tokenize=True,
+        return_dict=True,
+        add_generation_prompt=True,
     )
     return list(encoded["input_ids"])
 
@@ -62,9 +65,9 @@ def _prefix(tokenizer: Any, chat: Chat, tokens: NDArray[np.int64], turns: int, p
     ids = encoded["input_ids"]
     if list(tokens[: len(ids)]) != list(ids):
         raise DataError(
-            f"chat {chat.id}: the chat template of {tokenizer.name_or_path} renders a turn differently once others "
-            "follow, so answers can't be told from prompts; put {% generation %} ... {% endgeneration %} around its "
-            "assistant content"
+            f"chat {chat.id}: the chat template of {tokenizer.name_or_path} renders a turn differently once "
+            "others follow, so answers can't be told from prompts; put {% generation %} and "
+            "{% endgeneration %} around its assistant content"
         )
     return len(ids)
 
@@ -81,5 +84,7 @@ def pack(rows: Iterable[TokenRow], length: int) -> NDArray[np.int64]:
     stream = np.concatenate(streams) if streams else np.zeros(0, dtype=np.int64)
     count = len(stream) // length
     if count == 0:
-        raise DataError(f"{len(stream)} tokens don't fill one block of {length}; add data or shorten the blocks")
+        raise DataError(
+            f"{len(stream)} tokens don't fill one block of {length}; add data or shorten the blocks"
+        )
     return stream[: count * length].reshape(count, length)

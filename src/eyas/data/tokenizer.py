@@ -12,8 +12,8 @@ TURN_END = "<|end|>"
 ROLES = ("system", "user", "assistant")
 SPECIALS = (DOCUMENT_END, TURN_END, *(f"<|{role}|>" for role in ROLES))
 
-# The split used by Qwen2: words with their leading space, digits one by one (arithmetic stays regular), runs of
-# spaces whole (Python indentation), and blank lines with the line break they end in.
+# The split used by Qwen2: words with their leading space, digits one by one (arithmetic stays regular),
+# runs of spaces whole (Python indentation), and blank lines with the line break they end in.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """A BPE tokenizer of `vocab_size` entries (fewer if the text has fewer merges), specials first,, ready for `save_pretrained`."""
+    """A BPE tokenizer of `vocab_size` entries, specials first; fewer if the text has fewer merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,4 @@
-"""Training state on disk: safetensors and JSON only, written beside and renamed, so a reader never sees half."""
+"""Training state on disk: safetensors and JSON only, written beside and renamed, so nobody reads half."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ WEIGHTS, STATE, META = "weights.safetensors", "optimizer.safetensors", "state.js
 
 
 def save_state(
-    folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, fingerprint: dict[str, Any]
+    folder: Path,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    step: int,
+    fingerprint: dict[str, Any],
 ) -> None:
     """Replace `folder` by the state after `step` steps; `fingerprint` says which run it belongs to."""
     beside = folder.with_name(folder.name + ".new")
@@ -53,7 +57,8 @@ def load_state(
     except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{folder} holds no readable training state: {error}") from error
     changed = sorted(
-        key for key in fingerprint.keys() | meta["fingerprint"].keys()
+        key
+        for key in fingerprint.keys() | meta["fingerprint"].keys()
         if fingerprint.get(key) != meta["fingerprint"].get(key)
     )
     if changed:

@@ -59,8 +59,10 @@ class Scores(NamedTuple):
 def score(
     head: Callable[[Tensor], Tensor], normed: Tensor, teacher: Teacher, step: int, target_ids: Tensor
 ) -> Scores:
-    """Score step `step`, whose normed states are [B, S, H]. Rows are kept whether or not the target's greedy token
-    lies in the draft vocabulary."""
+    """Score step `step`, whose normed states are [B, S, H].
+
+    Rows are kept whether or not the target's greedy token lies in the draft vocabulary.
+    """
     rows = (teacher.position >= 1 + step).nonzero().squeeze(1)
     states = normed[teacher.chat[rows], teacher.position[rows] - 1 - step]  # [m, H]
 
@@ -86,7 +88,7 @@ def score(
 
 
 def accept_lengths(teacher: Teacher, scores: list[Scores]) -> Tensor:
-    """[m0] tokens a greedy round would emit from each row of step 0: its unbroken right guesses, and one more.
+    """[m0] tokens a greedy round would emit from each row of step 0: its unbroken right guesses, and one.
 
     A chain ends where the answer ends, as decoding would.
     """

@@ -86,25 +86,29 @@ def drafter_config(shape: DrafterShape, target: Target) -> Eagle3Config:
     )
 
 
-def fresh_module(config: Eagle3Config, target: Target, draft_ids: torch.Tensor, train_embedding: bool) -> Eagle3Module:
+def fresh_module(
+    config: Eagle3Config, target: Target, draft_ids: torch.Tensor, train_embedding: bool
+) -> Eagle3Module:
     """New weights; embedding and head start from the target's where the widths agree. draft_ids [Vd]."""
     module = Eagle3Module(config)
     set_draft_vocabulary(module, draft_ids)
     if config.hidden_size == target.hidden_size:
         with torch.no_grad():
             module.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
-            module.lm_head.weight.copy_(target.model.get_output_embeddings().weight[draft_ids.to(target.device)])
+            module.lm_head.weight.copy_(
+                target.model.get_output_embeddings().weight[draft_ids.to(target.device)]
+            )
     elif not train_embedding:
         raise ConfigError(
-            f"the drafter is {config.hidden_size} wide, the target {target.hidden_size}: the target's embedding "
-            "doesn't fit, so set train_embedding to true"
+            f"the drafter is {config.hidden_size} wide, the target {target.hidden_size}: the target's "
+            "embedding doesn't fit, so set train_embedding to true"
         )
     module.embed_tokens.weight.requires_grad_(train_embedding)
     return module.to(target.device)
 
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
-    """Train and save; returns the drafter's directory. An interrupted run goes on where its last state was saved."""
+    """Train and save; returns the drafter's directory. An interrupted run goes on from its last state."""
     target = load_target(config.target, dtype=config.target_dtype, device=config.device)
     tokenizer = load_tokenizer(config.target)
     seen, unseen = split_rows(tokenizer, config.chats, config.held_out_share)
@@ -127,7 +131,7 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
 
     provenance: dict[str, Any] = {
         **identity,
-        "objective": "eagle3 training-time test, soft cross entropy over the draft vocabulary, unmasked divisor",
+        "objective": "training-time test, soft cross entropy over the draft vocabulary / unmasked positions",
         "steps": config.loop.steps,
         "covered": round(float(counts[ids].sum() / counts.sum()), 4),
         "versions": versions(),
@@ -160,6 +164,10 @@ def end_tokens(target: Target, tokenizer: Any) -> list[int]:
     """Every id that ends an answer."""
     found: set[int] = set()
     generation = getattr(target.model, "generation_config", None)
-    for ids in (getattr(generation, "eos_token_id", None), target.config.eos_token_id, tokenizer.eos_token_id):
+    for ids in (
+        getattr(generation, "eos_token_id", None),
+        target.config.eos_token_id,
+        tokenizer.eos_token_id,
+    ):
         found.update([ids] if isinstance(ids, int) else ids or [])
     return sorted(found)

@@ -1,11 +1,11 @@
 """The EAGLE-3 objective: training-time test against the target's own distribution.
 
-loss = sum over steps j of decay^j * sum over answer tokens of CE(target softmax over the draft vocabulary, drafter)
-       / number of answer tokens in the batch.
+loss = sum over steps j of decay^j * sum over answer tokens of CE(teacher, drafter) / number of answer tokens,
+where the teacher is the softmax of the target's logits over the draft vocabulary alone.
 
-The loss mask belongs to the token that is predicted, so the first token of an answer is trained; the divisor counts
-unmasked positions only and is the same for every step; rows whose greedy target token lies outside the draft
-vocabulary count like any other. Later steps have fewer rows, since a chain can't start before the first token.
+The loss mask belongs to the token that is predicted, so the first token of an answer is trained; the divisor
+counts unmasked positions only and is the same for every step; rows whose greedy target token lies outside the
+draft vocabulary count like any other. Later steps have fewer rows: no chain starts before the first token.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Eagle3Objective:
 
 
 def draft_metrics(teacher: Teacher, scores: list[Scores]) -> dict[str, tuple[float, float]]:
-    """Sums and counts: per step, greedy agreement and sum of min(p, q); the accept length of greedy chains."""
+    """Sums and counts: greedy agreement and sum of min(p, q) by step; the accept length of greedy chains."""
     found: dict[str, tuple[Tensor, int]] = {}
     for step, s in enumerate(scores):
         found[f"accuracy_{step}"] = (s.right.sum(), len(s.rows))

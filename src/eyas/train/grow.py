@@ -1,8 +1,9 @@
 """Depth growth: a deeper model that computes the same function, to go on training from a shallow one.
 
-Each layer is followed by copies of itself whose output projections are zero, so that at first they add nothing to
-the residual stream. Training a shallow model and growing it costs a fraction of training the deep one throughout
-(the idea of stacking: arXiv 1906.02341, 2405.15319; zero outputs instead of plain copies keep the loss where it was).
+Each layer is followed by copies of itself whose output projections are zero: at first they add nothing to
+the residual stream. Training a shallow model and growing it costs a fraction of training the deep one
+throughout (the idea of stacking: arXiv 1906.02341, 2405.15319; zero outputs instead of plain copies keep the
+loss where it was).
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ class LmConfig(StrictModel):
     output: Path
     device: str = "cpu"
     batch: int = 8  # blocks a micro-batch
-    short_length: int = 512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
+    short_length: int = (
+        512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
+    )
     short_share: float = Field(default=0.0, ge=0, le=1)  # share of the run with short blocks
     validation_blocks: int = 16
     model: LmModelConfig = LmModelConfig()
@@ -49,10 +51,18 @@ def build_lm(config: LmModelConfig, vocab: int, eos: int, pad: int) -> LlamaForC
     stream's size at the start doesn't depend on depth."""
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=vocab, hidden_size=config.hidden_size, num_hidden_layers=config.layers,
-            num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
-            intermediate_size=config.intermediate_size, max_position_embeddings=config.context,
-            rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=None, eos_token_id=eos, pad_token_id=pad,
+            vocab_size=vocab,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.context,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=eos,
+            pad_token_id=pad,
             initializer_range=0.02,
         )
     )
@@ -66,9 +76,14 @@ def build_lm(config: LmModelConfig, vocab: int, eos: int, pad: int) -> LlamaForC
 
 
 class LmObjective:
-    """Next-token cross entropy over every position of packed blocks. Legend: B blocks, S length, H width, V vocab."""
+    """Next-token cross entropy over every position of packed blocks.
 
-    def __init__(self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig) -> None:
+    Legend: B blocks, S length, H width, V vocabulary.
+    """
+
+    def __init__(
+        self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig
+    ) -> None:
         self.model: nn.Module = model
         self._decoder = model.model
         self._head = model.lm_head
@@ -116,7 +131,9 @@ def train_lm(config: LmConfig) -> None:
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config)
-    identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
+    identity = config.model_dump(
+        mode="json", include={"batch", "short_length", "model", "corpus", "start_from"}
+    )
     train(objective, config.loop, config.output, torch.device(config.device), identity)
     final = config.output / "model"
     model.to(torch.bfloat16).save_pretrained(final)

@@ -1,7 +1,7 @@
 """The training loop, shared by every objective.
 
-A step's data are a pure function of its number and all randomness is torch's own generator, so a run that stops
-and resumes is the run that never stopped, bit for bit.
+A step's data are a pure function of its number and all randomness is torch's own generator, so a run that
+stops and resumes is the run that never stopped, bit for bit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Objective(Protocol):
         """Metrics on held-out data."""
 
 
-# May differ between a run and its resumption: a plateau can be wound down earlier or later than first planned.
+# May differ between a run and its resumption: a plateau can be wound down earlier or later than planned.
 _FLEXIBLE = {"steps", "schedule", "log_every", "validate_every", "save_seconds"}
 
 

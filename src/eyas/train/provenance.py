@@ -12,8 +12,10 @@ from torch import nn
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A short hash of a model: every weight's name, shape and first 1024 values, in bf16 so that a float32 load of
-    bf16 files gives the same one."""
+    """A short hash of a model: every weight's name, shape and first 1024 values.
+
+    Taken in bf16, so that bf16 files loaded as float32 give the same one.
+    """
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
         head = weight.detach().flatten()[:1024].to(device="cpu", dtype=torch.bfloat16)

@@ -1,11 +1,11 @@
 """Training-time test: the drafter is trained on its own output, as it will be used.
 
-Step 0 is the drafter after a commit: pair (target state at i, token i + 1) at RoPE position i predicts token i + 2.
-Step j feeds token i + 1 + j and the drafter's own output of step j - 1 (gradients flow through), at position i + j,
-and predicts token i + 2 + j. So row i over all steps is the chain of guesses that decoding makes after committing
-pair i: it sees the true pairs 0..i and its own guesses, never another row's.
+Step 0 is the drafter after a commit: pair (target state at i, token i + 1) at RoPE position i predicts token
+i + 2. Step j feeds token i + 1 + j and the drafter's own output of step j - 1 (gradients flow through), at
+position i + j, and predicts token i + 2 + j. So row i over all steps is the chain of guesses that decoding
+makes after committing pair i: it sees the true pairs 0..i and its own guesses, never another row's.
 
-Shapes: B chats, S positions, A taps, Ht target hidden, H draft hidden, K steps, D head size, G = heads / kv_heads.
+Shapes: B chats, S positions, A taps, Ht target hidden, H draft hidden, D head size, G = heads / kv_heads.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ def unrolled(module: Eagle3Module, tokens: Tensor, taps: Tensor, steps: int) -> 
     attention = ChainAttention()
     hidden = module.fuse(taps).to(taps.dtype)  # under autocast too, the residual stream keeps its precision
     for step in range(steps):
-        hidden, normed = module.step(ahead[:, 1 + step : 1 + step + width], hidden, positions + step, attention)
+        hidden, normed = module.step(
+            ahead[:, 1 + step : 1 + step + width], hidden, positions + step, attention
+        )
         yield normed
 
 
 class ChainAttention:
     """The `attend` of an unrolled chain: causal over the true pairs, plus the row's own guesses, one a step.
 
-    Keys of later steps meet only the query of the same row, so each adds one score a row: a diagonal, not a matrix.
+    Keys of later steps meet only the query of the same row: each adds a diagonal of scores, not a matrix.
     """
 
     def __init__(self) -> None:
@@ -65,13 +67,17 @@ def _attend_block(q: Tensor, keys: list[Tensor], values: list[Tensor], start: in
     rows = q[:, :, :, start:stop]
     groups, count = rows.shape[2:4]
     folded = rows.flatten(2, 3)  # [B, kv, G*R, D]: queries of a group share keys, so they are one matrix
-    scores = torch.unflatten(folded @ keys[0][:, :, :stop].transpose(2, 3), 2, (groups, count))  # [B, kv, G, R, stop]
+    scores = torch.unflatten(
+        folded @ keys[0][:, :, :stop].transpose(2, 3), 2, (groups, count)
+    )  # [B, kv, G, R, stop]
     later = torch.ones(count, stop, dtype=torch.bool, device=q.device).triu(start + 1)
     scores = scores.masked_fill(later, float("-inf"))
     own = [(rows * k[:, :, None, start:stop]).sum(-1, keepdim=True) for k in keys[1:]]
     joint = torch.cat([scores, *own], dim=-1)  # [B, kv, G, R, stop + steps - 1]
     weights = joint.softmax(-1, dtype=torch.promote_types(joint.dtype, torch.float32)).to(q.dtype)
-    out: Tensor = torch.unflatten(weights[..., :stop].flatten(2, 3) @ values[0][:, :, :stop], 2, (groups, count))
+    out: Tensor = torch.unflatten(
+        weights[..., :stop].flatten(2, 3) @ values[0][:, :, :stop], 2, (groups, count)
+    )
     for i, v in enumerate(values[1:]):
         out = out + weights[..., stop + i, None] * v[:, :, None, start:stop]
     return out

@@ -22,7 +22,7 @@ def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
 
 
 def choose_draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) -> Tensor:
-    """[size] ids in rising order: `always` (what ends an answer), then the most frequent; ties and the unused by id.
+    """[size] ids in rising order: `always` (what ends an answer), then the most frequent, ties by id.
 
     counts [V]. With fewer distinct tokens than `size`, the lowest unused ids fill it up.
     """
