@@ -56,6 +56,7 @@ class Engine:
         done = {chunk.index: chunk.completion for chunk in self.stream(requests) if chunk.completion is not None}
         return [done[i] for i in range(len(requests))]
 
+    @torch.inference_mode()  # all of it: what a pass allocates can't be changed outside
     def stream(self, requests: Sequence[Request], keep: int = 0) -> Iterator[Chunk]:
         """Run all requests, yielding what each round adds to each sequence.
 
