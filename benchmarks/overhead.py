@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import eyas
+import eyas.engine.engine
 from eyas.bench.machine import describe_machine
 
 
 class Stopwatch:
-    """Adds up the time spent inside wrapped calls."""
+    """Adds up the time spent inside wrapped calls while it is armed."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.armed = False
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -31,7 +33,8 @@ class Stopwatch:
             try:
                 return call(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - began
+                if self.armed:
+                    self.seconds += time.perf_counter() - began
 
         return timed
 
@@ -58,41 +61,42 @@ def main() -> None:
         requests.append(eyas.Request(tuple(engine.tokenizer(text, add_special_tokens=False).input_ids), params))
     engine.generate(requests[:2])  # warm-up
 
-    target, drafter = Stopwatch(), Stopwatch()
+    target, drafter, rounds = Stopwatch(), Stopwatch(), Stopwatch()
     model, network = engine.target.model, engine.speculation.drafter.module
     model.forward = target.wrap(model.forward)
     for name in ("step", "fuse", "logits"):
         setattr(network, name, drafter.wrap(getattr(network, name)))
+    plain_round = eyas.engine.engine.run_round
+
+    def armed_round(*args: Any) -> Any:
+        """Count inside rounds only: prefill calls the drafter's network too."""
+        target.armed = drafter.armed = rounds.armed = True
+        try:
+            return rounds.wrap(plain_round)(*args)
+        finally:
+            target.armed = drafter.armed = rounds.armed = False
+
+    eyas.engine.engine.run_round = armed_round
     done = engine.generate(requests)
-    decode = sum(c.stats.decode_seconds for c in done)
-    rounds = sum(c.stats.target_passes for c in done)
-    # prefill runs the target's base model, not `forward`, but does run the drafter's network
-    prefill_network = measure_prefill(engine, requests, drafter)
-    inside = target.seconds + drafter.seconds - prefill_network
+    count = sum(c.stats.target_passes for c in done)
+    outside = rounds.seconds - target.seconds - drafter.seconds
     report = {
         "milliseconds_per_round": {
-            "all": round(1e3 * decode / rounds, 3),
-            "target": round(1e3 * target.seconds / rounds, 3),
-            "drafter": round(1e3 * (drafter.seconds - prefill_network) / rounds, 3),
-            "outside": round(1e3 * (decode - inside) / rounds, 3),
+            name: round(1e3 * seconds / count, 3)
+            for name, seconds in (
+                ("all", rounds.seconds),
+                ("target", target.seconds),
+                ("drafter", drafter.seconds),
+                ("outside", outside),
+            )
         },
-        "outside_share": round((decode - inside) / decode, 4),
-        "accept_length": round(sum(c.stats.walked for c in done) / rounds + 1, 3),
-        "tree": options.tree,
+        "outside_share": round(outside / rounds.seconds, 4),
+        "accept_length": round(sum(c.stats.walked for c in done) / count + 1, 3),
+        "tree": options.tree or "the drafter's default",
         "dtype": options.dtype,
         "machine": describe_machine(),
     }
     print(json.dumps(report, indent=2))
-
-
-def measure_prefill(engine: eyas.Engine, requests: list[eyas.Request], drafter: Stopwatch) -> float:
-    """The drafter network's time in prefill and one round, which is what a one-token run costs it."""
-    before = drafter.seconds
-    one = [eyas.Request(r.prompt, r.params.model_copy(update={"max_tokens": 1})) for r in requests]
-    engine.generate(one)
-    spent = drafter.seconds - before
-    drafter.seconds = before
-    return spent
 
 
 if __name__ == "__main__":

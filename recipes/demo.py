@@ -1,0 +1,69 @@
+"""Reproduce the embedded demo pair: shallow target, deep target, regenerated answers, drafter.
+
+    python recipes/demo.py path/to/gsm8k_train.jsonl [--runs runs]
+
+About an hour and a half on two CPU cores, minutes on a GPU (add `--device cuda`). Every step resumes where it was
+interrupted. The results are runs/demo_target/model and runs/demo_drafter/drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import eyas
+from eyas.data.chats import Chat, read_chats
+from eyas.data.regenerate import regenerate
+from eyas.train.recipes import run_recipe
+
+RECIPES = Path(__file__).parent
+
+
+def spread(chats: list[Chat], count: int) -> list[Chat]:
+    """`count` of the chats at equal distances."""
+    return [chats[i * len(chats) // count] for i in range(count)]
+
+
+def prompts(maths: Path, library: Path) -> list[Chat]:
+    """Maths, functions and prose in the proportion 7 : 5 : 3; the same ones each time."""
+    chats = list(read_chats(library))
+    code = [chat for chat in chats if chat.id.startswith("stdlib-code")]
+    prose = [chat for chat in chats if chat.id.startswith("stdlib-ask")]
+    return [*spread(list(read_chats(maths)), 3500), *spread(code, 2500), *spread(prose, 1500)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("maths", type=Path, help="grade-school maths chats, one JSON object a line")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    shallow, target, drafter = (options.runs / name for name in ("demo_shallow", "demo_target", "demo_drafter"))
+
+    for name, folder, extra in (
+        ("demo_shallow", shallow, []),
+        ("demo_target", target, [f"lm.start_from={shallow / 'model'}"]),
+    ):
+        settings = [f"lm.output={folder}", f"lm.corpus.chats={options.maths}", f"lm.device={options.device}", *extra]
+        run_recipe(RECIPES / f"{name}.yaml", settings)
+
+    # half of the answers greedy, half sampled: the drafter is to guess both
+    engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
+    answers = target / "regenerated.jsonl"
+    chats = prompts(options.maths, shallow / "library_chats.jsonl")
+    for temperature, half in ((0.0, chats[::2]), (0.7, chats[1::2])):
+        regenerate(engine, half, answers, eyas.SamplingParams(max_tokens=200, temperature=temperature))
+
+    run_recipe(
+        RECIPES / "demo_drafter.yaml",
+        [
+            f"drafter.target={target / 'model'}",
+            f"drafter.chats={answers}",
+            f"drafter.output={drafter}",
+            f"drafter.device={options.device}",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
