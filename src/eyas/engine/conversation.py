@@ -31,11 +31,12 @@ class Conversation:
     def _common(self, prompt: tuple[int, ...]) -> int:
         """Tokens that needn't be prefilled again.
 
-        One less than the shared prefix: the drafter's last pair needs the token after it to be the same too.
+        One less than the shared prefix: the drafter's last pair needs the token after it to be the same too. And
+        two less than the prompt: of all pairs the drafter keeps only the last one's state, so that one is read anew.
         """
         shared = 0
         for old, new in zip(self._held, prompt, strict=False):
             if old != new:
                 break
             shared += 1
-        return max(0, min(shared - 1, len(prompt) - 1, self._engine.target.cache.lengths[0] if self._held else 0))
+        return max(0, min(shared - 1, len(prompt) - 2, self._engine.target.cache.lengths[0] if self._held else 0))

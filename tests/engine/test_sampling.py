@@ -1,0 +1,65 @@
+"""At any temperature a seeded run with speculation is the seeded run without it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from eyas.engine import Engine, Speculation
+from eyas.tree import parse_tree
+from eyas.types import Request, SamplingParams
+
+from .. import tiny
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "pure": {"temperature": 1.0},
+    "hot": {"temperature": 3.0, "top_p": 0.95},
+    "cut": {"temperature": 0.7, "top_k": 12, "min_p": 0.01},
+    "penalties": {"temperature": 1.0, "presence_penalty": 0.8, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    "greedy penalties": {"repetition_penalty": 1.5, "logit_bias": {7: 2.0}, "min_tokens": 4},
+}  # fmt: skip
+
+
+@cache
+def requests(name: str) -> list[Request]:
+    made = []
+    for i, prompt in enumerate(tiny.prompts(13, 1, 20, 5, 9)):
+        made.append(Request(tuple(prompt), SamplingParams(max_tokens=14, seed=i, **PARAMS[name])))
+    return made
+
+
+@cache
+def plain(name: str) -> list[list[int]]:
+    return [c.token_ids for c in Engine(tiny.target("qwen3"), batch_size=2).generate(requests(name))]
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("static:eagle1", 4), ("dynamic:4,4,12", 3)])
+@pytest.mark.parametrize("drafter", ["coupled", "uncoupled", "oracle"])
+def test_speculation_changes_nothing(name: str, tree: str, batch: int, drafter: str) -> None:
+    if drafter == "oracle":
+        sequences = [[*r.prompt, *tokens] for r, tokens in zip(requests(name), plain(name), strict=True)]
+        spec = Speculation(tiny.OracleDrafter(sequences, (1,)), parse_tree(tree))
+    else:
+        spec = Speculation(tiny.eagle3_drafter(), parse_tree(tree), coupled=drafter == "coupled")
+    done = Engine(tiny.target("qwen3"), None, spec, batch_size=batch).generate(requests(name))
+    assert [c.token_ids for c in done] == plain(name)
+    if drafter == "oracle":
+        assert sum(c.stats.walked for c in done) > 10
+
+
+def test_mixed_requests_share_a_batch() -> None:
+    mixed = [requests(name)[i] for i, name in enumerate(PARAMS)]
+    spec = Speculation(tiny.eagle3_drafter(), parse_tree("dynamic:4,4,12"))
+    done = Engine(tiny.target("qwen3"), None, spec, batch_size=5).generate(mixed)
+    assert [c.token_ids for c in done] == [plain(name)[i] for i, name in enumerate(PARAMS)]
+
+
+def test_seeds_and_parameters_matter() -> None:
+    assert len({str(plain(name)) for name in PARAMS}) == len(PARAMS)
+    prompt = tuple(tiny.prompts(9)[0])
+    seeded = [Request(prompt, SamplingParams(max_tokens=14, temperature=1.0, seed=s)) for s in (1, 2, 1)]
+    one, two, same = (c.token_ids for c in Engine(tiny.target("qwen3"), batch_size=3).generate(seeded))
+    assert one == same != two
