@@ -22,7 +22,7 @@ def parse_tree(text: str) -> TreeSpec:
         numbers = [float(part) for part in rest.split(",")]
     except ValueError:
         numbers = []
-    whole = [int(number) for number in numbers[:3] if number == int(number)]
+    whole = [int(number) for number in numbers[:3] if number.is_integer()]
     if kind == "chain" and len(numbers) == len(whole) == 1:
         return StaticTree.chain(whole[0])
     if kind == "dynamic" and len(whole) == 3 and len(numbers) in (3, 4):

@@ -1,0 +1,48 @@
+"""The textual tree shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from eyas.errors import UsageError
+from eyas.tree import parse_tree
+from eyas.tree.dynamic import DynamicTree
+from eyas.tree.presets import PRESETS
+from eyas.tree.static import StaticTree
+
+
+def test_accepted_forms() -> None:
+    chain = parse_tree("chain:5")
+    assert isinstance(chain, StaticTree)
+    assert (chain.depth, len(chain.nodes)) == (5, 5)
+    assert parse_tree("dynamic:5,6,24") == DynamicTree(5, 6, 24)
+    assert parse_tree("dynamic:5,6,24,0.02") == DynamicTree(5, 6, 24, 0.02)
+    for name, paths in PRESETS.items():
+        static = parse_tree(f"static:{name}")
+        assert isinstance(static, StaticTree)
+        assert set(static.nodes) == set(paths)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "chain", "chain:", "chain:x", "chain:2.5", "chain:2,3", "tree:3", "dynamic:5,6", "dynamic:5,6,24,0.1,9",
+        "dynamic:5,6.5,24", "dynamic:a,b,c", "dynamic:5,6,nan", "dynamic:5,6,inf", "chain:nan", "chain:inf",
+    ],
+)  # fmt: skip
+def test_other_forms_are_refused_with_the_accepted_ones(text: str) -> None:
+    with pytest.raises(UsageError, match=r"chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES"):
+        parse_tree(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["chain:0", "chain:-1", "dynamic:0,1,1", "dynamic:1,1,1,1.0", "dynamic:1,1,1,nan"]
+)
+def test_impossible_numbers_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_tree(text)
+
+
+def test_an_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="unknown static tree 'eagle9': known are eagle1, slim"):
+        parse_tree("static:eagle9")
