@@ -41,6 +41,8 @@ class Eagle3Drafter:
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        if not any(counts):
+            return
         start = self._cache.start(rows)
         lengths = self._lengths(rows)
         steps = torch.arange(next_tokens.shape[1], device=lengths.device)
