@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ def read_tensors(path: Path, weights: str | None = None) -> dict[str, Tensor]:
         return _read_file(path / weights)
     index = path / "model.safetensors.index.json"
     if index.exists():
-        files = sorted(set(read_json(index)["weight_map"].values()))
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} has no weight_map: it should name the file of every tensor")
+        files = sorted(set(weight_map.values()))
         return {name: tensor for file in files for name, tensor in _read_file(path / file).items()}
     files = sorted(file.name for file in path.glob("*.safetensors"))
     if len(files) == 1:
@@ -49,6 +53,8 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError) as error:
+    except (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError) as error:
         raise CheckpointError(f"can't read the weights in {file}: {error}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise CheckpointError(f"can't read the weights in {file}: it holds something else than named tensors")
     return {str(name): tensor for name, tensor in loaded.items()}

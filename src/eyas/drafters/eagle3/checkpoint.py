@@ -36,8 +36,10 @@ def load_module(
     `weights` names a weight file other than the default, `ignore` config keys to overlook.
     """
     config = config_from_dict(read_json(path / "config.json"), str(path / "config.json"), ignore)
-    tensors = {internal_name(name): tensor for name, tensor in read_tensors(path, weights).items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    found = read_tensors(path, weights)
+    if twice := sorted(name for name in found if internal_name(name) != name and internal_name(name) in found):
+        raise CheckpointError(f"{path} names the same tensors twice, also as {_FIRST}*: {', '.join(twice)}")
+    tensors = {internal_name(name): t for name, t in found.items() if not name.endswith("rotary_emb.inv_freq")}
     _complete_vocabulary(tensors, config, path)
     _borrow(tensors, shared or {}, config, path)
     with torch.device("meta"):
@@ -104,17 +106,17 @@ def _complete_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config, path:
 
 
 def _borrow(tensors: dict[str, Tensor], shared: Mapping[str, Tensor], config: Eagle3Config, path: Path) -> None:
-    """Use the target's embedding and head where the file has none; they must be of the drafter's width."""
+    """Use the target's embedding and head where the file has none; they must be of the drafter's size."""
     for name in ("embed_tokens.weight", "lm_head.weight"):
         if name in tensors:
             continue
         if name not in shared:
             raise CheckpointError(f"{path} has no {name} and no target was given to share its own")
         weight = shared[name]
-        if weight.shape[1] != config.hidden_size:
+        if weight.shape != (config.vocab_size, config.hidden_size):
             raise CheckpointError(
-                f"{path} has no {name}, and the target's is {weight.shape[1]} wide where the drafter is "
-                f"{config.hidden_size}: the file must bring its own"
+                f"{path} has no {name}, and the target's is {' x '.join(map(str, weight.shape))} where the drafter "
+                f"needs {config.vocab_size} x {config.hidden_size}: use the target it was trained for"
             )
         ids = tensors["d2t"] + torch.arange(config.draft_vocab_size)
         tensors[name] = weight[ids.to(weight.device)] if name == "lm_head.weight" else weight

@@ -65,13 +65,13 @@ def config_from_dict(raw: dict[str, Any], where: str, ignore: Collection[str] = 
     if set(values.pop("layer_types", None) or ()) - {"full_attention"}:
         raise ConfigError(f"{where}: only full_attention drafter layers are supported")
     values.pop("bias", None)  # an EAGLE-1 field; an fc.bias tensor would be reported as an extra tensor
-    heads = values.get("num_attention_heads")
-    if heads and not values.get("head_dim") and "hidden_size" in values:
-        values["head_dim"] = values["hidden_size"] // heads
+    heads, size = values.get("num_attention_heads"), values.get("hidden_size")
+    if not values.get("head_dim") and isinstance(heads, int) and heads > 0 and isinstance(size, int):
+        values["head_dim"] = size // heads
     values.setdefault("num_key_value_heads", heads)
-    for size, fallback in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
-        if values.get(size) is None:
-            values[size] = values.get(fallback)
+    for name, fallback in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
+        if values.get(name) is None:
+            values[name] = values.get(fallback)
     if values.get("num_aux_hidden_states") is None:
         values["num_aux_hidden_states"] = len(values["taps"]) if values["taps"] else 3
     unknown = sorted(set(values) - set(Eagle3Config.model_fields))
