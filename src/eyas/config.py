@@ -50,5 +50,8 @@ def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) ->
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise ConfigError(f"override {override!r}: {parent} is not a section of {path}")
-        node[leaf] = yaml.safe_load(text)
+        try:
+            node[leaf] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {override!r}: {text!r} is not a YAML value: {error}") from error
     return validated(cls, values, str(path))

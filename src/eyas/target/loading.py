@@ -52,7 +52,8 @@ def load_target(
 ) -> Target:
     """Load a decoder LM unpatched. `attention` is transformers' `attn_implementation`; flash kernels take no trees.
 
-    `packed` lays linear weights out for the CPU's kernels; None does so where there are such kernels.
+    `packed` lays linear weights out for the CPU's kernels; None does so where there are such kernels, but not for a
+    compiled model: the compiler brings its own and refuses these.
     """
     keep_freed_memory()
     if attention not in (None, "sdpa", "eager"):
@@ -70,7 +71,9 @@ def load_target(
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
-    if can_pack(torch_device, torch_dtype) if packed is None else packed:
+    if packed and compiled:
+        raise UsageError("a compiled target can't be packed as well: choose one")
+    if not compiled and can_pack(torch_device, torch_dtype) if packed is None else packed:
         pack_linears(loaded)
     target = Target(loaded)
     if compiled:

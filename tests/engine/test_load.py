@@ -1,0 +1,89 @@
+"""`load`: from names and options to an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from eyas.drafters.eagle3 import save_module
+from eyas.engine import Engine, Speculation, load
+from eyas.errors import UsageError
+from eyas.target import load_target
+from eyas.tree import parse_tree
+from eyas.tree.dynamic import DynamicTree
+from eyas.tree.static import StaticTree
+from eyas.types import Request, SamplingParams
+from eyas.verify import TypicalWalk
+
+from .. import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny.build_model("llama").save_pretrained(path)
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w2").save_pretrained(path)
+    return path
+
+
+def drafter(path: Path, **settings: Any) -> Path:
+    save_module(tiny.eagle3_module(**settings), path)
+    return path
+
+
+def answer(engine: Engine) -> list[int]:
+    request = Request(tuple(tiny.prompts(9)[0]), SamplingParams(max_tokens=10, ignore_eos=True))
+    return engine.generate([request])[0].token_ids
+
+
+def test_a_pair_of_directories_makes_a_lossless_engine(model: Path, tmp_path: Path) -> None:
+    plain = load(model, device="cpu")
+    pair = load(model, drafter(tmp_path), device="cpu", batch_size=2, tree="chain:3")
+    assert (
+        answer(plain) == answer(pair) == tiny.continuation(tiny.build_model("llama"), tiny.prompts(9)[0], 10)
+    )
+    assert (plain.speculation, plain.batch_size, pair.batch_size) == (None, 1, 2)
+    assert pair.eos_ids == (2,)
+    assert pair.tokenizer.decode([5, 6]) == "w5 w6"
+
+
+def test_the_tree_is_the_caller_s_then_the_drafter_s_then_the_default(model: Path, tmp_path: Path) -> None:
+    named, silent = drafter(tmp_path / "a", default_tree="chain:2"), drafter(tmp_path / "b")
+    asked = load(
+        model, named, device="cpu", tree=parse_tree("static:slim"), coupled=False, rule=TypicalWalk()
+    )
+    assert asked.speculation is not None
+    assert isinstance(asked.speculation.tree, StaticTree)
+    assert len(asked.speculation.tree.nodes) == 15
+    assert not asked.speculation.coupled
+    assert not asked.rule.lossless
+    own = load(model, named, device="cpu").speculation
+    assert own is not None
+    assert (own.tree.depth, own.tree.max_fanout, own.coupled) == (2, 1, True)
+    default = load(model, silent, device="cpu").speculation
+    assert default is not None
+    assert isinstance(default.tree, DynamicTree)
+
+
+def test_a_tree_needs_a_drafter_large_enough(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a tree needs a drafter"):
+        load(model, tree="chain:3")
+    with pytest.raises(UsageError, match="asks for 8 children, the draft vocabulary has 5"):
+        load(model, drafter(tmp_path, draft_vocab_size=5), device="cpu", tree="dynamic:3,8,20")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.*:DeprecationWarning")  # torch's own compiler uses it
+def test_a_compiled_target_emits_the_same(tmp_path: Path) -> None:
+    model = tiny.build_model("llama", num_hidden_layers=1)
+    model.save_pretrained(tmp_path)
+    target = load_target(tmp_path, device="cpu", compiled=True)
+    speculation = Speculation(tiny.eagle3_drafter((0, 1)), parse_tree("chain:2"))
+    expected = tiny.continuation(model, tiny.prompts(9)[0], 10)
+    assert answer(Engine(target, None, speculation)) == expected

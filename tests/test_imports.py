@@ -1,0 +1,137 @@
+"""The shape of the source: imports point one way, files are small, loading is strict, errors are named."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "eyas"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+FOUNDATION = frozenset({"types", "errors", "config", "runtime"})
+ENGINE = FOUNDATION | {"tree", "verify", "target", "drafters", "engine"}
+ABOVE = ENGINE | {"__init__"}  # `import eyas` and its public names
+ALLOWED: dict[str, frozenset[str]] = {
+    "types": frozenset(),
+    "errors": frozenset(),
+    "config": frozenset({"errors"}),
+    "runtime": frozenset(),
+    "tree": FOUNDATION,
+    "verify": FOUNDATION | {"tree"},
+    "target": FOUNDATION | {"tree"},
+    "drafters": FOUNDATION | {"tree", "verify", "target"},
+    "engine": FOUNDATION | {"tree", "verify", "target", "drafters"},
+    "data": ABOVE,
+    "train": ABOVE | {"data"},
+    "bench": ABOVE | {"data", "interop"},
+    "serve": ABOVE | {"data"},
+    "interop": frozenset({"drafters", "config", "errors"}),
+    "assets": frozenset(),
+}
+TOP = {"cli", "__main__", "__init__"}  # may import everything below them
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def room(path: Path) -> str:
+    """The part of the package that a file belongs to."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every `eyas.X` that a file imports, wherever the import stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            head, *rest = name.split(".")
+            if head == "eyas":
+                known = rest and ((SOURCE / rest[0]).is_dir() or (SOURCE / f"{rest[0]}.py").is_file())
+                yield (rest[0] if known else "__init__"), node.lineno
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_the_source_is_found() -> None:
+    assert {"types", "tree", "verify", "target", "drafters", "engine"} <= {room(f) for f in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_imports_point_one_way(path: Path) -> None:
+    here = room(path)
+    if here in TOP:
+        return
+    assert here in ALLOWED, (
+        f"{here} has no place in the import order: add it to docs/architecture.md and here"
+    )
+    wrong = [
+        f"line {line}: eyas.{name}"
+        for name, line in imported(parsed(path))
+        if name not in ALLOWED[here] | {here}
+    ]
+    assert not wrong, f"{ids(path)} may not import {', '.join(wrong)}"
+
+
+def test_nothing_below_imports_the_command_line() -> None:
+    assert not any("cli" in allowed for allowed in ALLOWED.values())
+
+
+def test_the_order_has_no_cycle() -> None:
+    left = dict(ALLOWED)
+    while left:
+        bottom = [name for name, needs in left.items() if not needs & left.keys() - {name}]
+        assert bottom, f"a cycle among {sorted(left)}"
+        for name in bottom:
+            del left[name]
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_files_are_small_and_say_what_they_are_for(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    assert not text.strip() or ast.get_docstring(parsed(path)), f"{ids(path)} has no docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_loading_is_strict_and_errors_are_named(path: Path) -> None:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"bare except in line {node.lineno}"
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        options = {k.arg: ast.unparse(k.value) for k in node.keywords}
+        if name.endswith("load_state_dict"):
+            assert options.get("strict", "True") == "True", (
+                f"load_state_dict not strict in line {node.lineno}"
+            )
+        if name == "torch.load":
+            assert options.get("weights_only") == "True", f"torch.load runs code in line {node.lineno}"
+        assert name not in {"pickle.load", "pickle.loads", "joblib.load", "eval", "exec"}, (
+            f"{name}, line {node.lineno}"
+        )
+
+
+def test_pickled_weights_are_read_in_one_place() -> None:
+    """Drafter files named by the user."""
+    callers = {
+        ids(path)
+        for path in FILES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    }
+    assert callers == {"drafters/files.py"}
