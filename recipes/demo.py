@@ -44,7 +44,12 @@ def main() -> None:
         ("demo_shallow", shallow, []),
         ("demo_target", target, [f"lm.start_from={shallow / 'model'}"]),
     ):
-        settings = [f"lm.output={folder}", f"lm.corpus.chats={options.maths}", f"lm.device={options.device}", *extra]
+        settings = [
+            f"lm.output={folder}",
+            f"lm.corpus.chats={options.maths}",
+            f"lm.device={options.device}",
+            *extra,
+        ]
         run_recipe(RECIPES / f"{name}.yaml", settings)
 
     # half of the answers greedy, half sampled: the drafter is to guess both

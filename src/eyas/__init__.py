@@ -1,1 +1,48 @@
-"""eyas: the whole life of an EAGLE drafter."""
+"""eyas: lossless speculative decoding with EAGLE drafters, and the whole life of a drafter.
+
+The public names; each is imported when it is first used, so `import eyas` stays fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eyas.engine import Conversation, Engine, load
+    from eyas.errors import EyasError
+    from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Chunk",
+    "Completion",
+    "Conversation",
+    "Engine",
+    "EyasError",
+    "Request",
+    "SamplingParams",
+    "Stats",
+    "__version__",
+    "load",
+]
+
+_HOMES = {
+    "eyas.engine": ("Conversation", "Engine", "load"),
+    "eyas.errors": ("EyasError",),
+    "eyas.types": ("Chunk", "Completion", "Request", "SamplingParams", "Stats"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'eyas' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -100,7 +100,14 @@ class Stats:
 
     def merge(self, other: Stats) -> None:
         """Pool another sequence's counts into this one (times are summed too)."""
-        for name in ("tokens", "target_passes", "drafted_depth", "walked", "prefill_seconds", "decode_seconds"):
+        for name in (
+            "tokens",
+            "target_passes",
+            "drafted_depth",
+            "walked",
+            "prefill_seconds",
+            "decode_seconds",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (
             (self.accepted_histogram, other.accepted_histogram),

@@ -37,9 +37,7 @@ def test_batches_are_a_function_of_number_and_seed() -> None:
     b.batch(50)
     assert all(torch.equal(a.batch(n).tokens, b.batch(n).tokens) for n in range(40))
     assert any(a.batch(n).tokens.tolist() != c.batch(n).tokens.tolist() for n in range(10))
-    orders = [
-        [a.batch(e * a.per_epoch + n).tokens[0, 0].item() for n in range(a.per_epoch)] for e in range(2)
-    ]
+    orders = [[a.batch(e * a.per_epoch + n).tokens[0, 0].item() for n in range(a.per_epoch)] for e in range(2)]
     assert orders[0] != orders[1]
 
 

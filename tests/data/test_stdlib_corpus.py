@@ -48,8 +48,7 @@ def cut(text: str = TEXT) -> dict[str, tuple[str, str]]:
 def test_completions_are_the_function_cut_in_two() -> None:
     code = {k.split(":")[0]: v for k, v in cut().items() if k.startswith("stdlib-code-")}
     assert code["stdlib-code-pkg.mod.documented"] == (
-        COMPLETE
-        + 'def documented(x, *, y=1):\n    """Return x and y, added to each other in the usual manner."""\n',
+        COMPLETE + 'def documented(x, *, y=1):\n    """Return x and y, added to each other in the usual manner."""\n',
         "    total = x\n    total += y\n    return total\n",
     )
     prompt, answer = code["stdlib-code-pkg.mod.Thing.wait"]

@@ -64,10 +64,7 @@ def test_a_template_that_rewrites_history_is_refused(tokenizer: Any) -> None:
 
 def test_prompt_tokens_are_the_row_up_to_its_answer(tokenizer: Any) -> None:
     row = tokenize_chat(tokenizer, exchange("y", "What is 1?", "1"))
-    assert (
-        prompt_tokens(tokenizer, [Message(role="user", content="What is 1?")])
-        == row.tokens[~row.loss_mask].tolist()
-    )
+    assert prompt_tokens(tokenizer, [Message(role="user", content="What is 1?")]) == row.tokens[~row.loss_mask].tolist()
 
 
 def test_digits_are_single_and_text_survives(tokenizer: Any) -> None:

@@ -26,9 +26,7 @@ def setup() -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("elements", [2**24, 24])
 def test_scores_match_the_oracle(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        draft_loss, "CHUNK_ELEMENTS", elements
-    )  # the second is small enough to recompute chunks
+    monkeypatch.setattr(draft_loss, "CHUNK_ELEMENTS", elements)  # the second is small enough to recompute chunks
     head, draft_head, final, mask, states = setup()
     teacher = teach(lambda x: x @ head.T, final, mask, IDS, V)
     for step in range(STEPS):
@@ -55,9 +53,7 @@ def test_the_first_answer_token_is_trained_and_position_one_never_is() -> None:
     head, draft_head, final, mask, states = setup()
     teacher = teach(lambda x: x @ head.T, final, mask, IDS, V)
     found = score(lambda x: x @ draft_head.T, states[0], teacher, 0, IDS)
-    predicted = set(
-        zip(teacher.chat[found.rows].tolist(), (teacher.position[found.rows] + 1).tolist(), strict=True)
-    )
+    predicted = set(zip(teacher.chat[found.rows].tolist(), (teacher.position[found.rows] + 1).tolist(), strict=True))
     assert predicted == {(0, 3), (0, 4), (0, 5), (0, 8), (1, 2), (1, 3)}  # (1, 1) has no pair before it
 
 

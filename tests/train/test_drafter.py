@@ -59,9 +59,7 @@ def test_training_lowers_the_loss_and_resumes(target: Path, chats: Path, tmp_pat
     whole = losses(tmp_path / "whole")
     assert whole == losses(tmp_path / "halves")
     assert whole[12] < whole[1]
-    weights = [
-        (tmp_path / name / "drafter" / "model.safetensors").read_bytes() for name in ("whole", "halves")
-    ]
+    weights = [(tmp_path / name / "drafter" / "model.safetensors").read_bytes() for name in ("whole", "halves")]
     assert weights[0] == weights[1]
 
 

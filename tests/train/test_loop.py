@@ -24,9 +24,7 @@ class Regression:
 
     def __init__(self, dropout: float = 0.1) -> None:
         torch.manual_seed(5)
-        self.model: nn.Module = nn.Sequential(
-            nn.Linear(6, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 3)
-        )
+        self.model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 3))
 
     def part(self, number: int) -> Part:
         x = torch.randn(4 + number % 3, 6, generator=torch.Generator().manual_seed(number))

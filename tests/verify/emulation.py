@@ -93,9 +93,7 @@ def generate(
         out.scatter_(1, done.unsqueeze(1) + torch.arange(width), result.tokens)
         done = done + count
         last = result.accepted.unsqueeze(1)
-        state = TableModel.after(
-            states.gather(1, result.path.gather(1, last)), result.tokens.gather(1, last)
-        )[:, 0]
+        state = TableModel.after(states.gather(1, result.path.gather(1, last)), result.tokens.gather(1, last))[:, 0]
         emitted, rounds = emitted + int(count.sum()), rounds + rows
     return out[:, :length], emitted / rounds
 

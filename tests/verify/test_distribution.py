@@ -36,9 +36,7 @@ def expected() -> Tensor:
     return exact_distribution(TARGET, PARAMS, LENGTH)
 
 
-def draws(
-    walk: WalkRule, spec: TreeSpec | None, coupled: bool, batches: int = BATCHES
-) -> tuple[Tensor, float]:
+def draws(walk: WalkRule, spec: TreeSpec | None, coupled: bool, batches: int = BATCHES) -> tuple[Tensor, float]:
     answers, lengths = [], []
     for batch in range(batches):
         restart(sampler(), torch.arange(BATCH) + batch * BATCH)

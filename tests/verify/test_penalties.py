@@ -25,9 +25,7 @@ def logits_of(seed: int) -> torch.Tensor:
 
 
 @given(st.floats(0.2, 4.0), ANSWER, st.integers(0, 2**31), st.booleans())
-def test_repetition_equals_transformers(
-    penalty: float, answer: list[int], seed: int, committed: bool
-) -> None:
+def test_repetition_equals_transformers(penalty: float, answer: list[int], seed: int, committed: bool) -> None:
     sampler = admit_all([SamplingParams(repetition_penalty=penalty)], VOCAB)
     path = sampler.path(1)
     if committed:
@@ -41,24 +39,18 @@ def test_repetition_equals_transformers(
 
 
 @given(st.floats(-2, 2), st.floats(-2, 2), ANSWER, st.integers(0, 2**31))
-def test_presence_and_frequency_by_hand(
-    presence: float, frequency: float, answer: list[int], seed: int
-) -> None:
+def test_presence_and_frequency_by_hand(presence: float, frequency: float, answer: list[int], seed: int) -> None:
     params = SamplingParams(presence_penalty=presence, frequency_penalty=frequency)
     path = admit_all([params], VOCAB).path(1)
     for token in answer:
         path.advance(torch.tensor([token]))
     raw = logits_of(seed)[0].tolist()
-    expected = [
-        raw[token] - frequency * answer.count(token) - presence * (token in answer) for token in range(VOCAB)
-    ]
+    expected = [raw[token] - frequency * answer.count(token) - presence * (token in answer) for token in range(VOCAB)]
     assert path.warped(logits_of(seed))[0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_order_is_bias_repetition_counts() -> None:
-    params = SamplingParams(
-        logit_bias={1: 1.0}, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25
-    )
+    params = SamplingParams(logit_bias={1: 1.0}, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     path = admit_all([params], 4).path(1)
     for token in (1, 1):
         path.advance(torch.tensor([token]))

@@ -154,9 +154,7 @@ def test_a_slot_used_again_forgets_its_past() -> None:
         (SamplingParams(stop_token_ids=tuple(range(1, VOCAB)), min_tokens=1), PROMPT, "rule out every token"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused(
-    params: SamplingParams, prompt: tuple[int, ...], message: str
-) -> None:
+def test_what_cannot_be_sampled_is_refused(params: SamplingParams, prompt: tuple[int, ...], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         Sampler(1, VOCAB, CPU).admit(0, params, prompt, (0,))
 

@@ -59,9 +59,7 @@ def test_the_temperature_counts() -> None:
 def test_a_bare_root_is_plain_decoding() -> None:
     sampler = admit_all([SamplingParams(temperature=1.0, seed=3)], 4)
     logits = PROBS.log().expand(1, 1, 4)
-    ours, exact = (
-        walk(logits, DraftTree.empty(1, CPU), sampler, 1) for walk in (TypicalWalk(), SeededWalk())
-    )
+    ours, exact = (walk(logits, DraftTree.empty(1, CPU), sampler, 1) for walk in (TypicalWalk(), SeededWalk()))
     assert torch.equal(ours.tokens, exact.tokens)
 
 

@@ -34,9 +34,7 @@ def random_tree(rows: int, nodes: int, generator: torch.Generator) -> DraftTree:
     return DraftTree(tokens, parents, torch.zeros(rows, nodes), valid, nodes)
 
 
-def walk_by_hand(
-    logits: Tensor, tree: DraftTree, row: int, params: SamplingParams
-) -> tuple[list[int], list[int]]:
+def walk_by_hand(logits: Tensor, tree: DraftTree, row: int, params: SamplingParams) -> tuple[list[int], list[int]]:
     place, tokens, path = 0, [], []
     while True:
         scores = logits[row, place]

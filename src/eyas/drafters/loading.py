@@ -16,7 +16,11 @@ from eyas.target.packed import can_pack, pack_linears
 
 
 def load_drafter(
-    source: str | Path, target: Target, *, weights: str | None = None, ignore_config_keys: Collection[str] = ()
+    source: str | Path,
+    target: Target,
+    *,
+    weights: str | None = None,
+    ignore_config_keys: Collection[str] = (),
 ) -> Eagle3Drafter:
     """Load strictly, check against `target`, and put it on the target's device in the target's dtype."""
     path = local_directory(source)
@@ -49,7 +53,9 @@ def check_fit(config: Eagle3Config, taps: tuple[int, ...], target: Target, name:
         wrong.append(f"its taps {list(taps)} are not distinct")
     if wrong:
         raise DrafterMismatchError(
-            f"the drafter {name} does not fit the target:\n  " + "\n  ".join(wrong) + "\nUse one trained for this model."
+            f"the drafter {name} does not fit the target:\n  "
+            + "\n  ".join(wrong)
+            + "\nUse one trained for this model."
         )
 
 
@@ -61,4 +67,6 @@ def local_directory(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"{source} is neither a directory nor a Hub model that can be reached: {error}") from error
+        raise CheckpointError(
+            f"{source} is neither a directory nor a Hub model that can be reached: {error}"
+        ) from error

@@ -50,9 +50,8 @@ def run_round(
 ) -> Outcome:
     """Advance every row by one target pass."""
     count = len(rows)
-    if speculation is None:
-        tree, taps = DraftTree.empty(count, target.device), ()
-    else:
+    tree, taps = DraftTree.empty(count, target.device), tuple[int, ...]()
+    if speculation is not None:
         coupling = sampler.coupling(count, speculation.coupled)
         tree, taps = speculation.drafter.draft(rows, speculation.tree, coupling), speculation.drafter.taps
 

@@ -95,7 +95,7 @@ def context_limit(config: Any) -> int | None:
 
 def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
     """The list of decoder layers: the one ModuleList of the base model with `count` members."""
-    base = model.base_model
+    base: nn.Module = model.base_model  # type: ignore[assignment]  # nn.Module types it as Tensor | Module
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     direct = [child for child in base.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     found = direct or lists

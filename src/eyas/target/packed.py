@@ -33,7 +33,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return torch.ops.mkldnn._linear_pointwise(x.to(self._dtype), self._packed, self.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self._dtype), self._packed, self.bias, "none", [], "")
+        return out
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype}"
@@ -44,7 +45,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return (
         device.type == "cpu"
         and dtype in PACKABLE
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 

@@ -56,9 +56,7 @@ class Scores(NamedTuple):
     overlap: Tensor  # [m] sum of min(p, q): how often a sampled guess is accepted
 
 
-def score(
-    head: Callable[[Tensor], Tensor], normed: Tensor, teacher: Teacher, step: int, target_ids: Tensor
-) -> Scores:
+def score(head: Callable[[Tensor], Tensor], normed: Tensor, teacher: Teacher, step: int, target_ids: Tensor) -> Scores:
     """Score step `step`, whose normed states are [B, S, H].
 
     Rows are kept whether or not the target's greedy token lies in the draft vocabulary.

@@ -86,18 +86,14 @@ def drafter_config(shape: DrafterShape, target: Target) -> Eagle3Config:
     )
 
 
-def fresh_module(
-    config: Eagle3Config, target: Target, draft_ids: torch.Tensor, train_embedding: bool
-) -> Eagle3Module:
+def fresh_module(config: Eagle3Config, target: Target, draft_ids: torch.Tensor, train_embedding: bool) -> Eagle3Module:
     """New weights; embedding and head start from the target's where the widths agree. draft_ids [Vd]."""
     module = Eagle3Module(config)
     set_draft_vocabulary(module, draft_ids)
     if config.hidden_size == target.hidden_size:
         with torch.no_grad():
             module.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
-            module.lm_head.weight.copy_(
-                target.model.get_output_embeddings().weight[draft_ids.to(target.device)]
-            )
+            module.lm_head.weight.copy_(target.model.get_output_embeddings().weight[draft_ids.to(target.device)])
     elif not train_embedding:
         raise ConfigError(
             f"the drafter is {config.hidden_size} wide, the target {target.hidden_size}: the target's "

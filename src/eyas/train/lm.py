@@ -35,9 +35,7 @@ class LmConfig(StrictModel):
     output: Path
     device: str = "cpu"
     batch: int = 8  # blocks a micro-batch
-    short_length: int = (
-        512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
-    )
+    short_length: int = 512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
     short_share: float = Field(default=0.0, ge=0, le=1)  # share of the run with short blocks
     validation_blocks: int = 16
     model: LmModelConfig = LmModelConfig()
@@ -81,9 +79,7 @@ class LmObjective:
     Legend: B blocks, S length, H width, V vocabulary.
     """
 
-    def __init__(
-        self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig
-    ) -> None:
+    def __init__(self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig) -> None:
         self.model: nn.Module = model
         self._decoder = model.model
         self._head = model.lm_head
@@ -131,9 +127,7 @@ def train_lm(config: LmConfig) -> None:
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config)
-    identity = config.model_dump(
-        mode="json", include={"batch", "short_length", "model", "corpus", "start_from"}
-    )
+    identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
     train(objective, config.loop, config.output, torch.device(config.device), identity)
     final = config.output / "model"
     model.to(torch.bfloat16).save_pretrained(final)

@@ -16,11 +16,7 @@ class RunLog:
     def __init__(self, path: Path, steps: int, done: int) -> None:
         kept: list[str] = []
         if path.exists() and done:
-            kept = [
-                line
-                for line in path.read_text(encoding="utf-8").splitlines()
-                if json.loads(line)["step"] <= done
-            ]
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= done]
         path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self._out = path.open("a", encoding="utf-8")
         self._console = Console(stderr=True)

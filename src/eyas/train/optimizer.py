@@ -44,9 +44,7 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     ]
     if matrices:
         optimizers.append(
-            torch.optim.Muon(
-                matrices, lr=config.matrix_lr, weight_decay=config.weight_decay, momentum=config.betas[1]
-            )
+            torch.optim.Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay, momentum=config.betas[1])
         )
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -33,9 +33,7 @@ def unrolled(module: Eagle3Module, tokens: Tensor, taps: Tensor, steps: int) -> 
     attention = ChainAttention()
     hidden = module.fuse(taps).to(taps.dtype)  # under autocast too, the residual stream keeps its precision
     for step in range(steps):
-        hidden, normed = module.step(
-            ahead[:, 1 + step : 1 + step + width], hidden, positions + step, attention
-        )
+        hidden, normed = module.step(ahead[:, 1 + step : 1 + step + width], hidden, positions + step, attention)
         yield normed
 
 
@@ -67,17 +65,13 @@ def _attend_block(q: Tensor, keys: list[Tensor], values: list[Tensor], start: in
     rows = q[:, :, :, start:stop]
     groups, count = rows.shape[2:4]
     folded = rows.flatten(2, 3)  # [B, kv, G*R, D]: queries of a group share keys, so they are one matrix
-    scores = torch.unflatten(
-        folded @ keys[0][:, :, :stop].transpose(2, 3), 2, (groups, count)
-    )  # [B, kv, G, R, stop]
+    scores = torch.unflatten(folded @ keys[0][:, :, :stop].transpose(2, 3), 2, (groups, count))  # [B, kv, G, R, stop]
     later = torch.ones(count, stop, dtype=torch.bool, device=q.device).triu(start + 1)
     scores = scores.masked_fill(later, float("-inf"))
     own = [(rows * k[:, :, None, start:stop]).sum(-1, keepdim=True) for k in keys[1:]]
     joint = torch.cat([scores, *own], dim=-1)  # [B, kv, G, R, stop + steps - 1]
     weights = joint.softmax(-1, dtype=torch.promote_types(joint.dtype, torch.float32)).to(q.dtype)
-    out: Tensor = torch.unflatten(
-        weights[..., :stop].flatten(2, 3) @ values[0][:, :, :stop], 2, (groups, count)
-    )
+    out: Tensor = torch.unflatten(weights[..., :stop].flatten(2, 3) @ values[0][:, :, :stop], 2, (groups, count))
     for i, v in enumerate(values[1:]):
         out = out + weights[..., stop + i, None] * v[:, :, None, start:stop]
     return out

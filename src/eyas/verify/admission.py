@@ -9,9 +9,7 @@ from eyas.errors import RequestError
 from eyas.types import SamplingParams
 
 
-def check_request(
-    params: SamplingParams, prompt: Sequence[int], stops: Collection[int], vocab_size: int
-) -> None:
+def check_request(params: SamplingParams, prompt: Sequence[int], stops: Collection[int], vocab_size: int) -> None:
     """RequestError if a request names tokens the target doesn't have, or leaves it none to emit.
 
     `stops` are the request's stop ids and the target's. The target's may lie outside its vocabulary (some
@@ -24,9 +22,7 @@ def check_request(
         _check_ids(name, ids, vocab_size)
     for token, bias in params.logit_bias.items():
         if math.isnan(bias) or bias == math.inf:
-            raise RequestError(
-                f"logit_bias of token {token} is {bias}: use a finite number, or -inf to ban it"
-            )
+            raise RequestError(f"logit_bias of token {token} is {bias}: use a finite number, or -inf to ban it")
     banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
     if params.min_tokens > 0:
         banned.update(token for token in stops if 0 <= token < vocab_size)

@@ -38,8 +38,6 @@ class Coupling:
             logits = logits / slots.divisor[rows, None, None]
         if self._noisy:
             ids = slots.token_ids if target_ids is None else target_ids
-            noise = gumbel(
-                slots.seed[rows], slots.position[rows].unsqueeze(1) + steps_ahead, ids
-            )  # [B, 1, Vd]
+            noise = gumbel(slots.seed[rows], slots.position[rows].unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
             logits = torch.addcmul(logits, noise, slots.noise_scale[rows, None, None])
         return logits.log_softmax(dim=-1)

@@ -30,9 +30,7 @@ class TypicalWalk:
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         if not (0.0 <= epsilon <= 1.0 and delta >= 0.0):
-            raise UsageError(
-                f"typical acceptance: epsilon {epsilon} must be in [0, 1], delta {delta} at least 0"
-            )
+            raise UsageError(f"typical acceptance: epsilon {epsilon} must be in [0, 1], delta {delta} at least 0")
         self.epsilon = epsilon
         self.delta = delta
 

@@ -90,13 +90,15 @@ def _complete_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config, path:
     full, draft = config.vocab_size, config.draft_vocab_size
     if "d2t" not in tensors:
         if draft != full:
-            raise CheckpointError(f"{path}: draft_vocab_size {draft} of {full}, but no d2t tensor maps it: re-export it")
+            raise CheckpointError(
+                f"{path}: draft_vocab_size {draft} of {full}, but no d2t tensor maps it: re-export it"
+            )
         tensors["d2t"] = torch.zeros(draft, dtype=torch.int64)
     d2t = tensors["d2t"] = tensors["d2t"].to(torch.int64)
     if d2t.shape != (draft,):
         raise CheckpointError(f"{path}: d2t is {list(d2t.shape)}, the config says draft_vocab_size {draft}")
     ids = d2t + torch.arange(draft)
-    if int(ids.min()) < 0 or int(ids.max()) >= full or ids.unique().numel() != draft:
+    if int(ids.min()) < 0 or int(ids.max()) >= full or len(set(ids.tolist())) != draft:
         raise CheckpointError(f"{path}: d2t must map to {draft} different tokens below {full} (id = draft id + d2t)")
     covered = torch.zeros(full, dtype=torch.bool)
     covered[ids] = True

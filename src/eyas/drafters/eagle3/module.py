@@ -45,7 +45,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, attend: Attend) -> Tensor:
         """x [B, S, width] -> [B, S, H]."""
         q, k, v = (
-            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
+            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = attend(layer, rotate(q, rope), rotate(k, rope), v)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -108,7 +109,9 @@ class Eagle3Module(nn.Module):
         size, taps = config.hidden_size, config.num_aux_hidden_states
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in range(taps))
+            self.fc_norm = nn.ModuleList(
+                RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in range(taps)
+            )
         if config.norm_before_fc:
             self.input_norm = RMSNorm(taps * config.target_hidden_size, eps=config.rms_norm_eps)
         self.fc = nn.Linear(taps * config.target_hidden_size, size, bias=False)
