@@ -75,14 +75,8 @@ def test_imports_point_one_way(path: Path) -> None:
     here = room(path)
     if here in TOP:
         return
-    assert here in ALLOWED, (
-        f"{here} has no place in the import order: add it to docs/architecture.md and here"
-    )
-    wrong = [
-        f"line {line}: eyas.{name}"
-        for name, line in imported(parsed(path))
-        if name not in ALLOWED[here] | {here}
-    ]
+    assert here in ALLOWED, f"{here} has no place in the import order: add it to docs/architecture.md and here"
+    wrong = [f"line {line}: eyas.{name}" for name, line in imported(parsed(path)) if name not in ALLOWED[here] | {here}]
     assert not wrong, f"{ids(path)} may not import {', '.join(wrong)}"
 
 
@@ -116,14 +110,10 @@ def test_loading_is_strict_and_errors_are_named(path: Path) -> None:
         name = ast.unparse(node.func)
         options = {k.arg: ast.unparse(k.value) for k in node.keywords}
         if name.endswith("load_state_dict"):
-            assert options.get("strict", "True") == "True", (
-                f"load_state_dict not strict in line {node.lineno}"
-            )
+            assert options.get("strict", "True") == "True", f"load_state_dict not strict in line {node.lineno}"
         if name == "torch.load":
             assert options.get("weights_only") == "True", f"torch.load runs code in line {node.lineno}"
-        assert name not in {"pickle.load", "pickle.loads", "joblib.load", "eval", "exec"}, (
-            f"{name}, line {node.lineno}"
-        )
+        assert name not in {"pickle.load", "pickle.loads", "joblib.load", "eval", "exec"}, f"{name}, line {node.lineno}"
 
 
 def test_pickled_weights_are_read_in_one_place() -> None:

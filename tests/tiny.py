@@ -208,9 +208,7 @@ class OracleDrafter:
 
     def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:  # noqa: ARG002
         growth = spec.start(len(rows), torch.device("cpu"))
-        ahead = [
-            [self._ahead(slot)] for slot in rows
-        ]  # of every frontier node: what truly follows, None off track
+        ahead = [[self._ahead(slot)] for slot in rows]  # of every frontier node: what truly follows, None off track
         while True:
             made = [[self._children(node, growth.fanout) for node in row] for row in ahead]
             tokens = torch.tensor([[node[0] for node in row] for row in made])
@@ -219,9 +217,7 @@ class OracleDrafter:
             if frontier is None:
                 break
             grown = []
-            for row, ids, parents in zip(
-                ahead, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True
-            ):
+            for row, ids, parents in zip(ahead, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
                 above = [row[p] for p in parents]
                 grown.append([a[1:] if a and a[0] == t else None for t, a in zip(ids, above, strict=True)])
             ahead = grown

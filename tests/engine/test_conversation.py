@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from eyas.engine import Conversation, Engine, Speculation
 from eyas.errors import UsageError

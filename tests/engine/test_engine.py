@@ -24,9 +24,7 @@ def oracle(name: str, tokens: int, prompts: list[list[int]], omit: float = 0.15)
     return tiny.OracleDrafter([p + tiny.continuation(model, p, tokens) for p in prompts], (1, 2, 4), omit)
 
 
-def engine(
-    tree: str | None = "dynamic:4,3,8", *, batch: int = 1, name: str = "llama", drafter: Any = None
-) -> Engine:
+def engine(tree: str | None = "dynamic:4,3,8", *, batch: int = 1, name: str = "llama", drafter: Any = None) -> Engine:
     speculation = None if tree is None else Speculation(drafter or tiny.eagle3_drafter(), parse_tree(tree))
     return Engine(tiny.target(name), None, speculation, batch_size=batch)
 
@@ -58,9 +56,7 @@ def test_eos_is_a_stop_unless_ignored() -> None:
     spec = Speculation(tiny.eagle3_drafter(), parse_tree("chain:3"))
     run = Engine(Target(model), None, spec)
     assert run.eos_ids == tuple(sorted((tokens[4], 96)))
-    stopped, ignored = (
-        run.generate(requests([prompt], max_tokens=20, ignore_eos=flag))[0] for flag in (False, True)
-    )
+    stopped, ignored = (run.generate(requests([prompt], max_tokens=20, ignore_eos=flag))[0] for flag in (False, True))
     assert stopped.token_ids == tokens[: tokens.index(tokens[4]) + 1]
     assert stopped.finish_reason == "stop"
     assert ignored.token_ids == tokens
@@ -147,9 +143,7 @@ def test_the_cache_grows_while_sequences_move() -> None:
 def test_sampler_tables_made_in_one_round_serve_the_next_request() -> None:
     prompts = tiny.prompts(5, 6, 7)
     asked = requests(prompts, max_tokens=6, presence_penalty=1.5)
-    assert [c.token_ids for c in engine().generate(asked)] == [
-        c.token_ids for c in engine(None).generate(asked)
-    ]
+    assert [c.token_ids for c in engine().generate(asked)] == [c.token_ids for c in engine(None).generate(asked)]
 
 
 def test_an_abandoned_stream_leaves_the_engine_usable() -> None:
@@ -220,9 +214,9 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
             assert stats.target_passes < 15
             assert stats.acceptance_rate == stats.walked / stats.drafted_depth
             by_position = stats.accepted_by_position
-            assert sum(
-                r * n for r, n in zip(by_position, stats.offered_by_depth, strict=True)
-            ) == pytest.approx(stats.walked)
+            assert sum(r * n for r, n in zip(by_position, stats.offered_by_depth, strict=True)) == pytest.approx(
+                stats.walked
+            )
         total.merge(stats)
     assert total.tokens == 15 * len(prompts)
     assert sum(total.accepted_histogram) == total.target_passes

@@ -45,9 +45,7 @@ def answer(engine: Engine) -> list[int]:
 def test_a_pair_of_directories_makes_a_lossless_engine(model: Path, tmp_path: Path) -> None:
     plain = load(model, device="cpu")
     pair = load(model, drafter(tmp_path), device="cpu", batch_size=2, tree="chain:3")
-    assert (
-        answer(plain) == answer(pair) == tiny.continuation(tiny.build_model("llama"), tiny.prompts(9)[0], 10)
-    )
+    assert answer(plain) == answer(pair) == tiny.continuation(tiny.build_model("llama"), tiny.prompts(9)[0], 10)
     assert (plain.speculation, plain.batch_size, pair.batch_size) == (None, 1, 2)
     assert pair.eos_ids == (2,)
     assert pair.tokenizer.decode([5, 6]) == "w5 w6"
@@ -55,9 +53,7 @@ def test_a_pair_of_directories_makes_a_lossless_engine(model: Path, tmp_path: Pa
 
 def test_the_tree_is_the_caller_s_then_the_drafter_s_then_the_default(model: Path, tmp_path: Path) -> None:
     named, silent = drafter(tmp_path / "a", default_tree="chain:2"), drafter(tmp_path / "b")
-    asked = load(
-        model, named, device="cpu", tree=parse_tree("static:slim"), coupled=False, rule=TypicalWalk()
-    )
+    asked = load(model, named, device="cpu", tree=parse_tree("static:slim"), coupled=False, rule=TypicalWalk())
     assert asked.speculation is not None
     assert isinstance(asked.speculation.tree, StaticTree)
     assert len(asked.speculation.tree.nodes) == 15

@@ -23,9 +23,7 @@ def test_a_saved_model_loads_and_computes_the_same(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     target = load_target(tmp_path, device="cpu")
     tokens = tiny.prompts(9)[0]
-    torch.testing.assert_close(
-        tiny.full_forward(target.model, tokens).logits, tiny.full_forward(model, tokens).logits
-    )
+    torch.testing.assert_close(tiny.full_forward(target.model, tokens).logits, tiny.full_forward(model, tokens).logits)
     assert (target.dtype, target.vocab_size, target.hidden_size, target.num_layers) == (
         torch.float32, tiny.VOCAB, tiny.HIDDEN, tiny.LAYERS,
     )  # fmt: skip
@@ -137,11 +135,7 @@ def test_attention_plans() -> None:
     full, sliding = {"full_attention": None}, {"sliding_attention": tiny.WINDOW}
     hybrid = {**full, **sliding}
     assert plans == {
-        name: hybrid
-        if name in ("gemma2", "gemma3", "olmo3", "gptoss")
-        else sliding
-        if name == "mistral"
-        else full
+        name: hybrid if name in ("gemma2", "gemma3", "olmo3", "gptoss") else sliding if name == "mistral" else full
         for name in tiny.ARCHITECTURES
     }
 

@@ -60,9 +60,7 @@ def test_every_node_sees_its_own_path_and_nothing_else(target: Target) -> None:
     again = target.verify(range(3), roots, DraftTree.empty(3, target.device), ())
     for row, (prompt, path) in enumerate(zip(prompts, kept, strict=True)):
         tokens = [*prompt, *(int(tree.tokens[row, i]) for i in path), int(roots[row])]
-        torch.testing.assert_close(
-            again.logits[row, 0], tiny.full_forward(target.model, tokens).logits[0, -1], **CLOSE
-        )
+        torch.testing.assert_close(again.logits[row, 0], tiny.full_forward(target.model, tokens).logits[0, -1], **CLOSE)
 
 
 def test_trace_is_a_plain_pass_whatever_the_padding_and_the_head_agrees(target: Target) -> None:
@@ -72,14 +70,10 @@ def test_trace_is_a_plain_pass_whatever_the_padding_and_the_head_agrees(target: 
     for row, prompt in enumerate(prompts):
         plain, size = tiny.full_forward(target.model, prompt), len(prompt)
         for boundary in range(tiny.LAYERS):
-            torch.testing.assert_close(
-                trace.taps[row, :size, boundary], plain.hidden_states[boundary][0], **CLOSE
-            )
+            torch.testing.assert_close(trace.taps[row, :size, boundary], plain.hidden_states[boundary][0], **CLOSE)
         torch.testing.assert_close(trace.final[row, :size], plain.hidden_states[-1][0], **CLOSE)
         torch.testing.assert_close(target.head(trace.final[row, :size]), plain.logits[0], **CLOSE)
-        assert not torch.allclose(
-            trace.taps[row, :size, -1], trace.final[row, :size], atol=1e-2
-        )  # before the norm
+        assert not torch.allclose(trace.taps[row, :size, -1], trace.final[row, :size], atol=1e-2)  # before the norm
 
 
 def test_the_last_boundary_is_the_input_of_the_final_norm() -> None:
@@ -124,9 +118,7 @@ def test_prefill_continues_a_committed_prefix() -> None:
         for _ in target.prefill(range(1), [part], ()):
             pass
     verified = target.verify(range(1), torch.tensor([prompt[-1]]), DraftTree.empty(1, target.device), ())
-    torch.testing.assert_close(
-        verified.logits[0, 0], tiny.full_forward(target.model, prompt).logits[0, -1], **CLOSE
-    )
+    torch.testing.assert_close(verified.logits[0, 0], tiny.full_forward(target.model, prompt).logits[0, -1], **CLOSE)
 
 
 def test_verify_commits_nothing_and_repeats() -> None:
@@ -146,9 +138,7 @@ def test_a_row_is_independent_of_the_others() -> None:
     roots = torch.tensor([p[-1] for p in prompts])
     together = target.verify(range(3), roots, tree, (1,))
     for row in range(3):
-        alone = DraftTree(
-            *(t[row : row + 1] for t in (tree.tokens, tree.parents, tree.logprob, tree.valid)), 3
-        )
+        alone = DraftTree(*(t[row : row + 1] for t in (tree.tokens, tree.parents, tree.logprob, tree.valid)), 3)
         single = target.verify(range(row, row + 1), roots[row : row + 1], alone, (1,))
         torch.testing.assert_close(single.logits[0], together.logits[row], **CLOSE)
         torch.testing.assert_close(single.taps[0], together.taps[row], **CLOSE)

@@ -66,9 +66,7 @@ class SlotMachine(RuleBasedStateMachine):
         first = data.draw(st.integers(0, len(self.model) - 1))
         rows = range(first, data.draw(st.integers(first + 1, len(self.model))))
         width = data.draw(st.integers(1, 7))
-        paths = [
-            sorted(data.draw(st.sets(st.integers(0, width - 1), max_size=width)), reverse=False) for _ in rows
-        ]
+        paths = [sorted(data.draw(st.sets(st.integers(0, width - 1), max_size=width)), reverse=False) for _ in rows]
         values = torch.arange(self.counter, self.counter + len(rows) * width).view(len(rows), width).float()
         self.counter += values.numel()
         start = self.cache.start(rows)
@@ -149,8 +147,13 @@ def test_growth_doubles_and_keeps_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA out of memory")]
-)  # fmt: skip
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
 def test_no_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     cache = make(2)
 

@@ -15,9 +15,7 @@ def parent_lists(draw: st.DrawFn) -> list[list[int]]:
     """Parents of up to 3 trees of one size; deep chains are likely."""
     rows, nodes = draw(st.integers(1, 3)), draw(st.integers(0, 12))
     near = draw(st.booleans())
-    return [
-        [draw(st.integers(max(-1, i - 2) if near else -1, i - 1)) for i in range(nodes)] for _ in range(rows)
-    ]
+    return [[draw(st.integers(max(-1, i - 2) if near else -1, i - 1)) for i in range(nodes)] for _ in range(rows)]
 
 
 def path(parents: list[int], column: int) -> list[int]:
@@ -33,9 +31,7 @@ def tree_of(parents: list[list[int]], max_depth: int | None = None) -> DraftTree
     index = torch.tensor(parents, dtype=torch.int64).view(len(parents), -1)
     deepest = max((len(path(row, i)) - 1 for row in parents for i in range(len(row) + 1)), default=0)
     flags = torch.ones(index.shape, dtype=torch.bool)
-    return DraftTree(
-        index + 50, index, torch.zeros(index.shape), flags, deepest if max_depth is None else max_depth
-    )
+    return DraftTree(index + 50, index, torch.zeros(index.shape), flags, deepest if max_depth is None else max_depth)
 
 
 @given(parent_lists(), st.integers(0, 4))

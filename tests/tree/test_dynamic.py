@@ -53,14 +53,8 @@ def grow(spec: DynamicTree, rows: list[Scores]) -> DraftTree:
     growth = spec.start(len(rows), CPU)
     frontier = torch.zeros(len(rows), 1, dtype=torch.int64)
     while True:
-        scores = [
-            [steps[t][: growth.fanout] for t in ids]
-            for steps, ids in zip(rows, frontier.tolist(), strict=True)
-        ]
-        tokens = [
-            [[child(t, r, spec.top_k) for r in range(growth.fanout)] for t in ids]
-            for ids in frontier.tolist()
-        ]
+        scores = [[steps[t][: growth.fanout] for t in ids] for steps, ids in zip(rows, frontier.tolist(), strict=True)]
+        tokens = [[[child(t, r, spec.top_k) for r in range(growth.fanout)] for t in ids] for ids in frontier.tolist()]
         grown = growth.expand(torch.tensor(scores), torch.tensor(tokens))
         if grown is None:
             return growth.tree()
@@ -111,9 +105,7 @@ def test_it_is_eagle2(spec: DynamicTree, seed: int, batch: int) -> None:
     st.sampled_from([(0.0,), (-1.0,), (0.0, -1.0), (0.0, 1e-7), (-math.inf, 0.0)]),
 )
 @settings(max_examples=120)
-def test_ties_never_part_a_child_from_its_parent(
-    spec: DynamicTree, seed: int, grid: tuple[float, ...]
-) -> None:
+def test_ties_never_part_a_child_from_its_parent(spec: DynamicTree, seed: int, grid: tuple[float, ...]) -> None:
     """All equal, exactly zero (p = 1), a hair above zero by rounding, impossible: the tree stays a tree."""
     tree = grow(spec, [Lazy(seed, spec.top_k, grid)])
     check_shape(spec, tree)

@@ -35,9 +35,7 @@ def test_other_forms_are_refused_with_the_accepted_ones(text: str) -> None:
         parse_tree(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["chain:0", "chain:-1", "dynamic:0,1,1", "dynamic:1,1,1,1.0", "dynamic:1,1,1,nan"]
-)
+@pytest.mark.parametrize("text", ["chain:0", "chain:-1", "dynamic:0,1,1", "dynamic:1,1,1,1.0", "dynamic:1,1,1,nan"])
 def test_impossible_numbers_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_tree(text)

@@ -209,9 +209,7 @@ def test_embedding_and_head_may_be_the_target_s(tmp_path: Path, module: Eagle3Mo
 def test_its_own_embedding_wins_over_the_target_s(tmp_path: Path, module: Eagle3Module) -> None:
     save_module(module, tmp_path)
     other = torch.randn(tiny.VOCAB, tiny.HIDDEN)
-    assert equal(
-        load_module(tmp_path, shared={"embed_tokens.weight": other, "lm_head.weight": other}), module
-    )
+    assert equal(load_module(tmp_path, shared={"embed_tokens.weight": other, "lm_head.weight": other}), module)
 
 
 class Evil:
@@ -261,9 +259,7 @@ def test_unreadable_directories(tmp_path: Path, module: Eagle3Module) -> None:
         load_module(tmp_path, weights="absent.safetensors")
 
 
-def test_a_half_written_directory_has_no_config(
-    tmp_path: Path, module: Eagle3Module, monkeypatch: Any
-) -> None:
+def test_a_half_written_directory_has_no_config(tmp_path: Path, module: Eagle3Module, monkeypatch: Any) -> None:
     """config.json comes last: a run killed while saving leaves no directory that looks whole."""
 
     def fail(*_args: Any, **_kwargs: Any) -> None:

@@ -108,9 +108,7 @@ def test_harmless_forms_of_refused_keys_pass() -> None:
 
 @pytest.mark.parametrize("taps", [None, (1, 2, 3)])
 def test_the_written_form_reads_back(taps: tuple[int, ...] | None) -> None:
-    config = read(
-        fc_norm=True, norm_output=True, taps=taps, rope_theta=5e5, default_tree="chain:4", head_dim=16
-    )
+    config = read(fc_norm=True, norm_output=True, taps=taps, rope_theta=5e5, default_tree="chain:4", head_dim=16)
     written = config_to_dict(config)
     assert config_from_dict(written, "again") == config
     assert written["rope_theta"] == 5e5

@@ -134,11 +134,8 @@ def test_observing_in_pieces_is_observing_at_once(sizes: tuple[int, ...]) -> Non
     for each in (whole, pieces):
         each.resize(2)
     observe(whole, range(2), pairs)
-    for end in itertools.accumulate(sizes):
-        size = sizes[0] if end == sizes[0] else end - before
-        before = end
-        part = [(ids[end - size : end + 1], taps[end - size : end]) for ids, taps in pairs]
-        observe(pieces, range(2), part)
+    for begin, end in itertools.pairwise((0, *itertools.accumulate(sizes))):
+        observe(pieces, range(2), [(ids[begin : end + 1], taps[begin:end]) for ids, taps in pairs])
     a, b = (d.draft(range(2), parse_tree("dynamic:4,4,14"), coupling(2)) for d in (whole, pieces))
     assert torch.equal(a.tokens, b.tokens)
     torch.testing.assert_close(a.logprob, b.logprob, rtol=1e-3, atol=1e-3)

@@ -119,9 +119,7 @@ def test_it_computes_its_definition(name: str) -> None:
         torch.testing.assert_close(got[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name", ["fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "theta", "eps"]
-)
+@pytest.mark.parametrize("name", ["fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "theta", "eps"])
 def test_each_setting_changes_the_output(name: str) -> None:
     """With the same weights, so that the definition above can't be vacuous."""
     plain = tiny.eagle3_module()

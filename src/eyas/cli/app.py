@@ -1,0 +1,55 @@
+"""The `eyas` command and its verbs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import eyas
+from eyas.cli.bench import bench
+from eyas.cli.chat import chat
+from eyas.cli.demo import demo
+from eyas.cli.generate import generate
+from eyas.cli.inspect import inspect
+from eyas.cli.train import train
+from eyas.cli.verb import add_verb
+from eyas.cli.verify import verify
+
+VERBS = {
+    "demo": demo,
+    "generate": generate,
+    "chat": chat,
+    "verify": verify,
+    "inspect": inspect,
+    "bench": bench,
+    "train": train,
+}
+
+app = typer.Typer(
+    name="eyas",
+    help="Lossless speculative decoding with EAGLE drafters: decode, check, measure, train.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for _name, _function in VERBS.items():
+    add_verb(app, _name, _function)
+
+
+@app.callback()
+def _options(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"eyas {eyas.__version__}")
+        raise typer.Exit
+    ctx.obj = debug
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="eyas")

@@ -1,0 +1,67 @@
+"""What the terminal shows: marked text, the legend, the line of figures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from eyas.types import Chunk, Stats
+
+
+def mark(text: str) -> str:
+    """Text that came from accepted draft tokens: underlined, and green unless NO_COLOR is set."""
+    return typer.style(text, underline=True, fg=None if os.environ.get("NO_COLOR") else typer.colors.GREEN)
+
+
+class LiveText:
+    """An answer as it grows on standard output, draft tokens marked if that is a terminal."""
+
+    def __init__(self, tokenizer: Any, *, speculating: bool) -> None:
+        from eyas.data.detokenizer import Detokenizer
+
+        self._pieces = Detokenizer(tokenizer)
+        self._marked = speculating and sys.stdout.isatty()
+        if self._marked:
+            note(f"{mark('marked')}: drafted and accepted; unmarked: the target's own tokens")
+
+    def add(self, chunk: Chunk) -> None:
+        """Write what a round added."""
+        for place, token in enumerate(chunk.token_ids):
+            piece = self._pieces.push(token)
+            if piece:
+                sys.stdout.write(mark(piece) if self._marked and place < chunk.accepted else piece)
+        if chunk.completion is not None:
+            sys.stdout.write(self._pieces.finish() + "\n")
+        sys.stdout.flush()
+
+
+def stats_line(stats: Stats, lossy: bool = False) -> str:
+    """One line of figures; `docs/metrics.md` defines them."""
+    parts = [f"{stats.tokens} tokens in {stats.target_passes} target passes"]
+    if stats.drafted_depth:
+        by_position = " ".join(f"{rate:.2f}" for rate in stats.accepted_by_position)
+        parts += [f"accept length {stats.accept_length:.2f}", f"accepted by position {by_position}"]
+    parts += [
+        f"prefill {stats.prefill_seconds:.2f} s",
+        f"decode {stats.decode_seconds:.2f} s",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+    ]
+    return " | ".join(parts) + (" | LOSSY acceptance" if lossy else "")
+
+
+def note(message: str) -> None:
+    """A line on standard error, where everything goes that is not output."""
+    typer.echo(message, err=True)
+
+
+def output() -> Console:
+    """Standard output for tables; wide where it isn't a terminal, so that nothing is cut."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,77 @@
+"""`eyas inspect`: what a directory is."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from eyas.cli.build import quiet
+from eyas.cli.display import output
+from eyas.cli.guard import FAILURE
+from eyas.cli.options import Json
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.bench.target_report import TargetReport
+    from eyas.interop.drafter_report import DrafterReport
+
+
+def inspect(
+    source: Annotated[str, Argument(help="A directory or Hub id.", metavar="DIR_OR_ID")],
+    model: Annotated[str | None, Option(help="The target a drafter is meant for.")] = None,
+    json: Json = False,
+) -> int:
+    """Say what a target or drafter directory is, and what is suspicious about it (exit code 1: it can't be used)."""
+    quiet()
+    report = _examine(source, model)
+    if json:
+        typer.echo(jsonlib.dumps(report.as_dict()))
+    else:
+        _print(report.as_dict())
+    return FAILURE if report.problems else 0
+
+
+def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
+    from eyas.bench.target_report import report_target
+    from eyas.interop.detect import detect
+    from eyas.interop.drafter_report import report_drafter
+    from eyas.interop.headers import Headers, read_headers
+    from eyas.interop.locate import locate
+
+    found = locate(source)
+    headers = Headers() if found.path is None else read_headers(found.path)
+    kind = detect(found.config, headers)
+    if kind == "unknown":
+        raise UsageError(f"{source}: config.json names no architecture, and no tensors of a drafter are there")
+    if kind == "target":
+        return report_target(source, None if found.path is None else headers)
+    assert found.path is not None  # a drafter's files are always fetched
+    facts = None if model is None else report_target(model, None).facts
+    return report_drafter(found.path, found.config, headers, kind, facts)
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for name, value in report.items():
+        if name not in ("problems", "warnings") and value not in (None, [], {}, ""):
+            table.add_row(name.replace("_", " "), _plain(value))
+    console = output()
+    console.print(table)
+    for kind in ("problems", "warnings"):
+        for message in report[kind]:
+            console.print(f"{kind[:-1]}: {message}")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_plain(each)}" for key, each in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,91 @@
+"""Every option that more than one verb takes, declared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+PromptFile = Annotated[
+    Path, Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
+]
+Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
+BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
+MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens of one answer.")]
+Trees = Annotated[
+    list[str], Option("--tree", help="chain:K, static:NAME or dynamic:DEPTH,TOPK,NODES; may be repeated.")
+]
+Coupled = Annotated[
+    bool | None,
+    Option("--coupled/--no-coupled", help="Rank draft tokens with the sampler's own noise (default: yes)."),
+]
+Json = Annotated[bool, Option("--json", help="Write JSON to standard output.")]
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How a target is run."""
+
+    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32"
+    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None
+    attention: Annotated[str | None, Option(help="sdpa or eager.")] = None
+    compile: Annotated[bool, Option("--compile", help="Compile the target with torch.compile.")] = False
+
+
+@dataclass(frozen=True)
+class TargetOptions(RuntimeOptions):
+    """Which target, and how it is run."""
+
+    model: Annotated[str, Option(help="The target: a directory or Hub id.")] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class DrafterFileOptions:
+    """How a drafter directory is read."""
+
+    draft_weights: Annotated[
+        str | None, Option(help="Weight file in the drafter directory (a pickle is read only if named here).")
+    ] = None
+    ignore_config_key: Annotated[
+        list[str], Option(help="A key of the drafter's config.json to overlook; may be repeated.")
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DraftOptions(DrafterFileOptions):
+    """Whether and how to speculate."""
+
+    draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None
+    method: Annotated[str, Option(help="eagle3, or none for plain decoding.")] = "eagle3"
+    num_speculative_tokens: Annotated[
+        int | None, Option("--num-speculative-tokens", "-n", min=1, help="A chain of N draft tokens (= --tree chain:N).")
+    ] = None
+    tree: Annotated[
+        str | None, Option(help="chain:K, static:NAME or dynamic:DEPTH,TOPK,NODES (default: the drafter's own).")
+    ] = None
+    coupled: Coupled = None
+    acceptance: Annotated[
+        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts whatever the target finds plausible.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen; the defaults are greedy."""
+
+    max_new_tokens: MaxNewTokens = 256
+    temperature: Annotated[float, Option(help="0 = greedy.")] = 0.0
+    top_p: Annotated[float, Option(help="1 = off.")] = 1.0
+    top_k: Annotated[int, Option(help="0 = off.")] = 0
+    min_p: Annotated[float, Option(help="0 = off.")] = 0.0
+    seed: Annotated[int, Option(help="The same seed gives the same output, speculation or not.")] = 0
+    repetition_penalty: Annotated[float, Option(help="1 = off.")] = 1.0
+    presence_penalty: Annotated[float, Option(help="0 = off.")] = 0.0
+    frequency_penalty: Annotated[float, Option(help="0 = off.")] = 0.0
+    min_tokens: Annotated[int, Option(help="No stop token before this many tokens.")] = 0
+    stop_token_id: Annotated[list[int], Option(help="Another id that ends an answer; may be repeated.")] = field(
+        default_factory=list
+    )
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Don't stop at the model's own end tokens.")] = False

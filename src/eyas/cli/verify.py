@@ -1,0 +1,121 @@
+"""`eyas verify`: a losslessness certificate."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from eyas.cli.build import numbers, open_target, sampling_params
+from eyas.cli.display import note, output
+from eyas.cli.guard import FAILURE
+from eyas.cli.options import (
+    Coupled,
+    DrafterFileOptions,
+    Json,
+    Limit,
+    MaxNewTokens,
+    PromptFile,
+    SamplingOptions,
+    TargetOptions,
+    Trees,
+)
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.bench.certificate import Certificate
+    from eyas.bench.ties import Divergence
+    from eyas.drafters.eagle3 import Eagle3Drafter
+    from eyas.tree import TreeSpec
+
+
+def verify(
+    target: TargetOptions,
+    files: DrafterFileOptions,
+    draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
+    prompt_file: PromptFile,
+    tree: Trees = [],  # noqa: B006  # copied by typer
+    temperatures: Annotated[str, Option(help="Comma-separated.")] = "0,0.7,1",
+    batch_sizes: Annotated[str, Option(help="Comma-separated.")] = "1,4",
+    max_new_tokens: MaxNewTokens = 64,
+    seed: Annotated[int, Option(min=0, help="Seed of the sampled runs.")] = 0,
+    limit: Limit = None,
+    coupled: Coupled = None,
+    json: Json = False,
+) -> int:
+    """Run with and without speculation over temperatures, trees and batch sizes, and compare every token."""
+    heats = numbers(temperatures, "--temperatures")
+    if min(heats) < 0:
+        raise UsageError(f"--temperatures {temperatures}: a temperature is at least 0")
+    batches = [int(number) for number in numbers(batch_sizes, "--batch-sizes")]
+    if min(batches) < 1:
+        raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds at least 1 sequence")
+    from eyas.bench.certificate import Certificate, Certifier, Grid
+    from eyas.data.prompts import read_prompts
+    from eyas.drafters.loading import load_drafter
+    from eyas.target import load_tokenizer
+
+    rows = read_prompts(prompt_file, limit)
+    params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
+    loaded = open_target(target.model, target)
+    drafter = load_drafter(
+        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key
+    )
+    certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
+    cells = []
+    for cell in certifier.cells(rows, Grid(heats, _trees(tree, drafter), batches)):
+        note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
+        cells.append(cell)
+    certificate = Certificate(target.model, draft_model, loaded.dtype, cells)
+    for error in certificate.errors:
+        note(f"error: {error}")
+    if json:
+        typer.echo(jsonlib.dumps(certificate.as_dict()))
+    else:
+        _print(certificate)
+    return 0 if certificate.equal and not certificate.errors else FAILURE
+
+
+def _trees(texts: list[str], drafter: Eagle3Drafter) -> dict[str, TreeSpec]:
+    """The trees asked for, or a chain and the drafter's own."""
+    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.tree import parse_tree
+
+    texts = texts or list(dict.fromkeys(("chain:4", drafter.module.config.default_tree or DEFAULT_TREE)))
+    return {text: tree_for(drafter, parse_tree(text)) for text in texts}
+
+
+def _print(certificate: Certificate) -> None:
+    from rich.table import Table
+
+    from eyas.bench.certificate import promise
+
+    table = Table("T", "tree", "batch", "rows", "tokens", "accept length", "result", title="Certificate")
+    for cell in certificate.cells:
+        table.add_row(
+            f"{cell.temperature:g}",
+            cell.tree,
+            str(cell.batch_size),
+            str(cell.rows),
+            str(cell.tokens),
+            f"{cell.accept_length:.2f}",
+            cell.verdict,
+        )
+    console = output()
+    console.print(table)
+    for cell in certificate.cells:
+        for parted in cell.divergences:
+            console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(parted)}")
+    console.print(f"Compared with plain decoding of one row at a time. Promised in {promise(certificate.dtype)}.")
+    console.print("EQUAL" if certificate.equal else "NOT EQUAL")
+
+
+def _describe(parted: Divergence) -> str:
+    place = f"row {parted.row}, turn {parted.turn}, position {parted.position}"
+    tokens = f"plain {parted.plain}, here {parted.speculative}"
+    if parted.gap is None:
+        return f"{place}: {tokens}: one answer ends there: a real difference"
+    kind = "near-tie" if parted.tie else "a real difference"
+    return f"{place}: {tokens}; gap {parted.gap:.3g} logits, near-tie up to {parted.tolerance:.3g}: {kind}"

@@ -1,0 +1,47 @@
+"""From a directory or Hub id to a config and, if they are on this machine, the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from eyas.drafters.files import read_json
+from eyas.drafters.loading import local_directory
+from eyas.errors import CheckpointError
+from eyas.interop.detect import detect
+from eyas.interop.headers import Headers
+
+_HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError)
+
+
+class Located(NamedTuple):
+    """What was found."""
+
+    config: dict[str, Any]
+    path: Path | None
+    """Where the weights are; None = not on this machine."""
+
+
+def locate(source: str) -> Located:
+    """Find it. A drafter named by a Hub id is downloaded (it is small), a target's weights are not."""
+    if Path(source).is_dir():
+        return Located(_config(Path(source)), Path(source))
+    try:
+        config = read_json(Path(hf_hub_download(source, "config.json")))
+    except _HUB_ERRORS as error:
+        raise CheckpointError(f"{source} is neither a directory nor a Hub model that can be reached: {error}") from error
+    if detect(config, Headers()) != "target":
+        return Located(config, local_directory(source))
+    try:
+        return Located(config, Path(snapshot_download(source, local_files_only=True)))
+    except _HUB_ERRORS:
+        return Located(config, None)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not (path / "config.json").exists():
+        raise CheckpointError(f"{path} has no config.json: it is neither a target nor a drafter directory")
+    return read_json(path / "config.json")
