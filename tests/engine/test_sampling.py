@@ -6,10 +6,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from eyas.engine import Engine, Speculation
-from eyas.tree import parse_tree
+from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.types import Request, SamplingParams
+from eyas.verify import Coupling
 
 from .. import tiny
 
@@ -63,3 +65,34 @@ def test_seeds_and_parameters_matter() -> None:
     seeded = [Request(prompt, SamplingParams(max_tokens=14, temperature=1.0, seed=s)) for s in (1, 2, 1)]
     one, two, same = (c.token_ids for c in Engine(tiny.target("qwen3"), batch_size=3).generate(seeded))
     assert one == same != two
+
+
+class MindReader(tiny.OracleDrafter):
+    """Drafts chains from the target's own distribution; one row only."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__([], (1,))
+        self._first = first
+
+    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:
+        growth = spec.start(1, torch.device("cpu"))
+        tokens = [self._first, *self._tokens[rows.start]]
+        for level in range(spec.depth):
+            logits = tiny.full_forward(tiny.target("qwen3").model, tokens).logits[:, -1:]
+            score, best = coupling.rank(logits, level, None).topk(1, dim=2)
+            growth.expand(score, best)
+            tokens.append(int(best))
+        return growth.tree()
+
+
+def test_a_coupled_drafter_that_knows_the_distribution_is_always_right() -> None:
+    """It sees the very noise the sampler will use, at every depth; without it it can only guess."""
+    prompt = tiny.prompts(9)[0]
+    rates = []
+    for coupled in (True, False):
+        spec = Speculation(MindReader(prompt[0]), parse_tree("chain:4"), coupled)
+        params = SamplingParams(max_tokens=24, temperature=3.0, seed=3)
+        done = Engine(tiny.target("qwen3"), None, spec).generate([Request(tuple(prompt), params)])[0]
+        rates.append(done.stats.acceptance_rate)
+    assert rates[0] == 1.0
+    assert rates[1] < 0.9

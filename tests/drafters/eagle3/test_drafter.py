@@ -13,7 +13,7 @@ from eyas.drafters.eagle3 import Eagle3Drafter
 from eyas.drafters.eagle3.module import grouped_attention
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import SamplingParams
-from eyas.verify import Coupling, Sampler
+from eyas.verify import Coupling, Sampler, gumbel
 
 from ... import tiny
 
@@ -253,5 +253,6 @@ def test_coupling_ranks_by_the_noise_of_the_token_s_own_position() -> None:
     assert tree.tokens.tolist() != plain.tokens.tolist()
     ids, path = drafter.module.target_ids, tree.tokens[0].tolist()
     for ahead in range(4):
-        ranked = rank(from_scratch(drafter, pairs[0], path[:ahead])[None, None], ahead, ids)
+        noise = gumbel(torch.tensor([0]), torch.tensor([[8 + ahead]]), ids)  # the seed and place of the token
+        ranked = from_scratch(drafter, pairs[0], path[:ahead]) + noise.flatten()
         assert int(ids[ranked.argmax()]) == path[ahead]
