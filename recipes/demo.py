@@ -29,7 +29,8 @@ def prompts(maths: Path, library: Path) -> list[Chat]:
     chats = list(read_chats(library))
     code = [chat for chat in chats if chat.id.startswith("stdlib-code")]
     prose = [chat for chat in chats if chat.id.startswith("stdlib-ask")]
-    return [*spread(list(read_chats(maths)), 3500), *spread(code, 2500), *spread(prose, 1500)]
+    chosen = [*spread(list(read_chats(maths)), 3500), *spread(code, 2500), *spread(prose, 1500)]
+    return chosen[::2]
 
 
 def main() -> None:
@@ -52,12 +53,10 @@ def main() -> None:
         ]
         run_recipe(RECIPES / f"{name}.yaml", settings)
 
-    # half of the answers greedy, half sampled: the drafter is to guess both
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
     answers = target / "regenerated.jsonl"
     chats = prompts(options.maths, shallow / "library_chats.jsonl")
-    for temperature, half in ((0.0, chats[::2]), (0.7, chats[1::2])):
-        regenerate(engine, half, answers, eyas.SamplingParams(max_tokens=200, temperature=temperature))
+    regenerate(engine, chats, answers, eyas.SamplingParams(max_tokens=200))
 
     run_recipe(
         RECIPES / "demo_drafter.yaml",
