@@ -116,3 +116,20 @@ def test_the_written_form_reads_back(taps: tuple[int, ...] | None) -> None:
     if taps:
         assert written["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
         assert written["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+
+
+def test_toggles_nested_in_eagle_config_count() -> None:
+    raw = BASE | {"eagle_config": {"norm_before_fc": True, "use_aux_hidden_state": True}}
+    assert config_from_dict(raw, "c").norm_before_fc
+    with pytest.raises(ConfigError, match="norm_before_fc is False at the top level and True"):
+        config_from_dict(raw | {"norm_before_fc": False}, "c")
+
+
+def test_a_drafter_without_taps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use_aux_hidden_state"):
+        config_from_dict(BASE | {"eagle_config": {"use_aux_hidden_state": False}}, "c")
+
+
+def test_unknown_nested_keys_are_refused() -> None:
+    with pytest.raises(ConfigError, match="surprise"):
+        config_from_dict(BASE | {"eagle_config": {"surprise": 1}}, "c")

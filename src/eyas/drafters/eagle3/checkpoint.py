@@ -49,7 +49,8 @@ def load_module(
     if missing or extra:
         raise CheckpointError(
             f"{path} does not hold the tensors its config.json asks for.\n  missing: {', '.join(missing) or 'none'}\n"
-            f"  extra: {', '.join(extra) or 'none'}\nCheck num_hidden_layers, fc_norm, norm_before_fc and the biases there."
+            f"  extra: {', '.join(extra) or 'none'}\n"
+            "Check num_hidden_layers, fc_norm, norm_before_fc and the biases there."
         )
     wrong = [
         f"{name} is {list(tensors[name].shape)}, the config says {list(tensor.shape)}"

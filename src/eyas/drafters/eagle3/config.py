@@ -94,18 +94,23 @@ def _pop_rope(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pop_taps(values: dict[str, Any], where: str) -> tuple[int, ...] | None:
-    """Tap boundaries from our key, or the field's `eagle_aux_hidden_state_layer_ids`, flat or nested."""
-    nested = values.pop("eagle_config", None) or {}
+    """Tap boundaries from our key, or the field's, flat or nested; other nested keys come up to the top level."""
+    nested = dict(values.pop("eagle_config", None) or {})
+    if not nested.pop("use_aux_hidden_state", True):
+        raise ConfigError(f"{where}: use_aux_hidden_state is false, but an EAGLE-3 drafter reads the target's taps")
     found = [
         tuple(ids)
         for ids in (
             values.pop("taps", None),
             values.pop("eagle_aux_hidden_state_layer_ids", None),
-            nested.get("eagle_aux_hidden_state_layer_ids"),
-            nested.get("layer_ids"),
+            nested.pop("eagle_aux_hidden_state_layer_ids", None),
+            nested.pop("layer_ids", None),
         )
         if ids is not None
     ]
+    for key, value in nested.items():  # some exporters nest toggles such as norm_before_fc
+        if values.setdefault(key, value) != value:
+            raise ConfigError(f"{where}: {key} is {values[key]} at the top level and {value} in eagle_config")
     if len(set(found)) > 1:
         raise ConfigError(f"{where}: contradicting tap lists {found}: keep one")
     return found[0] if found else None

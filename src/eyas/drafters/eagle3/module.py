@@ -177,5 +177,5 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax attention of q [B, heads, S, D] over k, v [B, kv_heads, K, D]; mask bool, broadcastable to [B, 1, S, K]."""
+    """Softmax attention of q [B, heads, S, D] over k, v [B, kv_heads, K, D]; bool mask, as [B, 1, S, K]."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
