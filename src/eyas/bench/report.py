@@ -112,9 +112,7 @@ def table_of(lines: Sequence[Line], title: str) -> Table:
 
 def line_dict(line: Line) -> dict[str, Any]:
     """A line for JSON."""
-    rounded = {
-        name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()
-    }
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()}
     rounded["by_position"] = [round(rate, 4) for rate in line.by_position]
     rounded["efficiency"] = None if line.efficiency is None else round(line.efficiency, 4)
     return rounded

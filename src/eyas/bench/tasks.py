@@ -28,7 +28,7 @@ def read_task(path: Path, batch_size: int, limit: int | None = None) -> Task:
     """Cut a file into groups; a single row is a group of its own, so figures of batch 1 are per row."""
     rows = read_prompts(path, limit)
     good = [row for row in rows if isinstance(row, PromptRow)]
-    groups = [good[i : i + batch_size] for i in range(0, len(good), batch_size)]
+    groups: list[Group] = [good[i : i + batch_size] for i in range(0, len(good), batch_size)]
     return Task(path.stem, groups, [row.error for row in rows if isinstance(row, BadRow)])
 
 

@@ -87,7 +87,9 @@ def scores_after(
     return Scores(scores, float(logits.float().abs().max()))
 
 
-def judge(scores: Scores, plain: int | None, other: int | None, dtype: torch.dtype) -> tuple[float | None, float | None]:
+def judge(
+    scores: Scores, plain: int | None, other: int | None, dtype: torch.dtype
+) -> tuple[float | None, float | None]:
     """Gap and tolerance of two tokens that were chosen at the same place."""
     if plain is None or other is None:
         return None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -16,7 +17,7 @@ from eyas.cli.train import train
 from eyas.cli.verb import add_verb
 from eyas.cli.verify import verify
 
-VERBS = {
+VERBS: dict[str, Callable[..., int | None]] = {
     "demo": demo,
     "generate": generate,
     "chat": chat,

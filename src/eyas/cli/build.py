@@ -114,15 +114,11 @@ def quiet() -> None:
     """Keep transformers' progress bars out of the terminal."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
 
 
 def _refuse_draft_options(options: DraftOptions) -> None:
-    given = [
-        name
-        for name, value in vars(options).items()
-        if name != "method" and value is not None and value != []
-    ]
+    given = [name for name, value in vars(options).items() if name != "method" and value is not None and value != []]
     if given:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise UsageError(f"--method none drafts nothing, so {flags} would be ignored: leave out one or the other")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -65,3 +68,36 @@ def output() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def row_bar(total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error; yields what advances it by one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def quietly_refreshing(view: Callable[[], Any], show: bool) -> Iterator[Callable[[], None]]:
+    """A live picture of `view()` on the terminal while the block runs; yields what redraws it (often enough)."""
+    if not show:
+        yield lambda: None
+        return
+    from rich.live import Live
+
+    drawn = 0.0
+    with Live(view(), refresh_per_second=1, auto_refresh=False) as live:
+
+        def refresh() -> None:
+            nonlocal drawn
+            if time.monotonic() - drawn > 0.05:
+                live.update(view(), refresh=True)
+                drawn = time.monotonic()
+
+        yield refresh
+        live.update(view(), refresh=True)

@@ -122,8 +122,6 @@ def _progress(rows: int) -> Iterator[Callable[[], None]]:
     from rich.progress import Progress
 
     hidden = sys.stdout.isatty() or not sys.stderr.isatty()
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=hidden, redirect_stdout=False
-    ) as bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden, redirect_stdout=False) as bar:
         task = bar.add_task("rows", total=rows)
         yield lambda: bar.advance(task)

@@ -60,7 +60,8 @@ class DraftOptions(DrafterFileOptions):
     draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None
     method: Annotated[str, Option(help="eagle3, or none for plain decoding.")] = "eagle3"
     num_speculative_tokens: Annotated[
-        int | None, Option("--num-speculative-tokens", "-n", min=1, help="A chain of N draft tokens (= --tree chain:N).")
+        int | None,
+        Option("--num-speculative-tokens", "-n", min=1, help="A chain of N draft tokens (= --tree chain:N)."),
     ] = None
     tree: Annotated[
         str | None, Option(help="chain:K, static:NAME or dynamic:DEPTH,TOPK,NODES (default: the drafter's own).")

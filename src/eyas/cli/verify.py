@@ -60,9 +60,7 @@ def verify(
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
-    drafter = load_drafter(
-        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key
-    )
+    drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
     certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
     cells = []
     for cell in certifier.cells(rows, Grid(heats, _trees(tree, drafter), batches)):

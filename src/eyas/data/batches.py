@@ -35,9 +35,7 @@ class ChatBatches:
         self._rows = [row for row in cut if row.loss_mask[2:].any()]
         if not self._rows:
             raise DataError(f"no chat has an answer token within its first {longest} tokens")
-        order = np.random.default_rng(seed).permutation(
-            len(self._rows)
-        )  # like lengths don't stay in file order
+        order = np.random.default_rng(seed).permutation(len(self._rows))  # like lengths don't stay in file order
         by_length = sorted(order.tolist(), key=lambda i: len(self._rows[i].tokens))
         self._groups = list(_grouped(by_length, [len(row.tokens) for row in self._rows], budget))
         self._seed = seed

@@ -28,9 +28,7 @@ class CorpusConfig(StrictModel):
     length: int = Field(default=1024, gt=1)
     held_out_share: float = Field(default=0.02, ge=0, lt=1)
     seed: int = 0
-    weights: dict[str, float] = Field(
-        default_factory=lambda: {"chats": 0.45, "library": 0.35, "source": 0.20}
-    )
+    weights: dict[str, float] = Field(default_factory=lambda: {"chats": 0.45, "library": 0.35, "source": 0.20})
 
 
 @dataclass(frozen=True)

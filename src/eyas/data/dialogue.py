@@ -76,9 +76,7 @@ class Dialogue:
         return encode_chat(tokenizer, self._chat)
 
 
-def converse(
-    engine: Engine, dialogues: Sequence[Dialogue], params: SamplingParams
-) -> Iterator[tuple[Dialogue, Chunk]]:
+def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingParams) -> Iterator[tuple[Dialogue, Chunk]]:
     """Answer everything, all first turns, then all second turns, and so on; yields what each round adds."""
     waiting = list(dialogues)
     while waiting := [dialogue for dialogue in waiting if dialogue.open]:

@@ -30,9 +30,7 @@ class Mixture:
         return torch.stack([self._block(n) for n in range(number * size, (number + 1) * size)])
 
     def _block(self, n: int) -> Tensor:
-        while (
-            len(self._turns) <= n
-        ):  # a cache of a pure sequence, not state: draw n never depends on who asked
+        while len(self._turns) <= n:  # a cache of a pure sequence, not state: draw n never depends on who asked
             k = len(self._turns) + 1
             source = max(range(len(self._names)), key=lambda s: self._shares[s] * k - self._drawn[s])
             self._turns.append((source, self._drawn[source]))

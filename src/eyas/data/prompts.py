@@ -104,6 +104,6 @@ def encode_chat(tokenizer: Any, messages: list[Message]) -> tuple[int, ...]:
     chat = [message.model_dump() for message in messages]
     try:
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    except Exception as error:  # noqa: BLE001  # templates raise whatever they like
+    except Exception as error:  # templates raise whatever they like
         raise RequestError(f"the chat template refuses this chat: {error}") from error
     return tuple(ids)

@@ -91,9 +91,7 @@ def chats_of(source: Source) -> Iterator[Chat]:
     for name, node in _named_nodes(source.tree, source.name):
         prose = _prose(node)
         if prose:
-            yield _question(
-                name, CLASS_QUESTIONS if isinstance(node, ast.ClassDef) else FUNCTION_QUESTIONS, prose
-            )
+            yield _question(name, CLASS_QUESTIONS if isinstance(node, ast.ClassDef) else FUNCTION_QUESTIONS, prose)
         if not isinstance(node, ast.ClassDef):
             yield from _completion(name, node, source.text)
 

@@ -84,7 +84,5 @@ def pack(rows: Iterable[TokenRow], length: int) -> NDArray[np.int64]:
     stream = np.concatenate(streams) if streams else np.zeros(0, dtype=np.int64)
     count = len(stream) // length
     if count == 0:
-        raise DataError(
-            f"{len(stream)} tokens don't fill one block of {length}; add data or shorten the blocks"
-        )
+        raise DataError(f"{len(stream)} tokens don't fill one block of {length}; add data or shorten the blocks")
     return stream[: count * length].reshape(count, length)

@@ -31,4 +31,3 @@ def _is_eagle3(config: dict[str, Any], names: Collection[str]) -> bool:
     by_key = "draft_vocab_size" in config
     by_tensors = "fc.weight" in names and any(name.endswith("hidden_norm.weight") for name in names)
     return by_name or by_key or by_tensors
-

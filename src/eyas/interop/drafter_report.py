@@ -94,7 +94,7 @@ def report_drafter(
         _check_map(report, config, headers)
     _suspect(report, config, raw)
     if target is not None:
-        _compare(report, config, raw, target)
+        _compare(report, config, target)
     return report
 
 
@@ -103,7 +103,9 @@ def _tap_source(raw: dict[str, Any]) -> str:
     nested = raw.get("eagle_config") or {}
     keys = [key for key in ("taps", "eagle_aux_hidden_state_layer_ids") if raw.get(key) is not None]
     keys += [
-        f"eagle_config.{key}" for key in ("eagle_aux_hidden_state_layer_ids", "layer_ids") if nested.get(key) is not None
+        f"eagle_config.{key}"
+        for key in ("eagle_aux_hidden_state_layer_ids", "layer_ids")
+        if nested.get(key) is not None
     ]
     return ", ".join(keys) or "not written: the target's defaults [2, n//2, n-3]"
 
@@ -134,7 +136,7 @@ def _check_map(report: DrafterReport, config: Eagle3Config, headers: Headers) ->
             report.problems.append(f"a draft vocabulary of {draft} out of {full}, but no d2t tensor maps it")
         return
     ids = headers.read("d2t").long() + torch.arange(headers.tensors["d2t"].parameters)
-    if int(ids.min()) < 0 or int(ids.max()) >= full or ids.unique().numel() != ids.numel():
+    if int(ids.min()) < 0 or int(ids.max()) >= full or len(set(ids.tolist())) != ids.numel():
         report.problems.append("d2t does not map to different tokens of the vocabulary (id = draft id + d2t)")
         if bool((headers.read("d2t") == headers.read("d2t").sort().values).all()):
             report.warnings.append("d2t rises steadily: perhaps it holds absolute ids instead of offsets")
@@ -158,12 +160,14 @@ def _suspect(report: DrafterReport, config: Eagle3Config, raw: dict[str, Any]) -
             "crash on longer prompts"
         )
     if not any(raw.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling")):
-        report.warnings.append("no rope_theta: 10000 is assumed; if the drafter was trained with another, it drafts badly")
+        report.warnings.append(
+            "no rope_theta: 10000 is assumed; if the drafter was trained with another, it drafts badly"
+        )
     if report.provenance is None:
         report.warnings.append("no provenance (key `eyas`): nothing says what it was trained for or on")
 
 
-def _compare(report: DrafterReport, config: Eagle3Config, raw: dict[str, Any], target: TargetFacts) -> None:
+def _compare(report: DrafterReport, config: Eagle3Config, target: TargetFacts) -> None:
     for what, mine, theirs in (
         ("states", config.target_hidden_size, target.hidden_size),
         ("vocabulary", config.vocab_size, target.vocab_size),
@@ -177,8 +181,8 @@ def _compare(report: DrafterReport, config: Eagle3Config, raw: dict[str, Any], t
             report.problems.append(f"taps {outside} lie outside the target's boundaries 0..{n}")
         if list(config.taps) == [1, n // 2 - 1, n - 4]:
             report.warnings.append(
-                f"taps {list(config.taps)} are what trainers that count layer *outputs* write by default; as boundaries "
-                f"that would be {[tap + 1 for tap in config.taps]}: compare acceptance with both"
+                f"taps {list(config.taps)} are what trainers that count layer *outputs* write by default; as "
+                f"boundaries that would be {[tap + 1 for tap in config.taps]}: compare acceptance with both"
             )
     theta = float(config.rope_parameters["rope_theta"])
     if target.rope_theta is not None and theta != target.rope_theta:
@@ -189,4 +193,3 @@ def _compare(report: DrafterReport, config: Eagle3Config, raw: dict[str, Any], t
         report.warnings.append(
             f"max_position_embeddings {config.max_position_embeddings} is less than the target's {target.max_length}"
         )
-

@@ -32,7 +32,9 @@ def locate(source: str) -> Located:
     try:
         config = read_json(Path(hf_hub_download(source, "config.json")))
     except _HUB_ERRORS as error:
-        raise CheckpointError(f"{source} is neither a directory nor a Hub model that can be reached: {error}") from error
+        raise CheckpointError(
+            f"{source} is neither a directory nor a Hub model that can be reached: {error}"
+        ) from error
     if detect(config, Headers()) != "target":
         return Located(config, local_directory(source))
     try:

@@ -15,7 +15,11 @@ from torch import Tensor
 from eyas.errors import RequestError, UnsupportedModelError
 from eyas.target import masks
 from eyas.target.architecture import (
-    attention_plan, context_limit, decoder_layers, head_function, refuse_unsupported,
+    attention_plan,
+    context_limit,
+    decoder_layers,
+    head_function,
+    refuse_unsupported,
 )  # fmt: skip
 from eyas.target.slots import SlotCache
 from eyas.target.staged import ShapeProbe, StagedCache
@@ -110,8 +114,8 @@ class Target:
         """Final hidden state [..., Ht] -> logits [..., V]."""
         if not self._head_is_exact:
             raise UnsupportedModelError(
-                f"{self.config.model_type} does something to its logits that eyas doesn't know, so the teacher can't be "
-                "recomputed from stored states; decoding is not affected"
+                f"{self.config.model_type} does something to its logits that eyas doesn't know, so the teacher can't "
+                "be recomputed from stored states; decoding is not affected"
             )
         out: Tensor = self._head(final)
         return out

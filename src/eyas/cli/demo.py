@@ -1,0 +1,146 @@
+"""`eyas demo`: the embedded pair writes the same text plain and speculative, side by side."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from eyas.cli.display import output, quietly_refreshing
+from eyas.cli.options import Json, MaxNewTokens
+
+if TYPE_CHECKING:
+    from eyas.bench.race import Lane
+    from eyas.engine import Engine
+
+
+def demo(
+    max_new_tokens: MaxNewTokens = 120,
+    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32",
+    tree: Annotated[str | None, Option(help="Another tree than the drafter's own.")] = None,
+    json: Json = False,
+) -> int:
+    """Watch a small language model write the same text plain and speculative."""
+    from eyas.bench.demo_prompts import PROMPTS
+    from eyas.bench.race import Lane, race
+    from eyas.data.chats import Message
+    from eyas.data.prompts import encode_chat
+    from eyas.types import Request, SamplingParams
+
+    plain, speculative = _engines(dtype, tree)
+    lanes = [Lane("plain", plain), Lane("speculative", speculative)]
+    params = SamplingParams(max_tokens=max_new_tokens)
+    show = not json and sys.stdout.isatty()
+    results = []
+    for number, (kind, text) in enumerate(PROMPTS):
+        chat = [Message(role="user", content=text)]
+        request = Request(tuple(encode_chat(plain.tokenizer, chat)), params)
+        if number == 0:
+            race(lanes, request, lambda: None)  # warm-up, not shown and not counted
+        if not json:
+            output().print(f"\n[{kind}] {text.strip()}")
+        with quietly_refreshing(lambda: _panels(lanes), show) as refresh:
+            race(lanes, request, refresh)
+        completions = [lane.completion for lane in lanes if lane.completion is not None]
+        results.append((kind, completions))
+        if not json and not show:
+            output().print(completions[1].text)
+    report = _report(results, plain, dtype, max_new_tokens)
+    if json:
+        typer.echo(jsonlib.dumps(report))
+    else:
+        _print(report)
+    return 0
+
+
+def _engines(dtype: str, tree: str | None) -> tuple[Engine, Engine]:
+    """Two engines that can take turns: one model, but slots of their own."""
+    from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
+    from eyas.cli.build import quiet
+    from eyas.engine import Engine, load
+    from eyas.target import Target
+
+    quiet()
+    speculative = load(DEMO_TARGET, DEMO_DRAFTER, tree=tree, dtype=dtype)
+    plain = Engine(Target(speculative.target.model), speculative.tokenizer)
+    return plain, speculative
+
+
+def _panels(lanes: list[Lane]) -> Any:
+    from rich.columns import Columns
+    from rich.panel import Panel
+    from rich.text import Text
+
+    panels = []
+    for lane in lanes:
+        text = Text()
+        for piece, accepted in lane.pieces:
+            text.append(piece, style="green underline" if accepted else "")
+        tokens = sum(1 for _ in lane.pieces)
+        rate = f"{tokens / lane.seconds:.0f} tokens/s" if lane.seconds else ""
+        panels.append(Panel(text, title=lane.name, subtitle=f"{lane.seconds:.2f} s  {rate}", width=60, height=16))
+    return Columns(panels)
+
+
+def _report(results: list[Any], plain: Engine, dtype: str, limit: int) -> dict[str, Any]:
+    """Figures by kind of text and over all; each side's come from its own counter."""
+    from eyas.bench.machine import describe_machine
+    from eyas.types import Stats
+
+    kinds = list(dict.fromkeys(kind for kind, _ in results))
+    rows = []
+    for kind in [*kinds, "all"]:
+        base, fast = Stats(), Stats()
+        same = True
+        for name, (one, other) in results:
+            if kind in (name, "all"):
+                base.merge(one.stats)
+                fast.merge(other.stats)
+                same &= one.token_ids == other.token_ids
+        speedup = fast.tokens_per_second / base.tokens_per_second
+        rows.append(
+            {
+                "text": kind,
+                "plain_tokens_per_second": round(base.tokens_per_second, 1),
+                "speculative_tokens_per_second": round(fast.tokens_per_second, 1),
+                "speedup": round(speedup, 3),
+                "accept_length": round(fast.accept_length, 3),
+                "efficiency": round(speedup / fast.accept_length, 3),
+                "accepted_by_position": [round(rate, 3) for rate in fast.accepted_by_position],
+                "identical_output": same,
+            }
+        )
+    parameters = sum(p.numel() for p in plain.target.model.parameters())
+    settings = {"dtype": dtype, "max_new_tokens": limit, "parameters": parameters}
+    return {"rows": rows, "settings": settings, "machine": describe_machine()}
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    headers = ("text", "plain tok/s", "speculative tok/s", "speedup", "accept length", "efficiency", "by position")
+    table = Table(*headers, "output", title="The same model, the same text")
+    for row in report["rows"]:
+        table.add_row(
+            row["text"],
+            f"{row['plain_tokens_per_second']:.0f}",
+            f"{row['speculative_tokens_per_second']:.0f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['accept_length']:.2f}",
+            f"{row['efficiency']:.2f}",
+            " ".join(f"{rate:.2f}" for rate in row["accepted_by_position"]),
+            "identical output" if row["identical_output"] else "DIFFERENT",
+        )
+    console = output()
+    console.print(table)
+    console.print(
+        "accept length: tokens per pass of the model. efficiency: speedup / accept length. Prefill is not counted."
+    )
+    console.print("identical output: every token of both runs was compared. See docs/metrics.md and docs/lossless.md.")
+    if not report["rows"][-1]["identical_output"]:
+        console.print(
+            "In half precision a near-tie can swap two tokens; `eyas verify` shows the gap. Try --dtype float32."
+        )
