@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from safetensors.torch import load_file, save_file
 
 from eyas.errors import ModelError, RequestError, UnsupportedModelError, UsageError
 from eyas.target import Target, load_target, load_tokenizer
@@ -171,3 +172,13 @@ def test_the_context_ends_where_rope_would_change() -> None:
 def test_taps_must_exist_and_differ(taps: tuple[int, ...]) -> None:
     with pytest.raises(RequestError, match="distinct boundaries between 0 and 4"):
         tiny.target().check_taps(taps)
+
+
+def test_a_target_with_missing_tensors_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "holes"
+    tiny.build_model("llama").save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 of the target's tensors .*layers\.1\.mlp\.up_proj"):
+        load_target(folder)

@@ -65,11 +65,19 @@ def load_target(
     if known is not None:
         refuse_unsupported(known, config)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=torch_dtype, attn_implementation=attention, use_safetensors=True
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=torch_dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
+    if report["missing_keys"]:  # transformers would fill them with random numbers and go on
+        missing = ", ".join(sorted(report["missing_keys"])[:5])
+        raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
     if packed and compiled:
         raise UsageError("a compiled target can't be packed as well: choose one")
