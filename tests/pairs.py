@@ -1,0 +1,50 @@
+"""A tiny target with a chat template and a tiny EAGLE-3 drafter, saved as users have them: directories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eyas.data.tokenizer import train_tokenizer
+from eyas.drafters.eagle3 import save_module
+
+from . import tiny
+
+_TEXT = "def add(a, b):\n    return a + b\n\nNatalia sold 48/2 = <<48/2=24>>24 clips in May.\n" * 3
+
+
+class Pair(NamedTuple):
+    """Where the two lie."""
+
+    model: Path
+    drafter: Path
+
+
+@cache
+def tokenizer() -> Any:
+    """A byte-level tokenizer with a chat template."""
+    return train_tokenizer([_TEXT], vocab_size=400, context=256)
+
+
+def save_target(path: Path, name: str = "llama", **changes: Any) -> Path:
+    """A random model whose vocabulary is the tokenizer's."""
+    tiny.build_model(name, vocab_size=len(tokenizer()), **changes).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+def save_drafter(path: Path, **settings: Any) -> Path:
+    """A random drafter for it."""
+    vocab = len(tokenizer())
+    save_module(tiny.eagle3_module(**{"vocab_size": vocab, "draft_vocab_size": 120, "taps": [1, 2, 4], **settings}), path)
+    return path
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    """A JSON Lines file; a row that is text is written as it is."""
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
