@@ -69,8 +69,8 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         chat_template=_has_chat_template(name),
     )
     try:
-        report.attention = dict(attention_plan(text).windows)
         _refuse_class(config)
+        report.attention = dict(attention_plan(text).windows)
     except UnsupportedModelError as error:
         report.problems.append(str(error))
     if headers is not None and not headers.files:

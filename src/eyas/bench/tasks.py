@@ -24,6 +24,17 @@ class Task:
     errors: list[str] = field(default_factory=list)
 
 
+def read_tasks(paths: Sequence[Path], batch_size: int, limit: int | None = None) -> list[Task]:
+    """All files, each once, named by its stem or, where two share one, by its path."""
+    distinct = list(dict.fromkeys(paths))
+    stems = [path.stem for path in distinct]
+    tasks = [read_task(path, batch_size, limit) for path in distinct]
+    for task, path in zip(tasks, distinct, strict=True):
+        if stems.count(path.stem) > 1:
+            task.name = str(path)
+    return tasks
+
+
 def read_task(path: Path, batch_size: int, limit: int | None = None) -> Task:
     """Cut a file into groups; a single row is a group of its own, so figures of batch 1 are per row."""
     rows = read_prompts(path, limit)

@@ -45,7 +45,7 @@ def bench(
     from eyas.bench.machine import describe_machine
     from eyas.bench.report import DEFINITIONS, lines_of, means, report_dict, table_of
     from eyas.bench.runner import Plan, measure
-    from eyas.bench.tasks import read_task
+    from eyas.bench.tasks import read_tasks
     from eyas.errors import UsageError
     from eyas.tree import parse_tree
 
@@ -53,7 +53,9 @@ def bench(
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
     params = sampling_params(sampling)
     specs = {text: parse_tree(text) for text in tree}
-    tasks = [read_task(path, batch_size, limit) for path in prompt_file]
+    if json is not None and not json.parent.is_dir():
+        raise UsageError(f"--json {json}: there is no directory {json.parent} to write it to; make it first")
+    tasks = read_tasks(prompt_file, batch_size, limit)
     loaded = open_target(target.model, target)
     engines = _engines(loaded, target.model, draft_model, specs, files, coupled is not False, batch_size)
     plan = Plan(repeats, warmup)

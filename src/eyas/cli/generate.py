@@ -15,7 +15,7 @@ from typer import Option
 from eyas.cli.build import open_engine, sampling_params
 from eyas.cli.display import LiveText, note, stats_line
 from eyas.cli.guard import FAILURE
-from eyas.cli.options import BatchSize, DraftOptions, Json, PromptFile, SamplingOptions, TargetOptions
+from eyas.cli.options import BatchSize, DraftOptions, Json, MaybePromptFile, SamplingOptions, TargetOptions
 from eyas.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def generate(
     draft: DraftOptions,
     sampling: SamplingOptions,
     prompt: Annotated[str | None, Option(help="Text to answer; the chat template is applied if there is one.")] = None,
-    prompt_file: PromptFile | None = None,
+    prompt_file: MaybePromptFile = None,
     raw: Annotated[bool, Option("--raw", help="Take --prompt as it is: no chat template.")] = False,
     batch_size: BatchSize = 1,
     json: Json = False,

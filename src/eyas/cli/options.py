@@ -8,9 +8,9 @@ from typing import Annotated
 
 from typer import Option
 
-PromptFile = Annotated[
-    Path, Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
-]
+_PROMPT_FILE = Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
+PromptFile = Annotated[Path, _PROMPT_FILE]
+MaybePromptFile = Annotated[Path | None, _PROMPT_FILE]
 Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
 BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
 MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens of one answer.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,23 +48,25 @@ def verify(
 ) -> int:
     """Run with and without speculation over temperatures, trees and batch sizes, and compare every token."""
     heats = numbers(temperatures, "--temperatures")
-    if min(heats) < 0:
-        raise UsageError(f"--temperatures {temperatures}: a temperature is at least 0")
-    batches = [int(number) for number in numbers(batch_sizes, "--batch-sizes")]
-    if min(batches) < 1:
-        raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds at least 1 sequence")
+    if not all(0 <= heat < inf for heat in heats):
+        raise UsageError(f"--temperatures {temperatures}: a temperature is a number, at least 0")
+    sizes = numbers(batch_sizes, "--batch-sizes")
+    if not all(size >= 1 and size.is_integer() for size in sizes):
+        raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     from eyas.bench.certificate import Certificate, Certifier, Grid
     from eyas.data.prompts import read_prompts
     from eyas.drafters.loading import load_drafter
     from eyas.target import load_tokenizer
+    from eyas.tree import parse_tree
 
+    asked = {text: parse_tree(text) for text in tree}
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
     drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
     certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
     cells = []
-    for cell in certifier.cells(rows, Grid(heats, _trees(tree, drafter), batches)):
+    for cell in certifier.cells(rows, Grid(heats, _trees(asked, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
         cells.append(cell)
     certificate = Certificate(target.model, draft_model, loaded.dtype, cells)
@@ -76,13 +79,14 @@ def verify(
     return 0 if certificate.equal and not certificate.errors else FAILURE
 
 
-def _trees(texts: list[str], drafter: Eagle3Drafter) -> dict[str, TreeSpec]:
+def _trees(asked: dict[str, TreeSpec], drafter: Eagle3Drafter) -> dict[str, TreeSpec]:
     """The trees asked for, or a chain and the drafter's own."""
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.tree import parse_tree
 
-    texts = texts or list(dict.fromkeys(("chain:4", drafter.module.config.default_tree or DEFAULT_TREE)))
-    return {text: tree_for(drafter, parse_tree(text)) for text in texts}
+    own = drafter.module.config.default_tree or DEFAULT_TREE
+    trees = asked or {text: parse_tree(text) for text in ("chain:4", own)}
+    return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 
 
 def _print(certificate: Certificate) -> None:

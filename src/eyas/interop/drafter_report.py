@@ -135,6 +135,8 @@ def _check_map(report: DrafterReport, config: Eagle3Config, headers: Headers) ->
         if draft != full:
             report.problems.append(f"a draft vocabulary of {draft} out of {full}, but no d2t tensor maps it")
         return
+    if headers.tensors["d2t"].shape != (draft,):
+        return  # reported with the other shapes
     ids = headers.read("d2t").long() + torch.arange(headers.tensors["d2t"].parameters)
     if int(ids.min()) < 0 or int(ids.max()) >= full or len(set(ids.tolist())) != ids.numel():
         report.problems.append("d2t does not map to different tokens of the vocabulary (id = draft id + d2t)")
@@ -149,6 +151,10 @@ def _check_map(report: DrafterReport, config: Eagle3Config, headers: Headers) ->
 
 
 def _suspect(report: DrafterReport, config: Eagle3Config, raw: dict[str, Any]) -> None:
+    if config.taps is not None and len(set(config.taps)) != config.num_aux_hidden_states:
+        report.problems.append(
+            f"reads {config.num_aux_hidden_states} different taps, but the config names {list(config.taps)}"
+        )
     if config.taps is None:
         report.warnings.append(
             "no tap list in config.json: every reader falls back on its own default, and the defaults differ by one "
@@ -174,6 +180,10 @@ def _compare(report: DrafterReport, config: Eagle3Config, target: TargetFacts) -
     ):
         if mine != theirs:
             report.problems.append(f"doesn't fit the target: {what} of {mine}, the target's {theirs}")
+    if not report.own_embedding and config.hidden_size != target.hidden_size:
+        report.problems.append(
+            f"no embedding of its own, and the target's is {target.hidden_size} wide where it needs {config.hidden_size}"
+        )
     n = target.layers
     if config.taps is not None:
         outside = [tap for tap in config.taps if not 0 <= tap <= n]
