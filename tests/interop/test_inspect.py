@@ -178,7 +178,7 @@ def test_kinds(config: dict[str, Any], names: tuple[str, ...], kind: str) -> Non
 
 def test_other_kinds_of_drafters_are_named(tmp_path: Path) -> None:
     report = report_drafter(tmp_path, {}, headers_of("fc.weight"), "eagle1")
-    assert report.problems == ["a eagle1 drafter: this version of eyas loads EAGLE-3 drafters only"]
+    assert report.problems == ["kind eagle1: this version of eyas loads EAGLE-3 drafters only"]
 
 
 def test_headers_count_without_reading(tmp_path: Path) -> None:

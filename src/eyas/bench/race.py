@@ -24,7 +24,10 @@ class Lane:
     """Not sharing its target's slots with another lane's."""
     pieces: list[tuple[str, bool]] = field(default_factory=list)
     """Text so far; True = a draft token that was accepted."""
+    tokens: int = 0
+    tokens: int = 0
     seconds: float = 0.0
+    """Prefill included: what a spectator waits for."""
     completion: Completion | None = None
 
 
@@ -33,13 +36,15 @@ def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> 
     streams = [lane.engine.stream([request]) for lane in lanes]
     texts = [Detokenizer(lane.engine.tokenizer) for lane in lanes]
     for lane in lanes:
-        lane.pieces, lane.seconds, lane.completion = [], 0.0, None
+        lane.pieces, lane.tokens, lane.seconds, lane.completion = [], 0, 0.0, None
     while any(lane.completion is None for lane in lanes):
         behind = min((i for i, lane in enumerate(lanes) if lane.completion is None), key=lambda i: lanes[i].seconds)
         lane, text = lanes[behind], texts[behind]
         began = time.perf_counter()
         chunk = next(streams[behind])
         lane.seconds += time.perf_counter() - began
+        lane.tokens += len(chunk.token_ids)
+        lane.tokens += len(chunk.token_ids)
         for place, token in enumerate(chunk.token_ids):
             lane.pieces.append((text.push(token), place < chunk.accepted))
         if chunk.completion is not None:

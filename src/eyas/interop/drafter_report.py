@@ -74,7 +74,7 @@ def report_drafter(
         provenance=raw.get("eyas"),
     )
     if kind != "eagle3":
-        report.problems.append(f"a {kind} drafter: this version of eyas loads EAGLE-3 drafters only")
+        report.problems.append(f"kind {kind}: this version of eyas loads EAGLE-3 drafters only")
         return report
     if not headers.files:
         found = f"only pickles ({', '.join(headers.pickles)})" if headers.pickles else "no weight files"
