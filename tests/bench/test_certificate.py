@@ -29,9 +29,18 @@ GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 TREE = {"dynamic:4,3,9": parse_tree("dynamic:4,3,9")}
 
 
-def oracle(model: Any) -> tiny.OracleDrafter:
-    """A drafter that is often right, so that a round keeps paths from all over its tree."""
-    return tiny.OracleDrafter([p + tiny.continuation(model, p, TOKENS + 6) for p in PROMPTS], (1, 2))
+class Oracle(tiny.OracleDrafter):
+    """Often right, so that a round keeps paths from all over its tree; lost where the text is not the recorded one."""
+
+    def _ahead(self, slot: int) -> list[int] | None:
+        try:
+            return super()._ahead(slot)
+        except AssertionError:
+            return []
+
+
+def oracle(model: Any) -> Oracle:
+    return Oracle([p + tiny.continuation(model, p, TOKENS + 6) for p in PROMPTS], (1, 2))
 
 
 def cells(target: Target, rule: WalkRule | None = None, heats: Sequence[float] = (0.0,), size: int = 1) -> list[Cell]:

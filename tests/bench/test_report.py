@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 
 import pytest
 from rich.console import Console
@@ -55,7 +56,7 @@ def test_a_file_without_answers_divides_by_nothing() -> None:
 
 
 def test_the_table_and_the_json_say_the_same() -> None:
-    console = Console(width=200, record=True, quiet=True)
+    console = Console(width=200, record=True, file=StringIO())
     console.print(table_of(lines_of("maths", RESULTS), "title"))
     text = console.export_text()
     for words in ("chain:2", "20.0", "2.00x", "1.00", "0.75 0.25", "1/2", "2/2"):

@@ -25,7 +25,6 @@ class Lane:
     pieces: list[tuple[str, bool]] = field(default_factory=list)
     """Text so far; True = a draft token that was accepted."""
     tokens: int = 0
-    tokens: int = 0
     seconds: float = 0.0
     """Prefill included: what a spectator waits for."""
     completion: Completion | None = None
@@ -43,7 +42,6 @@ def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> 
         began = time.perf_counter()
         chunk = next(streams[behind])
         lane.seconds += time.perf_counter() - began
-        lane.tokens += len(chunk.token_ids)
         lane.tokens += len(chunk.token_ids)
         for place, token in enumerate(chunk.token_ids):
             lane.pieces.append((text.push(token), place < chunk.accepted))
