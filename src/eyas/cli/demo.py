@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json as jsonlib
-import sys
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
-from eyas.cli.display import output, quietly_refreshing
+from eyas.cli.display import output, quietly_refreshing, show_table
+from eyas.cli.panels import LEGEND, side_by_side
 from eyas.cli.options import Json, MaxNewTokens
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from eyas.bench.race import Lane
     from eyas.engine import Engine
 
@@ -31,29 +35,36 @@ def demo(
     from eyas.types import Request, SamplingParams
 
     plain, speculative = _engines(dtype, tree)
-    lanes = [Lane("plain", plain), Lane("speculative", speculative)]
     params = SamplingParams(max_tokens=max_new_tokens)
-    show = not json and sys.stdout.isatty()
+    screen = output()
+    show = not json and screen.is_terminal
+    if show:
+        screen.print(LEGEND)
     results = []
     for number, (kind, text) in enumerate(PROMPTS):
         chat = [Message(role="user", content=text)]
         request = Request(tuple(encode_chat(plain.tokenizer, chat)), params)
+        lanes = [Lane("plain", plain), Lane("speculative", speculative)]
         if number == 0:
-            race(lanes, request, lambda: None)  # warm-up, not shown and not counted
+            race([replace(lane) for lane in lanes], request, lambda: None)  # warm-up, not shown and not counted
         if not json:
-            output().print(f"\n[{kind}] {text.strip()}")
-        with quietly_refreshing(lambda: _panels(lanes), show) as refresh:
+            screen.print(f"\n[{kind}] {text.strip()}")
+        with quietly_refreshing(partial(_picture, lanes, screen), show) as refresh:
             race(lanes, request, refresh)
         completions = [lane.completion for lane in lanes if lane.completion is not None]
         results.append((kind, completions))
         if not json and not show:
-            output().print(completions[1].text)
+            screen.print(completions[1].text)
     report = _report(results, plain, dtype, max_new_tokens)
     if json:
         typer.echo(jsonlib.dumps(report))
     else:
         _print(report)
     return 0
+
+
+def _picture(lanes: list[Lane], screen: Console) -> Any:
+    return side_by_side(lanes, screen.size)
 
 
 def _engines(dtype: str, tree: str | None) -> tuple[Engine, Engine]:
@@ -67,22 +78,6 @@ def _engines(dtype: str, tree: str | None) -> tuple[Engine, Engine]:
     speculative = load(DEMO_TARGET, DEMO_DRAFTER, tree=tree, dtype=dtype)
     plain = Engine(Target(speculative.target.model), speculative.tokenizer)
     return plain, speculative
-
-
-def _panels(lanes: list[Lane]) -> Any:
-    from rich.columns import Columns
-    from rich.panel import Panel
-    from rich.text import Text
-
-    panels = []
-    for lane in lanes:
-        text = Text()
-        for piece, accepted in lane.pieces:
-            text.append(piece, style="green underline" if accepted else "")
-        tokens = sum(1 for _ in lane.pieces)
-        rate = f"{tokens / lane.seconds:.0f} tokens/s" if lane.seconds else ""
-        panels.append(Panel(text, title=lane.name, subtitle=f"{lane.seconds:.2f} s  {rate}", width=60, height=16))
-    return Columns(panels)
 
 
 def _report(results: list[Any], plain: Engine, dtype: str, limit: int) -> dict[str, Any]:
@@ -134,8 +129,8 @@ def _print(report: dict[str, Any]) -> None:
             " ".join(f"{rate:.2f}" for rate in row["accepted_by_position"]),
             "identical output" if row["identical_output"] else "DIFFERENT",
         )
+    show_table(table)
     console = output()
-    console.print(table)
     console.print(
         "accept length: tokens per pass of the model. efficiency: speedup / accept length. Prefill is not counted."
     )

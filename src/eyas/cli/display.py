@@ -70,6 +70,11 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False, soft_wrap=True)
 
 
+def show_table(table: Any) -> None:
+    """A table on standard output; on a narrow terminal its cells wrap."""
+    output().print(table, soft_wrap=False)
+
+
 @contextmanager
 def row_bar(total: int) -> Iterator[Callable[[], None]]:
     """A progress bar on standard error; yields what advances it by one."""
