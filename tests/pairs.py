@@ -39,7 +39,9 @@ def save_target(path: Path, name: str = "llama", **changes: Any) -> Path:
 def save_drafter(path: Path, **settings: Any) -> Path:
     """A random drafter for it."""
     vocab = len(tokenizer())
-    save_module(tiny.eagle3_module(**{"vocab_size": vocab, "draft_vocab_size": 120, "taps": [1, 2, 4], **settings}), path)
+    save_module(
+        tiny.eagle3_module(**{"vocab_size": vocab, "draft_vocab_size": 120, "taps": [1, 2, 4], **settings}), path
+    )
     return path
 
 

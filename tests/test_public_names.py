@@ -31,7 +31,7 @@ from eyas.cli.app import VERBS, app
 for words in (["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-heavy = sorted({"torch", "transformers", "pydantic", "numpy"} & set(sys.modules))
+heavy = sorted({"torch", "transformers", "tokenizers", "numpy"} & set(sys.modules))
 assert not heavy, heavy
 assert eyas.EyasError.__module__ == "eyas.errors"
 """

@@ -78,7 +78,9 @@ def test_prompts_that_cannot_run(decode: Run, tmp_path: Path) -> None:
     refused(decode("--prompt", ""), 2, "the prompt is empty")
     refused(decode("--prompt", "May " * 300), 2, "the model's context holds 256", "shorten the prompt")
     refused(decode("--prompt-file", tmp_path / "none.jsonl"), 2, "none.jsonl", "does not exist")
-    refused(decode("--prompt-file", write_rows(tmp_path / "empty.jsonl", [])), 1, "has no rows", "one JSON object a line")
+    refused(
+        decode("--prompt-file", write_rows(tmp_path / "empty.jsonl", [])), 1, "has no rows", "one JSON object a line"
+    )
 
 
 def test_targets_that_cannot_be_loaded(run: Run, tmp_path: Path) -> None:

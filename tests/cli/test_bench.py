@@ -46,7 +46,7 @@ def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
         assert words in result.stdout
 
 
-def test_plain_alone_and_bad_rows(bench: Run, run: Run, pair: Pair, tmp_path: Path) -> None:
+def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}, {"prompt": ""}, {"token_ids": [9999]}])
     result = run("bench", "--model", pair.model, "--prompt-file", file, "--max-new-tokens", 2, "--repeats", 1)
     assert result.exit_code == 1

@@ -74,7 +74,10 @@ def test_a_chat_is_continued_and_ids_are_taken_as_they_are() -> None:
 def test_what_cannot_run_is_named_and_the_others_run() -> None:
     engine = Parrot(room=len(said("first")))
     bad, late, good = answer(
-        engine, BadRow("1", "f:1: broken"), PromptRow("2", "f:2", turns=("first", "again")), PromptRow("3", "f:3", prompt="x")
+        engine,
+        BadRow("1", "f:1: broken"),
+        PromptRow("2", "f:2", turns=("first", "again")),
+        PromptRow("3", "f:3", prompt="x"),
     )
     assert (bad.error, bad.completions, bad.as_dict()) == ("f:1: broken", [], {"id": "1", "error": "f:1: broken"})
     assert late.error == "f:2: too long"

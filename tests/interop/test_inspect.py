@@ -104,7 +104,9 @@ def test_pickles_only(tmp_path: Path) -> None:
     path = save_drafter(tmp_path)
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     report = examine(path)
-    assert report.problems == ["only pickles (pytorch_model.bin): eyas reads safetensors; a pickle you trust: --draft-weights"]
+    assert report.problems == [
+        "only pickles (pytorch_model.bin): eyas reads safetensors; a pickle you trust: --draft-weights"
+    ]
     (path / "pytorch_model.bin").unlink()
     assert examine(path).problems[0].startswith("no weight files")
 

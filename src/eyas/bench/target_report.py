@@ -91,8 +91,9 @@ def _refuse_class(config: Any) -> None:
 def _rope_theta(config: Any) -> float | None:
     """One theta, if there is one: hybrid models may have one a layer type."""
     rope = getattr(config, "rope_parameters", None) or {}
-    thetas = {value.get("rope_theta") for value in (rope, *rope.values()) if isinstance(value, dict)} - {None}
-    return float(thetas.pop()) if len(thetas) == 1 else None
+    found = (value.get("rope_theta") for value in (rope, *rope.values()) if isinstance(value, dict))
+    thetas = {float(theta) for theta in found if theta is not None}
+    return thetas.pop() if len(thetas) == 1 else None
 
 
 def _has_chat_template(name: str | Path) -> bool:

@@ -39,15 +39,20 @@ for _name, _function in VERBS.items():
     add_verb(app, _name, _function)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"eyas {eyas.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     ctx: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[  # noqa: ARG001  # its callback does it, before a missing verb is an error
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"eyas {eyas.__version__}")
-        raise typer.Exit
     ctx.obj = debug
 
 

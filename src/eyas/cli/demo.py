@@ -11,8 +11,8 @@ import typer
 from typer import Option
 
 from eyas.cli.display import output, quietly_refreshing, show_table
-from eyas.cli.panels import LEGEND, side_by_side
 from eyas.cli.options import Json, MaxNewTokens
+from eyas.cli.panels import LEGEND, side_by_side
 
 if TYPE_CHECKING:
     from rich.console import Console

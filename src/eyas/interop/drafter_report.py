@@ -182,7 +182,7 @@ def _compare(report: DrafterReport, config: Eagle3Config, target: TargetFacts) -
             report.problems.append(f"doesn't fit the target: {what} of {mine}, the target's {theirs}")
     if not report.own_embedding and config.hidden_size != target.hidden_size:
         report.problems.append(
-            f"no embedding of its own, and the target's is {target.hidden_size} wide where it needs {config.hidden_size}"
+            f"no embedding of its own, and the target's is {target.hidden_size} wide, not {config.hidden_size}"
         )
     n = target.layers
     if config.taps is not None:
