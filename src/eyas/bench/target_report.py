@@ -53,6 +53,11 @@ class TargetReport:
 def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     """Examine a target; `headers` None = its weights aren't here."""
     config = read_config(str(name))
+    model_class = causal_lm_class(config)
+    if model_class is None:
+        raise UnsupportedModelError(
+            f"{name}: transformers has no causal language model for {config.model_type}; a target is a decoder LM"
+        )
     text = config.get_text_config()
     report = TargetReport(
         path=str(name),
@@ -69,7 +74,7 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         chat_template=_has_chat_template(name),
     )
     try:
-        _refuse_class(config)
+        refuse_unsupported(model_class, config)
         report.attention = dict(attention_plan(text).windows)
     except UnsupportedModelError as error:
         report.problems.append(str(error))
@@ -79,13 +84,6 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     if not report.chat_template:
         report.warnings.append("no chat template: `messages` and `turns` rows, and eyas chat, won't work")
     return report
-
-
-def _refuse_class(config: Any) -> None:
-    model_class = causal_lm_class(config)
-    if model_class is None:
-        raise UnsupportedModelError(f"transformers has no causal language model for {config.model_type}")
-    refuse_unsupported(model_class, config)
 
 
 def _rope_theta(config: Any) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from eyas.cli.build import open_target, sampling_params
-from eyas.cli.display import note, output, row_bar, show_table
+from eyas.cli.display import note, output, row_bar
 from eyas.cli.guard import FAILURE
 from eyas.cli.options import (
     BatchSize,
@@ -65,8 +65,8 @@ def bench(
             results[task.name] = measure(task, engines, params, plan, advance)
     lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
     errors = [error for task in tasks for error in task.errors]
-    show_table(table_of([*lines, *means(lines)], f"{target.model}, {target.dtype}, batch {batch_size}"))
     console = output()
+    console.print(table_of([*lines, *means(lines)], f"{target.model}, {target.dtype}, batch {batch_size}"))
     for definition in DEFINITIONS:
         console.print(definition)
     for error in errors:

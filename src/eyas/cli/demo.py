@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from eyas.cli.display import output, quietly_refreshing, show_table
+from eyas.cli.display import output, quietly_refreshing
 from eyas.cli.options import Json, MaxNewTokens
 from eyas.cli.panels import LEGEND, side_by_side
 
@@ -129,8 +129,8 @@ def _print(report: dict[str, Any]) -> None:
             " ".join(f"{rate:.2f}" for rate in row["accepted_by_position"]),
             "identical output" if row["identical_output"] else "DIFFERENT",
         )
-    show_table(table)
     console = output()
+    console.print(table)
     console.print(
         "accept length: tokens per pass of the model. efficiency: speedup / accept length. Prefill is not counted."
     )

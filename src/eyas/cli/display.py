@@ -64,15 +64,11 @@ def note(message: str) -> None:
 
 
 def output() -> Console:
-    """Standard output for tables; wide where it isn't a terminal, so that nothing is cut."""
+    """Standard output for tables: wrapped to a terminal, else wide and unwrapped, so that nothing is cut."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False, soft_wrap=True)
-
-
-def show_table(table: Any) -> None:
-    """A table on standard output; on a narrow terminal its cells wrap."""
-    output().print(table, soft_wrap=False)
+    screen = sys.stdout.isatty()
+    return Console(width=None if screen else 200, highlight=False, markup=False, soft_wrap=not screen)
 
 
 @contextmanager

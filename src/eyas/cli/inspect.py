@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from eyas.cli.build import quiet
-from eyas.cli.display import output, show_table
+from eyas.cli.display import output
 from eyas.cli.guard import FAILURE
 from eyas.cli.options import Json
 from eyas.errors import UsageError
@@ -60,8 +60,8 @@ def _print(report: dict[str, Any]) -> None:
     for name, value in report.items():
         if name not in ("problems", "warnings") and value not in (None, [], {}, ""):
             table.add_row(name.replace("_", " "), _plain(value))
-    show_table(table)
     console = output()
+    console.print(table)
     for kind in ("problems", "warnings"):
         for message in report[kind]:
             console.print(f"{kind[:-1]}: {message}")

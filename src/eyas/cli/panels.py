@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "Underlined: drafted, and accepted because the model itself writes exactly that. The two take turns on this "
-    "machine;\neach clock counts its own side only, reading the prompt included (the table below leaves that out)."
+    "machine; each clock counts its own side only, reading the prompt included (the table below leaves that out)."
 )
 _WIDEST, _LINES = 72, 14
 

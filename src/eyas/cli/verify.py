@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from eyas.cli.build import numbers, open_target, sampling_params
-from eyas.cli.display import note, output, show_table
+from eyas.cli.display import note, output
 from eyas.cli.guard import FAILURE
 from eyas.cli.options import (
     Coupled,
@@ -105,8 +105,8 @@ def _print(certificate: Certificate) -> None:
             f"{cell.accept_length:.2f}",
             cell.verdict,
         )
-    show_table(table)
     console = output()
+    console.print(table)
     for cell in certificate.cells:
         for parted in cell.divergences:
             console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(parted)}")
