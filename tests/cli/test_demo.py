@@ -50,7 +50,9 @@ def test_text(demo: Run) -> None:
     assert result.exit_code == 0, result.output
     assert "[maths] 48/2?" in result.stdout
     assert "[code] def add" in result.stdout
-    assert result.stdout.count("identical output") == 4  # two kinds, all, and what it means
+    rows = [line for line in result.stdout.splitlines() if line.strip().startswith(("maths ", "code ", "all "))]
+    assert [line.split()[-1] for line in rows] == ["yes"] * 3
+    assert "identical output: every token of both runs was compared" in result.stdout
     assert "DIFFERENT" not in result.stdout
 
 

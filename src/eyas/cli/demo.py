@@ -114,10 +114,14 @@ def _report(results: list[Any], plain: Engine, dtype: str, limit: int) -> dict[s
 
 
 def _print(report: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    headers = ("text", "plain tok/s", "speculative tok/s", "speedup", "accept length", "efficiency", "by position")
-    table = Table(*headers, "output", title="The same model, the same text")
+    table = Table("text", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The same model, the same text")
+    for header in ("plain\ntokens/s", "EAGLE\ntokens/s", "speedup", "accept\nlength", "effi-\nciency"):
+        table.add_column(header, justify="right")
+    for header in ("accepted by\nposition, %", "identical\noutput"):
+        table.add_column(header)
     for row in report["rows"]:
         table.add_row(
             row["text"],
@@ -126,8 +130,8 @@ def _print(report: dict[str, Any]) -> None:
             f"{row['speedup']:.2f}x",
             f"{row['accept_length']:.2f}",
             f"{row['efficiency']:.2f}",
-            " ".join(f"{rate:.2f}" for rate in row["accepted_by_position"]),
-            "identical output" if row["identical_output"] else "DIFFERENT",
+            " ".join(f"{100 * rate:.0f}" for rate in row["accepted_by_position"]),
+            "yes" if row["identical_output"] else "DIFFERENT",
         )
     console = output()
     console.print(table)
