@@ -26,7 +26,7 @@ def test_a_target(run: Run, pair: Pair) -> None:
     assert report["max_length"] == 256
     assert report["parameters"] > 2 * 32 * len(tokenizer())
     text = run("inspect", pair.model).stdout
-    for words in ("LlamaForCausalLM", f"{report['parameters']:,}", "default taps", "chat template"):
+    for words in ("LlamaForCausalLM", f"{report['parameters']:,}", "default taps", "full_attention: all positions"):
         assert words in text
 
 
@@ -37,7 +37,10 @@ def test_a_drafter_and_its_target(run: Run, pair: Pair) -> None:
     assert (report["role"], report["kind"], report["taps"]) == ("drafter", "eagle3", [1, 2, 4])
     text = run("inspect", pair.drafter).stdout
     assert "warning: no provenance" in text
-    assert "taps" in text
+    lines = [line.strip() for line in text.splitlines()]
+    at = lines.index("rope_parameters:")
+    assert {"rope_type: default", "rope_theta: 10000.0"} == set(lines[at + 1 : at + 3])
+    assert "default_tree: None" not in text
 
 
 def test_a_drafter_that_does_not_fit_fails(run: Run, pair: Pair, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,7 +60,7 @@ def _print(report: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     for name, value in report.items():
         if name not in ("problems", "warnings") and value not in (None, [], {}, ""):
-            table.add_row(name.replace("_", " "), _plain(value))
+            table.add_row(name.replace("_", " "), _windows(value) if name == "attention" else _plain(value))
     console = output()
     console.print(table)
     for kind in ("problems", "warnings"):
@@ -67,11 +68,20 @@ def _print(report: dict[str, Any]) -> None:
             console.print(f"{kind[:-1]}: {message}")
 
 
+def _windows(attention: dict[str, int | None]) -> str:
+    return "\n".join(f"{kind}: {window or 'all'} positions" for kind, window in attention.items())
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return "\n".join(f"{key}: {_plain(each)}" for key, each in value.items())
+        return "\n".join(_entry(key, each) for key, each in value.items() if each is not None)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _entry(key: str, value: Any) -> str:
+    text = _plain(value)
+    return f"{key}:\n{indent(text, '  ')}" if isinstance(value, dict) else f"{key}: {text}"
