@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -15,7 +15,21 @@ from eyas.data.tokenizer import SPECIALS
 
 from ..pairs import tokenizer
 
+TEXTS = st.text(alphabet=st.sampled_from("ab (\n\t.é€漢🙂👩‍🔬\u0301"), max_size=30)
 BYTES = tokenizer()  # byte-level: every id sequence is some bytes, valid UTF-8 or not
+
+
+@cache
+def spaced() -> Any:
+    """A sentencepiece-like tokenizer: spaces as `▁`, the text's first one dropped, unknown characters in bytes."""
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "(", "."]
+    vocab: Any = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocab, [("▁", "a"), ("▁", "b")], unk_token="<unk>", byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="</s>")
 
 
 def pieces(tok: Any, ids: list[int]) -> list[str]:
@@ -57,19 +71,29 @@ def test_a_special_token_inside_a_character_changes_nothing() -> None:
     assert pieces(BYTES, ids) == ["", "", "", "\u20ac", ""]
 
 
-@pytest.fixture(scope="module")
-def words() -> Any:
-    """A tokenizer whose decoder drops the space before the first token of whatever it is given."""
-    tok = Tokenizer(models.WordLevel({"\u2581a": 0, "\u2581b": 1, "c": 2, "</s>": 3}, unk_token="c"))
-    tok.pre_tokenizer = pre_tokenizers.Metaspace()
-    tok.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="</s>")
+@given(TEXTS)
+def test_pieces_of_bytes_that_fall_back_are_the_text(text: str) -> None:
+    tokens = spaced()(text, add_special_tokens=False)["input_ids"]
+    assert "".join(pieces(spaced(), tokens)) == whole(spaced(), tokens)
 
 
-@given(ids=st.lists(st.integers(0, 3), max_size=12))
-def test_spaces_between_words_are_kept(words: Any, ids: list[int]) -> None:
-    assert "".join(pieces(words, ids)) == whole(words, ids)
+def test_spaces_survive_and_only_the_first_is_dropped() -> None:
+    made = spaced()
+    end, a, b = (made.convert_tokens_to_ids(piece) for piece in ("</s>", "▁a", "▁b"))
+    assert pieces(made, [a, end, b, a]) == ["a", "", " b", " a", ""]
 
 
-def test_a_first_word_has_no_space_and_the_next_has(words: Any) -> None:
-    assert pieces(words, [0, 1, 2, 3, 0]) == ["a", " b", "c", "", " a", ""]
+def test_work_per_token_does_not_grow() -> None:
+    """Only the tokens since the last but one piece are decoded."""
+
+    class Counting:
+        longest = 0
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            assert skip_special_tokens
+            self.longest = max(self.longest, len(ids))
+            return "x" * len(ids)
+
+    counting = Counting()
+    assert pieces(counting, [1] * 50) == ["x"] * 50 + [""]
+    assert counting.longest == 2
