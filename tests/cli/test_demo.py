@@ -69,6 +69,7 @@ class Shifted:
 def test_identical_is_computed(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.engine.engine.SeededWalk", Shifted)
     result = demo("--json")
+    assert result.exit_code == 1  # float32 promises every token
     assert [row["identical_output"] for row in json.loads(result.stdout)["rows"]] == [False] * 3
     text = demo().stdout
     assert "DIFFERENT" in text

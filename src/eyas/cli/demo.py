@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from eyas.cli.display import output, quietly_refreshing
+from eyas.cli.guard import FAILURE
 from eyas.cli.options import Json, MaxNewTokens
 from eyas.cli.panels import LEGEND, side_by_side
 
@@ -60,7 +61,8 @@ def demo(
         typer.echo(jsonlib.dumps(report))
     else:
         _print(report)
-    return 0
+    broken = dtype == "float32" and not report["rows"][-1]["identical_output"]
+    return FAILURE if broken else 0
 
 
 def _picture(lanes: list[Lane], screen: Console) -> Any:

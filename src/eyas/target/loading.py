@@ -94,7 +94,8 @@ def read_config(name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise ModelError(f"can't read a model config at {name}: {error}") from error
+        where = "" if Path(name).is_dir() else " (it is no local directory, so it was taken for a Hub id)"
+        raise ModelError(f"can't read a model config at {name}{where}: {error}") from error
 
 
 def load_tokenizer(name: str | Path) -> Any:

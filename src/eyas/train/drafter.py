@@ -125,8 +125,12 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     identity |= {"target_fingerprint": fingerprint(target.model), "chats_hash": file_hash(config.chats)}
     train(objective, config.loop, config.output, target.device, identity)
 
+    local = Path(config.target).exists()
     provenance: dict[str, Any] = {
         **identity,
+        # a checkpoint travels, the folders of the machine it was made on don't
+        "target": Path(config.target).name if local else config.target,
+        "chats": config.chats.name,
         "objective": "training-time test, soft cross entropy over the draft vocabulary / unmasked positions",
         "steps": config.loop.steps,
         "covered": round(float(counts[ids].sum() / counts.sum()), 4),
