@@ -53,7 +53,9 @@ def main() -> None:
     heavy.config.intermediate_size = options.intermediate
     ids = torch.randint(0, heavy.config.vocab_size, (1, 64))
     with torch.inference_mode():
-        same = torch.equal(light(ids).logits, heavy(ids).logits)
+        # in float32: the added zeros change the order in which a product is summed, and nothing else
+        gap = float((light.float()(ids).logits - heavy.float()(ids).logits).abs().max())
+    heavy = heavy.to(torch.bfloat16)
     heavy.save_pretrained(options.out / "target")
     load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
 
@@ -67,7 +69,8 @@ def main() -> None:
     wide.load_state_dict(drafter.state_dict())
     save_module(wide.to(torch.bfloat16), options.out / "drafter")
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
-    print(f"{options.out}: target {size:.0f}M parameters, {options.layers} layers, logits equal to the bit: {same}")
+    print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
+    print(f"largest difference of a logit in float32: {gap:.1e}")
 
 
 if __name__ == "__main__":
