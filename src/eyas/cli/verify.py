@@ -111,7 +111,8 @@ def _print(certificate: Certificate) -> None:
         for parted in cell.divergences:
             console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(parted)}")
     console.print(f"Compared with plain decoding of one row at a time. Promised in {promise(certificate.dtype)}.")
-    console.print("EQUAL" if certificate.equal else "NOT EQUAL")
+    ties = any(cell.divergences for cell in certificate.cells)
+    console.print(("EQUAL BUT FOR NEAR-TIES" if ties else "EQUAL") if certificate.equal else "NOT EQUAL")
 
 
 def _describe(parted: Divergence) -> str:
