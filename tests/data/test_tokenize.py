@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from eyas.data.chats import Chat, Message, exchange
-from eyas.data.tokenize import pack, prompt_tokens, tokenize_chat, tokenize_document
+from eyas.data.prompts import encode_chat
+from eyas.data.tokenize import pack, tokenize_chat, tokenize_document
 from eyas.data.tokenizer import CHAT_TEMPLATE
 from eyas.errors import DataError
 
@@ -64,7 +65,8 @@ def test_a_template_that_rewrites_history_is_refused(tokenizer: Any) -> None:
 
 def test_prompt_tokens_are_the_row_up_to_its_answer(tokenizer: Any) -> None:
     row = tokenize_chat(tokenizer, exchange("y", "What is 1?", "1"))
-    assert prompt_tokens(tokenizer, [Message(role="user", content="What is 1?")]) == row.tokens[~row.loss_mask].tolist()
+    prompt = encode_chat(tokenizer, [Message(role="user", content="What is 1?")])
+    assert list(prompt) == row.tokens[~row.loss_mask].tolist()
 
 
 def test_digits_are_single_and_text_survives(tokenizer: Any) -> None:

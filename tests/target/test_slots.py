@@ -173,3 +173,15 @@ def test_other_errors_are_not_taken_for_lack_of_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "zeros", fail)
     with pytest.raises(RuntimeError, match="device is gone"):
         make(2)
+
+
+def test_growth_keeps_what_is_staged() -> None:
+    """A draft stages level after level; the cache may have to grow between two of them."""
+    shape = KVShape(1, 2)
+    cache = SlotCache([(shape, shape)], 1, torch.float32, torch.device("cpu"), capacity=4)
+    first, second = torch.randn(1, 1, 4, 2), torch.randn(1, 1, 3, 2)
+    cache.write(0, first, first, range(1), 0)
+    cache.reserve(7)
+    keys, values = cache.write(0, second, second, range(1), 4)
+    assert torch.equal(keys, torch.cat((first, second), dim=2))
+    assert torch.equal(values, keys)

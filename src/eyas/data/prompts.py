@@ -5,7 +5,7 @@ Other keys are allowed: evaluation files carry references, categories and the li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -97,7 +97,7 @@ def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text)["input_ids"])
 
 
-def encode_chat(tokenizer: Any, messages: list[Message]) -> tuple[int, ...]:
+def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
     """A chat, up to where the assistant's next answer begins."""
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")

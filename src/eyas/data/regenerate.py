@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from eyas.data.chats import Chat, Message
-from eyas.data.tokenize import prompt_tokens
+from eyas.data.prompts import encode_chat
 from eyas.engine import Engine
 from eyas.types import Completion, Request, SamplingParams
 
@@ -27,7 +27,7 @@ def regenerate(engine: Engine, chats: Iterable[Chat], output: Path, params: Samp
         prompt = question(chat)
         if not prompt or chat.id in done or chat.id in asked:
             continue
-        ids = tuple(prompt_tokens(engine.tokenizer, prompt))
+        ids = encode_chat(engine.tokenizer, prompt)
         if engine.target.max_length is None or len(ids) + params.max_tokens <= engine.target.max_length:
             asked[chat.id] = prompt
             requests.append(Request(ids, params, chat.id))

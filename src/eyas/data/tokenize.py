@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.data.chats import Chat, Message
+from eyas.data.chats import Chat
 from eyas.errors import DataError
 
 
@@ -43,17 +43,6 @@ def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
             ends = np.flatnonzero(tokens[start:stop] == tokenizer.eos_token_id)
             mask[start : start + ends[-1] + 1 if len(ends) else stop] = True
     return TokenRow(tokens, mask)
-
-
-def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Messages up to where the assistant starts to write."""
-    encoded = tokenizer.apply_chat_template(
-        [message.model_dump() for message in messages],
-        tokenize=True,
-        return_dict=True,
-        add_generation_prompt=True,
-    )
-    return list(encoded["input_ids"])
 
 
 def _prefix(tokenizer: Any, chat: Chat, tokens: NDArray[np.int64], turns: int, prompt: bool) -> int:

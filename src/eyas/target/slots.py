@@ -78,10 +78,9 @@ class SlotCache:
             return
         wanted = max(columns, 2 * self._capacity)
         wanted += -wanted % _GRANULE
-        used = max(self.lengths, default=0)
         for shape, old in self._groups.items():
             new = self._allocate(old.shape[0], old.shape[1], shape, wanted)
-            new[..., :used, :] = old[..., :used, :]
+            new[..., : old.shape[3], :] = old  # staged columns too: a draft may be half-way
             self._groups[shape] = new
         self._capacity = wanted
 
