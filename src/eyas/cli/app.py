@@ -27,16 +27,29 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "train": train,
 }
 
-app = typer.Typer(
-    name="eyas",
-    help="Lossless speculative decoding with EAGLE drafters: decode, check, measure, train.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+# group -> its help and its verbs
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {}
+
+
+def _typer(name: str, text: str) -> typer.Typer:
+    return typer.Typer(
+        name=name,
+        help=text,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+
+app = _typer("eyas", "Lossless speculative decoding with EAGLE drafters: decode, check, measure, train.")
 for _name, _function in VERBS.items():
     add_verb(app, _name, _function)
+for _group, (_text, _verbs) in GROUPS.items():
+    _part = _typer(_group, _text)
+    for _name, _function in _verbs.items():
+        add_verb(_part, _name, _function)
+    app.add_typer(_part)
 
 
 def _show_version(wanted: bool) -> None:
