@@ -47,8 +47,8 @@ def test_names_and_other_keys() -> None:
         ({"token_ids": [1, -2]}, "token_ids.1: Input should be greater than or equal to 0"),
         ({"token_ids": [1.5]}, "token_ids.0: Input should be a valid integer"),
         ({"token_ids": []}, "token_ids"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: Input should be 'system', 'user'"),
-        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: Input should be 'system', 'developer'"),
+        ({"messages": [{"role": "user"}]}, "messages.0: Value error, content is missing"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""A chat: an id and its messages. Read from and written to JSON Lines."""
+"""A chat: an id, its messages, the tools it may call. Read from and written to JSON Lines, absent fields left out."""
 
 from __future__ import annotations
 
@@ -6,29 +6,95 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from eyas.errors import DataError
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
-class Message(BaseModel):
+
+class _Record(BaseModel):
+    """Frozen, strict about keys, and written without the fields that are absent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_serializer(mode="wrap")
+    def _present(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class FunctionCall(_Record):
+    """What to call. Arguments that are not a JSON object stay the text the model wrote."""
+
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class ToolCall(_Record):
+    """One call of a tool, as OpenAI writes it."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Record):
     """One turn of a chat."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    role: Role
+    content: str | None = None
+    """None only where an assistant does nothing but call tools."""
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = Field(default=None, min_length=1)
+    tool_call_id: str | None = None
+    name: str | None = None
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.role != "assistant" and (self.tool_calls is not None or self.reasoning_content is not None):
+            raise ValueError(f"only an assistant reasons or calls tools, not a {self.role}")
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("content is missing")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it: plain lists and dictionaries, absent fields left out."""
+        return self.model_dump(mode="json")
 
 
-class Chat(BaseModel):
+class Chat(_Record):
     """A conversation; `id` names it across files, runs and the train/validation split."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(min_length=1)
     messages: tuple[Message, ...] = Field(min_length=1)
+    tools: tuple[dict[str, Any], ...] | None = None
+    """JSON schemas of the tools that the assistant may call."""
+    tokens: tuple[int, ...] | None = None
+    """The exact rendering for one target: a chat that has it is never tokenized again."""
+    answers: tuple[tuple[int, int], ...] | None = None
+    """Half-open spans of `tokens` that the assistant wrote, end mark included; in order, disjoint."""
+
+    @model_validator(mode="after")
+    def _answers_lie_in_the_tokens(self) -> Chat:
+        if (self.tokens is None) != (self.answers is None):
+            raise ValueError("tokens and answers are given together or not at all")
+        before = 0
+        for start, stop in self.answers or ():
+            if not before <= start < stop <= len(self.tokens or ()):
+                raise ValueError(f"answer {start, stop} is empty, out of order or outside the tokens")
+            before = stop
+        return self
 
 
 def exchange(chat_id: str, question: str, answer: str) -> Chat:
@@ -56,18 +122,24 @@ def read_chats(path: Path) -> Iterator[Chat]:
                 where = ".".join(map(str, first["loc"])) or "row"
                 raise DataError(
                     f"{path}:{number}: {where}: {first['msg']} (a row is "
-                    '{"id": ..., "messages": [{"role": ..., "content": ...}, ...]})'
+                    '{"id": ..., "messages": [{"role": ..., "content": ...}, ...]}; '
+                    "`eyas data prepare` reads other layouts)"
                 ) from error
+
+
+def chat_line(chat: Chat) -> str:
+    """A chat as one line of a file, line break included."""
+    return json.dumps(chat.model_dump(mode="json"), ensure_ascii=False) + "\n"
 
 
 def write_chats(path: Path, chats: Iterable[Chat]) -> None:
     """Write one chat a line."""
     with path.open("w", encoding="utf-8") as out:
         for chat in chats:
-            out.write(json.dumps(chat.model_dump(), ensure_ascii=False) + "\n")
+            out.write(chat_line(chat))
 
 
-def held_out(chat_id: str, share: float) -> bool:
-    """Whether this id belongs to the validation split: by its hash, so files can grow or be reordered."""
-    bucket = int.from_bytes(hashlib.sha256(chat_id.encode()).digest()[:8], "big")
+def held_out(name: str, share: float) -> bool:
+    """Whether this name belongs to the validation split: by its hash, so files can grow or be reordered."""
+    bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     return bucket < share * 2**64

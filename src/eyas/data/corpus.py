@@ -51,7 +51,7 @@ def build_corpus(config: CorpusConfig, folder: Path, tokenizer_from: Path | None
     place = tokenizer_from or folder / "tokenizer"
     if not place.exists():
         # Twice the chats, once the source: the merges should serve what is asked most.
-        reading = [m.content for chat in (*chats, *chats, *library, *library) for m in chat.messages]
+        reading = [m.content or "" for chat in (*chats, *chats, *library, *library) for m in chat.messages]
         train_tokenizer([*reading, *texts], config.vocab_size, 2048).save_pretrained(place)
     tokenizer = AutoTokenizer.from_pretrained(place)
     end_id = tokenizer.convert_tokens_to_ids(DOCUMENT_END)

@@ -97,13 +97,16 @@ def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text)["input_ids"])
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
+def encode_chat(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None
+) -> tuple[int, ...]:
     """A chat, up to where the assistant's next answer begins."""
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
-    chat = [message.model_dump() for message in messages]
+    chat = [message.for_template() for message in messages]
+    schemas = list(tools) if tools else None
     try:
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(chat, tools=schemas, add_generation_prompt=True, return_dict=False)
     except Exception as error:  # templates raise whatever they like
         raise RequestError(f"the chat template refuses this chat: {error}") from error
     return tuple(ids)

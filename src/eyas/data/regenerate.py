@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from eyas.data.chats import Chat, Message
+from eyas.data.chats import Chat, Message, chat_line
 from eyas.data.prompts import encode_chat
 from eyas.engine import Engine
 from eyas.types import Completion, Request, SamplingParams
@@ -37,7 +36,7 @@ def regenerate(engine: Engine, chats: Iterable[Chat], output: Path, params: Samp
         for completion in _completions(engine, requests):
             answer = Message(role="assistant", content=completion.text)
             chat = Chat(id=completion.id, messages=(*asked[completion.id], answer))
-            out.write(json.dumps(chat.model_dump(), ensure_ascii=False) + "\n")
+            out.write(chat_line(chat))
             out.flush()
             written += 1
     return written

@@ -19,22 +19,28 @@ class TokenRow:
 
     tokens: NDArray[np.int64]  # [T]
     loss_mask: NDArray[np.bool_]  # [T] true where the assistant wrote the token (its end mark included)
+    id: str = ""  # the chat's
 
 
 def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
-    """Render with the tokenizer's own template.
+    """The chat's own tokens if it carries them, else rendered with the tokenizer's template.
 
     `{% generation %}` marks make the mask exact. Templates without them are rendered turn by turn: what a
     turn adds to the prompt before it, up to its last end token, is the assistant's.
     """
-    messages = [message.model_dump() for message in chat.messages]
+    if chat.tokens is not None:
+        given = np.zeros(len(chat.tokens), dtype=np.bool_)
+        for start, stop in chat.answers or ():
+            given[start:stop] = True
+        return TokenRow(np.asarray(chat.tokens, dtype=np.int64), given, chat.id)
+    messages = [message.for_template() for message in chat.messages]
     marked = "{% generation %}" in (tokenizer.chat_template or "")
     encoded = tokenizer.apply_chat_template(
         messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=marked
     )
     tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
     if marked:
-        return TokenRow(tokens, np.asarray(encoded["assistant_masks"], dtype=np.bool_))
+        return TokenRow(tokens, np.asarray(encoded["assistant_masks"], dtype=np.bool_), chat.id)
     mask = np.zeros(len(tokens), dtype=np.bool_)
     for i, message in enumerate(chat.messages):
         if message.role == "assistant":
@@ -42,13 +48,13 @@ def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
             stop = _prefix(tokenizer, chat, tokens, i + 1, prompt=False)
             ends = np.flatnonzero(tokens[start:stop] == tokenizer.eos_token_id)
             mask[start : start + ends[-1] + 1 if len(ends) else stop] = True
-    return TokenRow(tokens, mask)
+    return TokenRow(tokens, mask, chat.id)
 
 
 def _prefix(tokenizer: Any, chat: Chat, tokens: NDArray[np.int64], turns: int, prompt: bool) -> int:
     """Length of the first `turns` turns, checked to be what the whole chat starts with."""
     encoded = tokenizer.apply_chat_template(
-        [message.model_dump() for message in chat.messages[:turns]],
+        [message.for_template() for message in chat.messages[:turns]],
         tokenize=True, return_dict=True, add_generation_prompt=prompt,
     )  # fmt: skip
     ids = encoded["input_ids"]
