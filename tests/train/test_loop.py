@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from eyas.errors import CheckpointError
-from eyas.train.loop import LoopConfig, Part, train
+from eyas.train.loop import LoopConfig, train
+from eyas.train.metrics import Part
 from eyas.train.optimizer import OptimizerConfig
 from eyas.train.schedule import ScheduleConfig, factor
 

@@ -17,7 +17,7 @@ from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.drafters.eagle3 import Eagle3Module
 from eyas.target import Target
 from eyas.train.draft_loss import Scores, Teacher, accept_lengths, score, teach
-from eyas.train.loop import Means, Part
+from eyas.train.metrics import Means, Part
 from eyas.train.ttt import unrolled
 
 
@@ -49,7 +49,7 @@ class Eagle3Objective:
         with torch.no_grad(), torch.autocast(self._target.device.type, torch.bfloat16, enabled=self._bf16):
             for batch in self._held_out:
                 part = self._score(batch)
-                means.add({"loss": (part.loss.item(), part.weight), **part.metrics})
+                means.add_part(part)
         return means.means()
 
     def _score(self, batch: FeatureBatch) -> Part:

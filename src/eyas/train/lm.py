@@ -15,7 +15,8 @@ from eyas.config import StrictModel
 from eyas.data.corpus import CorpusConfig, build_corpus
 from eyas.data.mixture import Mixture
 from eyas.train.grow import grow_depth
-from eyas.train.loop import LoopConfig, Part, train
+from eyas.train.loop import LoopConfig, train
+from eyas.train.metrics import Part
 
 
 class LmModelConfig(StrictModel):

@@ -7,19 +7,18 @@ stops and resumes is the run that never stopped, bit for bit.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from eyas.config import StrictModel
 from eyas.runtime import keep_freed_memory
 from eyas.train.checkpoint import load_state, save_state
 from eyas.train.log import RunLog
+from eyas.train.metrics import Means, Part
 from eyas.train.optimizer import OptimizerConfig, build_optimizers, set_learning_rate
 from eyas.train.schedule import ScheduleConfig, factor
 
@@ -36,36 +35,6 @@ class LoopConfig(StrictModel):
     save_seconds: float = Field(default=240.0, gt=0)
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-
-
-@dataclass
-class Part:
-    """A micro-batch's outcome as sums, so that accumulation over unequal parts stays exact."""
-
-    loss: Tensor  # [] sum over what counts
-    weight: float  # how many positions count
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> sum and count
-
-
-class Means:
-    """Running means of sums with counts of their own."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-
-    def add(self, metrics: dict[str, tuple[float, float]]) -> None:
-        """Add name -> (sum, count)."""
-        for name, (total, count) in metrics.items():
-            before = self._sums[name]
-            self._sums[name] = (before[0] + total, before[1] + count)
-
-    def count(self, name: str) -> float:
-        """How many positions a metric was taken over."""
-        return self._sums[name][1]
-
-    def means(self) -> dict[str, float]:
-        """name -> mean; a metric nothing counted for is left out."""
-        return {name: total / count for name, (total, count) in self._sums.items() if count}
 
 
 class Objective(Protocol):
@@ -112,7 +81,7 @@ def train(
                     part = objective.part(step * config.accumulate + micro)
                 part.loss.backward()  # type: ignore[no-untyped-call]
                 weight += part.weight
-                window.add({"loss": (part.loss.item(), part.weight), **part.metrics})
+                window.add_part(part)
             for parameter in trained:
                 if parameter.grad is not None:
                     parameter.grad.div_(max(weight, 1.0))
