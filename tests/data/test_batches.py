@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.data.batches import ChatBatches, padded
+from eyas.data.batches import ChatBatches, cut_row, padded
 from eyas.data.mixture import Mixture
 from eyas.data.tokenize import TokenRow
 from eyas.errors import DataError
@@ -30,6 +30,15 @@ def test_an_epoch_holds_every_row_once_within_budget() -> None:
             assert batch.tokens.numel() <= 40
             seen.update(batch.tokens[:, 0].tolist())
         assert seen == Counter(range(1, 61))
+
+
+def test_members_are_the_rows_as_they_were_given() -> None:
+    rows = [row(2, 99), *ROWS]  # the first can't be learned from
+    batches = ChatBatches(rows, budget=40, longest=12, seed=3)
+    for n in range(2 * batches.per_epoch):
+        given = [rows[i] for i in batches.members(n)]
+        assert torch.equal(batches.batch(n).tokens, padded([cut_row(r, 12) for r in given]).tokens)
+        assert not any(r is rows[0] for r in given)
 
 
 def test_batches_are_a_function_of_number_and_seed() -> None:

@@ -31,13 +31,15 @@ class ChatBatches:
     """
 
     def __init__(self, rows: Sequence[TokenRow], budget: int, longest: int, seed: int) -> None:
-        cut = [TokenRow(row.tokens[:longest], row.loss_mask[:longest]) for row in rows]
-        self._rows = [row for row in cut if row.loss_mask[2:].any()]
-        if not self._rows:
+        cut = [cut_row(row, longest) for row in rows]
+        kept = [i for i, row in enumerate(cut) if learnable(row)]
+        if not kept:
             raise DataError(f"no chat has an answer token within its first {longest} tokens")
-        order = np.random.default_rng(seed).permutation(len(self._rows))  # like lengths don't stay in file order
-        by_length = sorted(order.tolist(), key=lambda i: len(self._rows[i].tokens))
-        self._groups = list(_grouped(by_length, [len(row.tokens) for row in self._rows], budget))
+        order = np.random.default_rng(seed).permutation(len(kept))  # like lengths don't stay in file order
+        lengths = [len(row.tokens) for row in cut]
+        by_length = sorted((kept[i] for i in order.tolist()), key=lambda i: lengths[i])
+        self.rows = cut
+        self._groups = list(grouped(by_length, lengths, budget))
         self._seed = seed
 
     @property
@@ -45,11 +47,25 @@ class ChatBatches:
         """Batches an epoch."""
         return len(self._groups)
 
-    def batch(self, number: int) -> TokenBatch:
-        """Batch `number`, counted over all epochs."""
+    def members(self, number: int) -> list[int]:
+        """Which of the rows (as they were given) make batch `number`, counted over all epochs; in its order."""
         epoch, index = divmod(number, len(self._groups))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._groups))
-        return padded([self._rows[i] for i in self._groups[order[index]]])
+        return list(self._groups[order[index]])
+
+    def batch(self, number: int) -> TokenBatch:
+        """Batch `number`, counted over all epochs."""
+        return padded([self.rows[i] for i in self.members(number)])
+
+
+def cut_row(row: TokenRow, longest: int) -> TokenRow:
+    """The first `longest` tokens of a row."""
+    return TokenRow(row.tokens[:longest], row.loss_mask[:longest], row.id)
+
+
+def learnable(row: TokenRow) -> bool:
+    """Whether any answer token has two tokens before it, the least from which a drafter guesses."""
+    return bool(row.loss_mask[2:].any())
 
 
 def padded(rows: Sequence[TokenRow]) -> TokenBatch:
@@ -63,7 +79,7 @@ def padded(rows: Sequence[TokenRow]) -> TokenBatch:
     return TokenBatch(tokens, mask, lengths)
 
 
-def _grouped(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+def grouped(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Runs of rows, shortest first, as long as count x longest fits; a row over the budget goes alone."""
     group: list[int] = []
     for i in order:

@@ -1,6 +1,6 @@
-"""What a drafter learns from: tokens and the target's states, made with the target in the loop.
+"""What a drafter learns from: tokens and the target's states, stored, or made with the target in the loop.
 
-Legend: B chats, S positions (right-padded), A taps, Ht target hidden.
+Legend: B chats, S positions (right-padded), A taps, Ht target hidden, k candidates.
 """
 
 from __future__ import annotations
@@ -8,19 +8,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from eyas.data.batches import ChatBatches, TokenBatch
 from eyas.target import Target
 
 
-class FeatureBatch(NamedTuple):
-    """One batch; a trainer can't tell where it came from."""
+class TopTokens(NamedTuple):
+    """The teacher's best tokens at each position, in place of the state its whole distribution is made from."""
 
-    tokens: Tensor  # [B, S]
+    ids: Tensor  # [B, S, k] int64
+    logprobs: Tensor  # [B, S, k] float32, of the full vocabulary's softmax, falling
+    tail: Tensor  # [B, S] float32, probability of all other tokens together
+
+
+class FeatureBatch(NamedTuple):
+    """One batch; a trainer can't tell where it came from.
+
+    Exactly one of `final` and `top` is given. Position s speaks of token s + 1, and only where `loss_mask[b, s + 1]`
+    is true; elsewhere both are zeros, as are taps at padding.
+    """
+
+    tokens: Tensor  # [B, S] int64
     loss_mask: Tensor  # [B, S] bool, true at answer tokens, never at padding
     taps: Tensor  # [B, S, A, Ht]
-    final: Tensor  # [B, S, Ht] after the target's final norm: what its head reads
+    final: Tensor | None  # [B, S, Ht] after the target's final norm: what its head reads
+    top: TopTokens | None = None
 
 
 class FeatureSource(Protocol):
@@ -29,11 +43,19 @@ class FeatureSource(Protocol):
     def __call__(self, number: int) -> FeatureBatch: ...
 
 
-def capture(target: Target, batch: TokenBatch, taps: Sequence[int]) -> FeatureBatch:
+def taught(loss_mask: Tensor) -> Tensor:
+    """[B, S] bool: positions whose next token is an answer token, the only ones where the teacher is asked."""
+    return torch.nn.functional.pad(loss_mask[:, 1:], (0, 1))
+
+
+def trace_batch(target: Target, batch: TokenBatch, taps: Sequence[int]) -> FeatureBatch:
     """Run the target over a batch, teacher-forced."""
-    tokens = batch.tokens.to(target.device)
-    traced = target.trace(tokens, batch.lengths.to(target.device), taps)
-    return FeatureBatch(tokens, batch.loss_mask.to(target.device), traced.taps, traced.final)
+    tokens, lengths = batch.tokens.to(target.device), batch.lengths.to(target.device)
+    mask = batch.loss_mask.to(target.device)
+    traced = target.trace(tokens, lengths, taps)
+    padding = torch.arange(tokens.shape[1], device=target.device) >= lengths.unsqueeze(1)
+    states = traced.taps.masked_fill_(padding[:, :, None, None], 0)
+    return FeatureBatch(tokens, mask, states, traced.final.masked_fill(~taught(mask).unsqueeze(2), 0))
 
 
 class OnlineSource:
@@ -44,4 +66,4 @@ class OnlineSource:
         self._target, self._batches, self._taps = target, batches, tuple(taps)
 
     def __call__(self, number: int) -> FeatureBatch:
-        return capture(self._target, self._batches.batch(number), self._taps)
+        return trace_batch(self._target, self._batches.batch(number), self._taps)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.drafters.eagle3 import Eagle3Module
+from eyas.errors import DataError
 from eyas.target import Target
 from eyas.train.draft_loss import Scores, Teacher, accept_lengths, score, teach
 from eyas.train.metrics import Means, Part
@@ -54,6 +55,8 @@ class Eagle3Objective:
 
     def _score(self, batch: FeatureBatch) -> Part:
         ids = self.model.target_ids
+        if batch.final is None:
+            raise DataError("this objective learns from final states, and the store has top tokens in their place")
         with torch.autocast(self._target.device.type, enabled=False):
             teacher = teach(self._target.head, batch.final, batch.loss_mask, ids, self._target.vocab_size)
         taps = batch.taps.to(self.model.fc.weight.dtype)
