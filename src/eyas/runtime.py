@@ -1,9 +1,10 @@
-"""Process-wide settings that decide CPU speed."""
+"""The process: settings that decide CPU speed, and the versions of what computes."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -22,3 +23,14 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _KEEP)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEEP))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computed the weights."""
+    found = {}
+    for name in ("eyas", "torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            found[name] = "unknown"
+    return found
