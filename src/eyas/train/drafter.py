@@ -11,14 +11,16 @@ from pydantic import Field
 from eyas.config import StrictModel
 from eyas.data.batches import ChatBatches
 from eyas.data.chats import held_out, read_chats
-from eyas.data.features import OnlineSource
+from eyas.data.features import FeatureBatch, OnlineSource
 from eyas.data.tokenize import TokenRow, tokenize_chat
 from eyas.drafters.eagle3 import Eagle3Config, Eagle3Module, save_module
 from eyas.errors import ConfigError, DataError
 from eyas.target import Target, load_target, load_tokenizer
 from eyas.target.architecture import default_taps
-from eyas.train.eagle3 import Eagle3Objective
 from eyas.train.loop import LoopConfig, train
+from eyas.train.loss_config import LossConfig
+from eyas.train.metrics import Means
+from eyas.train.objective import DraftObjective
 from eyas.train.provenance import file_hash, fingerprint, versions
 from eyas.train.vocab_map import choose_draft_vocabulary, count_answer_tokens, set_draft_vocabulary
 
@@ -103,6 +105,20 @@ def fresh_module(config: Eagle3Config, target: Target, draft_ids: torch.Tensor, 
     return module.to(target.device)
 
 
+class ValidatedObjective(DraftObjective):
+    """Scores fixed batches for validation."""
+
+    held_out: list[FeatureBatch]
+
+    def validate(self) -> dict[str, float]:
+        means = Means()
+        with torch.no_grad():
+            for batch in self.held_out:
+                part = self.score(batch)
+                means.add_part(part)
+        return means.means()
+
+
 def train_drafter(config: DrafterTrainConfig) -> Path:
     """Train and save; returns the drafter's directory. An interrupted run goes on from its last state."""
     target = load_target(config.target, dtype=config.target_dtype, device=config.device)
@@ -117,10 +133,11 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     taps = shape.taps or ()
     source = OnlineSource(target, batches(seen, config), taps)
     judge = OnlineSource(target, batches(unseen, config), taps)
-    objective = Eagle3Objective(
-        module, target, source, [judge(n) for n in range(config.validation_batches)],
-        unroll=config.unroll, decay=config.step_decay, bf16=config.loop.bf16,
+    objective = ValidatedObjective(
+        module, target.head, target.vocab_size, source,
+        LossConfig(unroll=config.unroll, decay=config.step_decay), config.loop.bf16,
     )  # fmt: skip
+    objective.held_out = [judge(n) for n in range(config.validation_batches)]
     identity = config.model_dump(mode="json", exclude={"loop", "output", "device", "validation_batches"})
     identity |= {"target_fingerprint": fingerprint(target.model), "chats_hash": file_hash(config.chats)}
     train(objective, config.loop, config.output, target.device, identity)

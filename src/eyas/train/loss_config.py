@@ -1,0 +1,63 @@
+"""What a drafter is trained for: token loss, feature loss, how many steps, with which weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from eyas.config import StrictModel
+
+TokenLoss = Literal["ce", "kl", "lk"]
+FeatureLoss = Literal["none", "smooth_l1", "mse"]
+
+
+class LossConfig(StrictModel):
+    """loss = sum over steps j of decay^j * (token_weight * token + feature_weight * feature) / answer tokens.
+
+    Token losses compare q, the drafter's distribution over the draft vocabulary, with the target's:
+
+    - `ce`: soft cross entropy with p', the target's softmax over the draft vocabulary alone; `kl` is the same less the
+      entropy of p', so that a perfect drafter scores 0.
+    - `lk`: made for acceptance (LK losses). p is the target's softmax over the *full* vocabulary and
+      alpha = sum over the draft vocabulary of min(p, q) the chance that a sampled guess is accepted; what the draft
+      vocabulary doesn't cover can't be guessed and counts as rejected. The loss is -log alpha or, with `kl_decay` set,
+      w * KL + (1 - w) * (1 - alpha), where w = exp(-kl_decay * mean alpha) of the step in the batch, so that KL
+      leads as long as the drafter is bad.
+
+    The feature loss compares the state the drafter feeds back with the target's true one at the next position, averaged
+    over its width.
+    """
+
+    token: TokenLoss = "ce"
+    token_weight: float = Field(default=1.0, ge=0)
+    kl_decay: float | None = Field(default=None, ge=0)
+    feature: FeatureLoss = "none"
+    feature_weight: float = Field(default=0.0, ge=0)
+    unroll: int = Field(default=7, ge=1)  # steps of the training-time test
+    decay: float = Field(default=0.8, gt=0, le=1)  # weight of a step against the one before
+    noise: float = Field(default=0.0, ge=0)
+    """Uniform noise (U - 0.5) * noise * 512 / T on the features of a row of T tokens (EAGLE-1: 0.2)."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> LossConfig:
+        if self.kl_decay is not None and self.token != "lk":
+            raise ValueError(f"kl_decay belongs to the token loss lk, not {self.token}: leave it out")
+        if (self.feature == "none") != (self.feature_weight == 0):
+            raise ValueError("feature_weight is above 0 exactly when a feature loss is chosen")
+        if self.token_weight == 0 and self.feature_weight == 0:
+            raise ValueError("token_weight and feature_weight are both 0: nothing would be trained")
+        return self
+
+    @classmethod
+    def for_kind(cls, kind: str) -> LossConfig:
+        """What each drafter kind's paper trains it with; KeyError for a kind that doesn't exist."""
+        return _OF_KIND[kind]
+
+
+_OF_KIND = {
+    "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
+    "eagle3": LossConfig(),
+    "mla": LossConfig(),
+    "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),
+}
