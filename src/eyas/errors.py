@@ -35,6 +35,10 @@ class CheckpointError(EyasError):
     """A checkpoint is missing tensors, has extra ones, or has the wrong shapes."""
 
 
+class TrainingError(EyasError):
+    """A training run can't go on."""
+
+
 class DrafterMismatchError(EyasError):
     """The drafter doesn't fit the target."""
 

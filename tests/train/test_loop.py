@@ -12,12 +12,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from eyas.errors import CheckpointError
+from eyas.train.checkpoint import Progress
+from eyas.train.distributed import Team
 from eyas.train.loop import LoopConfig, train
 from eyas.train.metrics import Part
 from eyas.train.optimizer import OptimizerConfig
 from eyas.train.schedule import ScheduleConfig, factor
 
-CPU = torch.device("cpu")
+ALONE = Team(0, 1, torch.device("cpu"), "none")
 
 
 class Regression:
@@ -32,8 +34,9 @@ class Regression:
         loss = F.mse_loss(self.model(x).float(), x[:, :3], reduction="sum")
         return Part(loss, len(x), {"size": (float(len(x)), 1.0)})
 
-    def validate(self) -> dict[str, float]:
-        return {"loss": 0.0}
+    def validate(self, progress: Progress) -> dict[str, float]:
+        torch.rand(3)  # validation may use randomness: it doesn't leak
+        return {"validation_step": progress.step}
 
 
 def config(steps: int, kind: str = "adamw", **more: object) -> LoopConfig:
@@ -53,11 +56,11 @@ def config(steps: int, kind: str = "adamw", **more: object) -> LoopConfig:
 def test_resuming_is_exact_to_the_bit(tmp_path: Path, kind: str, bf16: bool) -> None:
     plateau = {"schedule": {"kind": "constant", "warmup": 0.0}, "bf16": bf16, "accumulate": 2}
     whole, halves = Regression(), Regression()
-    train(whole, config(9, kind, **plateau), tmp_path / "whole", CPU, {"run": 1})
-    train(halves, config(4, kind, **plateau), tmp_path / "halves", CPU, {"run": 1})
+    train(whole, config(9, kind, **plateau), tmp_path / "whole", ALONE, {"run": 1})
+    train(halves, config(4, kind, **plateau), tmp_path / "halves", ALONE, {"run": 1})
     fresh = Regression()
     torch.rand(7)  # whatever happened in between
-    train(fresh, config(9, kind, **plateau), tmp_path / "halves", CPU, {"run": 1})
+    train(fresh, config(9, kind, **plateau), tmp_path / "halves", ALONE, {"run": 1})
     for a, b in zip(whole.model.parameters(), fresh.model.parameters(), strict=True):
         assert torch.equal(a, b)
     lines = [json.loads(x) for x in (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()]
@@ -66,9 +69,9 @@ def test_resuming_is_exact_to_the_bit(tmp_path: Path, kind: str, bf16: bool) -> 
 
 
 def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
-    train(Regression(), config(2), tmp_path, CPU, {"data": "a"})
+    train(Regression(), config(2), tmp_path, ALONE, {"data": "a"})
     with pytest.raises(CheckpointError, match="data"):
-        train(Regression(), config(4), tmp_path, CPU, {"data": "b"})
+        train(Regression(), config(4), tmp_path, ALONE, {"data": "b"})
 
 
 def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> None:
@@ -78,8 +81,8 @@ def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> Non
             return Part(torch.stack([p.loss for p in parts]).sum(), sum(p.weight for p in parts))
 
     small, big = Regression(dropout=0.0), Whole(dropout=0.0)
-    train(small, config(3, accumulate=3, bf16=False), tmp_path / "a", CPU, {})
-    train(big, config(3, bf16=False), tmp_path / "b", CPU, {})
+    train(small, config(3, accumulate=3, bf16=False), tmp_path / "a", ALONE, {})
+    train(big, config(3, bf16=False), tmp_path / "b", ALONE, {})
     for a, b in zip(small.model.parameters(), big.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -87,7 +90,7 @@ def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> Non
 def test_it_learns(tmp_path: Path) -> None:
     run = Regression(dropout=0.0)
     before = run.part(0).loss.item()
-    train(run, config(150), tmp_path, CPU, {})
+    train(run, config(150), tmp_path, ALONE, {})
     assert run.part(0).loss.item() < before / 3
 
 

@@ -14,6 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eyas.config import StrictModel
 from eyas.data.corpus import CorpusConfig, build_corpus
 from eyas.data.mixture import Mixture
+from eyas.errors import ConfigError
+from eyas.train.checkpoint import Progress
+from eyas.train.distributed import joined
 from eyas.train.grow import grow_depth
 from eyas.train.loop import LoopConfig, train
 from eyas.train.metrics import Part
@@ -106,13 +109,13 @@ class LmObjective:
         loss, count = self._loss(blocks)
         return Part(loss, count)
 
-    def validate(self) -> dict[str, float]:
+    def validate(self, progress: Progress) -> dict[str, float]:  # noqa: ARG002  # it leaves no checkpoints
         total, count = 0.0, 0
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16):
             for blocks in torch.split(self._held_out, self._batch):
                 loss, n = self._loss(blocks)
                 total, count = total + loss.item(), count + n
-        return {"loss": total / count}
+        return {"validation_loss": total / count}
 
 
 def train_lm(config: LmConfig) -> None:
@@ -129,7 +132,10 @@ def train_lm(config: LmConfig) -> None:
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config)
     identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
-    train(objective, config.loop, config.output, torch.device(config.device), identity)
+    with joined(config.loop.parallel, torch.device(config.device)) as team:
+        if team.world > 1:
+            raise ConfigError("only drafters are trained by several processes: start lm recipes without torchrun")
+        train(objective, config.loop, config.output, team, identity)
     final = config.output / "model"
     model.to(torch.bfloat16).save_pretrained(final)
     tokenizer.save_pretrained(final)
