@@ -17,6 +17,8 @@ from eyas.drafters.eagle3 import Eagle3Config, Eagle3Module, save_module
 from eyas.errors import ConfigError, DataError
 from eyas.target import Target, load_target, load_tokenizer
 from eyas.target.architecture import default_taps
+from eyas.train.checkpoint import Progress
+from eyas.train.distributed import joined
 from eyas.train.loop import LoopConfig, train
 from eyas.train.loss_config import LossConfig
 from eyas.train.metrics import Means
@@ -110,13 +112,13 @@ class ValidatedObjective(DraftObjective):
 
     held_out: list[FeatureBatch]
 
-    def validate(self) -> dict[str, float]:
+    def validate(self, progress: Progress) -> dict[str, float]:  # noqa: ARG002
         means = Means()
         with torch.no_grad():
             for batch in self.held_out:
                 part = self.score(batch)
                 means.add_part(part)
-        return means.means()
+        return {f"validation_{name}": value for name, value in means.means().items()}
 
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
@@ -140,7 +142,8 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     objective.held_out = [judge(n) for n in range(config.validation_batches)]
     identity = config.model_dump(mode="json", exclude={"loop", "output", "device", "validation_batches"})
     identity |= {"target_fingerprint": fingerprint(target.model), "chats_hash": file_hash(config.chats)}
-    train(objective, config.loop, config.output, target.device, identity)
+    with joined(config.loop.parallel, target.device) as team:
+        train(objective, config.loop, config.output, team, identity)
 
     local = Path(config.target).exists()
     provenance: dict[str, Any] = {
@@ -152,7 +155,7 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
         "steps": config.loop.steps,
         "covered": round(float(counts[ids].sum() / counts.sum()), 4),
         "versions": versions(),
-        "validation": {name: round(value, 4) for name, value in objective.validate().items()},
+        "validation": {name: round(value, 4) for name, value in objective.validate(Progress()).items()},
     }
     place = config.output / "drafter"
     save_module(module.to(torch.bfloat16), place, provenance)
