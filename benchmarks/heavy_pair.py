@@ -17,7 +17,8 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 import eyas.assets
-from eyas.drafters.eagle3 import Eagle3Module, load_module, save_module
+from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.eagle3 import Eagle3Network
 from eyas.target import load_tokenizer
 from eyas.train.grow import grow_depth
 
@@ -59,15 +60,15 @@ def main() -> None:
     heavy.save_pretrained(options.out / "target")
     load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
 
-    drafter = load_module(Path(eyas.assets.DEMO_DRAFTER))
+    drafter = load_network(Path(eyas.assets.DEMO_DRAFTER))
     # boundary k of the light model is boundary k * factor of the heavy one: only identities lie between
     taps = tuple(tap * factor for tap in drafter.config.taps or ())
     config = drafter.config.model_copy(update={"intermediate_size": options.intermediate, "taps": taps})
-    wide = Eagle3Module(config)
+    wide = Eagle3Network(config)
     for layer in drafter.layers:
         widen_mlp(layer.mlp, options.intermediate)
     wide.load_state_dict(drafter.state_dict())
-    save_module(wide.to(torch.bfloat16), options.out / "drafter")
+    save_network(wide.to(torch.bfloat16), options.out / "drafter")
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
     print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
     print(f"largest difference of a logit in float32: {gap:.1e}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eyas.data.tokenizer import train_tokenizer
-from eyas.drafters.eagle3 import save_module
+from eyas.drafters.checkpoint import save_network
 
 from . import tiny
 
@@ -39,7 +39,7 @@ def save_target(path: Path, name: str = "llama", **changes: Any) -> Path:
 def save_drafter(path: Path, **settings: Any) -> Path:
     """A random drafter for it."""
     vocab = len(tokenizer())
-    save_module(
+    save_network(
         tiny.eagle3_module(**{"vocab_size": vocab, "draft_vocab_size": 120, "taps": [1, 2, 4], **settings}), path
     )
     return path

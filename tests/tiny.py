@@ -14,7 +14,8 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from eyas.drafters.eagle3 import Eagle3Drafter, Eagle3Module
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.eagle3 import Eagle3Network
 from eyas.drafters.eagle3.config import config_from_dict
 from eyas.target import Target
 from eyas.tree import DraftTree, TreeSpec
@@ -136,7 +137,7 @@ def continuation(model: Any, prompt: Sequence[int], tokens: int, **options: Any)
     return generated
 
 
-def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3Module:
+def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3Network:
     """A random drafter network; a reduced vocabulary gets a map that skips tokens irregularly."""
     base = {
         "hidden_size": HIDDEN,
@@ -149,21 +150,20 @@ def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3M
     }
     config = config_from_dict({**base, **settings}, "test")
     torch.manual_seed(seed)
-    module = Eagle3Module(config).eval().requires_grad_(False)
+    module = Eagle3Network(config).eval().requires_grad_(False)
     for name, parameter in module.named_parameters():
         if parameter.dim() == 1:
             parameter.uniform_(0.5, 1.5)
         elif "embed" not in name:
             parameter.normal_(std=scale * 0.05)
     ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
-    module.d2t.copy_(ids - torch.arange(config.draft_vocab_size))
-    module.t2d.copy_(torch.isin(torch.arange(config.vocab_size), ids))
+    module.set_vocabulary(ids)
     return module
 
 
-def eagle3_drafter(taps: tuple[int, ...] = (1, 2, 4), seed: int = 0, **settings: Any) -> Eagle3Drafter:
+def eagle3_drafter(taps: tuple[int, ...] = (1, 2, 4), seed: int = 0, **settings: Any) -> NetworkDrafter:
     """A random EAGLE-3 drafter."""
-    return Eagle3Drafter(eagle3_module(seed, num_aux_hidden_states=len(taps), **settings), taps)
+    return NetworkDrafter(eagle3_module(seed, num_aux_hidden_states=len(taps), **settings), taps)
 
 
 class OracleDrafter:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.drafters.eagle3 import save_module
+from eyas.drafters.checkpoint import save_network
 from eyas.drafters.loading import load_drafter, local_directory
 from eyas.errors import CheckpointError, DrafterMismatchError
 from eyas.target import Target
@@ -18,14 +18,14 @@ from .. import tiny
 
 
 def saved(path: Path, **settings: Any) -> Path:
-    save_module(tiny.eagle3_module(**settings), path)
+    save_network(tiny.eagle3_module(**settings), path)
     return path
 
 
 def test_it_loads_for_its_target(tmp_path: Path) -> None:
     drafter = load_drafter(saved(tmp_path, taps=[1, 2, 3]), tiny.target())
     assert drafter.taps == (1, 2, 3)
-    assert drafter.module.embed_tokens.weight.dtype == torch.float32
+    assert drafter.network.embed_tokens.weight.dtype == torch.float32
 
 
 def test_without_named_taps_it_reads_eagle3s(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_without_named_taps_it_reads_eagle3s(tmp_path: Path) -> None:
 
 def test_it_takes_the_target_s_dtype(tmp_path: Path) -> None:
     target = Target(tiny.build_model("llama").to(torch.bfloat16))
-    assert load_drafter(saved(tmp_path), target).module.norm.weight.dtype == torch.bfloat16
+    assert load_drafter(saved(tmp_path), target).network.norm.weight.dtype == torch.bfloat16
 
 
 def test_it_borrows_the_target_s_embedding_and_head(tmp_path: Path) -> None:
@@ -43,9 +43,10 @@ def test_it_borrows_the_target_s_embedding_and_head(tmp_path: Path) -> None:
     kept = {k: v for k, v in tensors.items() if k not in ("embed_tokens.weight", "lm_head.weight")}
     save_file(kept, tmp_path / "model.safetensors")
     target = tiny.target()
-    module = load_drafter(tmp_path, target).module
-    assert module.embed_tokens.weight.data_ptr() == target.model.model.embed_tokens.weight.data_ptr()
-    torch.testing.assert_close(module.lm_head.weight, target.model.lm_head.weight[module.target_ids])
+    network = load_drafter(tmp_path, target).network
+    tokens, states = torch.arange(9), torch.randn(3, tiny.HIDDEN)
+    assert torch.equal(network.embed(tokens), target.model.model.embed_tokens.weight[:9])
+    torch.testing.assert_close(network.logits(states), target.head(states)[:, network.target_ids])
 
 
 def test_a_mismatch_names_every_reason(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_mismatch_names_every_reason(tmp_path: Path) -> None:
         "reads states 48 wide, the target's are 32",
         "vocabulary has 101 tokens, the target's 97",
         "reads 4 taps, but 3 are named: [1, 1, 9]",
-        "outside the target's boundaries 0..4",
+        "outside the target's boundaries 0..5",
         "not distinct",
         str(tmp_path),
     ):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from eyas.drafters.eagle3 import save_module
+from eyas.drafters.checkpoint import save_network
 from eyas.engine import Engine, Speculation, load
 from eyas.errors import UsageError
 from eyas.target import load_target
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafter(path: Path, **settings: Any) -> Path:
-    save_module(tiny.eagle3_module(**settings), path)
+    save_network(tiny.eagle3_module(**settings), path)
     return path
 
 

@@ -168,9 +168,9 @@ def test_the_context_ends_where_rope_would_change() -> None:
     assert context_limit(tf.LlamaConfig(max_position_embeddings=256, rope_parameters=yarn)) == 256
 
 
-@pytest.mark.parametrize("taps", [(0, 5), (-1,), (1, 1)])
+@pytest.mark.parametrize("taps", [(0, 6), (-1,), (1, 1)])
 def test_taps_must_exist_and_differ(taps: tuple[int, ...]) -> None:
-    with pytest.raises(RequestError, match="distinct boundaries between 0 and 4"):
+    with pytest.raises(RequestError, match="distinct boundaries between 0 and 5"):
         tiny.target().check_taps(taps)
 
 

@@ -67,7 +67,7 @@ def test_a_narrow_drafter_needs_its_own_embedding(target: Path, chats: Path, tmp
     narrow = {"hidden_size": 16, "head_dim": 8}
     with pytest.raises(ConfigError, match="train_embedding"):
         train_drafter(recipe(target, chats, tmp_path / "a", drafter=narrow))
-    place = train_drafter(recipe(target, chats, tmp_path / "b", drafter=narrow, train_embedding=True))
+    place = train_drafter(recipe(target, chats, tmp_path / "b", drafter={**narrow, "train_embedding": True}))
     assert load(target, place).generate([Request((3, 20), SamplingParams(max_tokens=5))])
 
 

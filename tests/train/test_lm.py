@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from eyas.data import corpus
 from eyas.data.stdlib_corpus import sources
 from eyas.errors import ConfigError
+from eyas.target.fingerprint import fingerprint
 from eyas.train.grow import grow_depth
 from eyas.train.lm import LmConfig, LmModelConfig, build_lm, train_lm
-from eyas.train.provenance import fingerprint
 
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate_size": 48, "context": 128}
 

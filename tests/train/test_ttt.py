@@ -7,26 +7,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.eagle3 import Eagle3Config, Eagle3Module
+from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
 from eyas.train import ttt
 
 STEPS = 4
 
 
-def tiny(**toggles: object) -> Eagle3Module:
+def tiny(**toggles: object) -> Eagle3Network:
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 6, "vocab_size": 40, "draft_vocab_size": 20,
         "target_hidden_size": 10, "num_aux_hidden_states": 3,
     }  # fmt: skip
-    module = Eagle3Module(Eagle3Config.model_validate(sizes | toggles)).double()
+    module = Eagle3Network(Eagle3Config.model_validate(sizes | toggles)).double()
     for parameter in module.parameters():  # norms start at one and would hide a missing scale
         torch.nn.init.normal_(parameter, mean=0.5 if parameter.ndim == 1 else 0.0, std=0.5)
     return module
 
 
-def chain(module: Eagle3Module, tokens: Tensor, taps: Tensor, row: int) -> list[Tensor]:
+def chain(module: Eagle3Network, tokens: Tensor, taps: Tensor, row: int) -> list[Tensor]:
     """Decode as the engine does: commit pairs 0..row, then feed guesses one by one to a growing cache."""
     layers = module.config.num_hidden_layers
     cache: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * layers

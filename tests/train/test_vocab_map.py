@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from eyas.data.tokenize import TokenRow
-from eyas.drafters.eagle3 import Eagle3Config, Eagle3Module
+from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
 from eyas.errors import ConfigError
-from eyas.train.vocab_map import choose_draft_vocabulary, count_answer_tokens, set_draft_vocabulary
+from eyas.train.vocab_map import choose_draft_vocabulary, count_answer_tokens
 
 
 def test_only_answer_tokens_count() -> None:
@@ -36,13 +36,13 @@ def test_impossible_sizes_are_refused(size: int) -> None:
 
 
 def test_maps_agree() -> None:
-    module = Eagle3Module(
+    module = Eagle3Network(
         Eagle3Config(
             hidden_size=4, intermediate_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=4,
             vocab_size=9, draft_vocab_size=3, target_hidden_size=4,
         )
     )  # fmt: skip
-    set_draft_vocabulary(module, torch.tensor([2, 5, 8]))
+    module.set_vocabulary(torch.tensor([2, 5, 8]))
     assert module.d2t.tolist() == [2, 4, 6]
     assert module.target_ids.tolist() == [2, 5, 8]
     assert module.t2d.nonzero().flatten().tolist() == [2, 5, 8]

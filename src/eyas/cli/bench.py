@@ -110,7 +110,7 @@ def _engines(
     engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
     for name in drafters:
         drafter = load_drafter(name, target, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
-        own = drafter.module.config.default_tree or DEFAULT_TREE
+        own = drafter.network.config.default_tree or DEFAULT_TREE
         for text, spec in (specs or {own: parse_tree(own)}).items():
             label = text if len(drafters) == 1 else f"{name} {text}"
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)

@@ -28,7 +28,7 @@ from eyas.errors import UsageError
 if TYPE_CHECKING:
     from eyas.bench.certificate import Certificate
     from eyas.bench.ties import Divergence
-    from eyas.drafters.eagle3 import Eagle3Drafter
+    from eyas.drafters.decoding import NetworkDrafter
     from eyas.tree import TreeSpec
 
 
@@ -79,12 +79,12 @@ def verify(
     return 0 if certificate.equal and not certificate.errors else FAILURE
 
 
-def _trees(asked: dict[str, TreeSpec], drafter: Eagle3Drafter) -> dict[str, TreeSpec]:
+def _trees(asked: dict[str, TreeSpec], drafter: NetworkDrafter) -> dict[str, TreeSpec]:
     """The trees asked for, or a chain and the drafter's own."""
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.tree import parse_tree
 
-    own = drafter.module.config.default_tree or DEFAULT_TREE
+    own = drafter.network.config.default_tree or DEFAULT_TREE
     trees = asked or {text: parse_tree(text) for text in ("chain:4", own)}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from eyas.drafters.eagle3 import Eagle3Config, Eagle3Drafter, load_module
+from eyas.drafters.checkpoint import load_network
+from eyas.drafters.config import DrafterConfig
+from eyas.drafters.decoding import NetworkDrafter
 from eyas.errors import CheckpointError, DrafterMismatchError
 from eyas.target import Target
-from eyas.target.architecture import default_taps
 from eyas.target.packed import can_pack, pack_linears
 
 
@@ -21,34 +22,29 @@ def load_drafter(
     *,
     weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
-) -> Eagle3Drafter:
+) -> NetworkDrafter:
     """Load strictly, check against `target`, and put it on the target's device in the target's dtype."""
     path = local_directory(source)
-    model = target.model
-    shared = {
-        "embed_tokens.weight": model.get_input_embeddings().weight.detach(),
-        "lm_head.weight": model.get_output_embeddings().weight.detach(),
-    }
-    module = load_module(path, shared=shared, weights=weights, ignore=ignore_config_keys)
-    taps = module.config.taps or default_taps(target.num_layers)
-    check_fit(module.config, taps, target, str(source))
-    module = module.to(device=target.device, dtype=target.dtype)
+    network = load_network(path, target, weights=weights, ignore=ignore_config_keys)
+    taps = network.config.taps or network.config.default_taps(target.num_layers)
+    check_fit(network.config, taps, target, str(source))
+    network = network.to(device=target.device, dtype=target.dtype)
     if can_pack(target.device, target.dtype):
-        pack_linears(module)
-    return Eagle3Drafter(module, taps)
+        pack_linears(network)
+    return NetworkDrafter(network, taps)
 
 
-def check_fit(config: Eagle3Config, taps: tuple[int, ...], target: Target, name: str) -> None:
+def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: Target, name: str) -> None:
     """Refuse a drafter made for another target, with every reason at once."""
     wrong = []
     if config.target_hidden_size != target.hidden_size:
         wrong.append(f"it reads states {config.target_hidden_size} wide, the target's are {target.hidden_size}")
     if config.vocab_size != target.vocab_size:
         wrong.append(f"its vocabulary has {config.vocab_size} tokens, the target's {target.vocab_size}")
-    if config.num_aux_hidden_states != len(taps):
-        wrong.append(f"it reads {config.num_aux_hidden_states} taps, but {len(taps)} are named: {list(taps)}")
-    if any(not 0 <= tap <= target.num_layers for tap in taps):
-        wrong.append(f"its taps {list(taps)} lie outside the target's boundaries 0..{target.num_layers}")
+    if config.tap_count != len(taps):
+        wrong.append(f"it reads {config.tap_count} taps, but {len(taps)} are named: {list(taps)}")
+    if any(not 0 <= tap <= target.final_boundary for tap in taps):
+        wrong.append(f"its taps {list(taps)} lie outside the target's boundaries 0..{target.final_boundary}")
     if len(set(taps)) != len(taps):
         wrong.append(f"its taps {list(taps)} are not distinct")
     if wrong:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.drafters.eagle3 import Eagle3Drafter
+from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import load_drafter
 from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
@@ -51,9 +51,9 @@ def load(
     return Engine(target, load_tokenizer(model), speculation, batch_size=batch_size, rule=rule)
 
 
-def tree_for(drafter: Eagle3Drafter, tree: TreeSpec | None) -> TreeSpec:
+def tree_for(drafter: NetworkDrafter, tree: TreeSpec | None) -> TreeSpec:
     """`tree`, or the drafter's own default; refused if it asks for more children than there are draft tokens."""
-    config = drafter.module.config
+    config = drafter.network.config
     spec = tree or parse_tree(config.default_tree or DEFAULT_TREE)
     if spec.max_fanout > config.draft_vocab_size:
         raise UsageError(

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from eyas.drafters.eagle3 import Eagle3Config, Eagle3Module
-from eyas.drafters.eagle3.checkpoint import internal_name
+from eyas.drafters.checkpoint import expected_tensors
+from eyas.drafters.eagle3 import Eagle3Config
 from eyas.drafters.eagle3.config import config_from_dict
+from eyas.drafters.kinds import kind_for, tensor_name
 from eyas.errors import ConfigError
 from eyas.interop.detect import Kind
 from eyas.interop.headers import Headers
@@ -62,7 +63,7 @@ def report_drafter(
     path: Path, raw: dict[str, Any], headers: Headers, kind: Kind, target: TargetFacts | None = None
 ) -> DrafterReport:
     """Examine a drafter directory; with `target`, whether they fit."""
-    names = {internal_name(name) for name in headers.tensors}
+    names = {tensor_name(name) for name in headers.tensors}
     report = DrafterReport(
         path=str(path),
         kind=kind,
@@ -111,10 +112,9 @@ def _tap_source(raw: dict[str, Any]) -> str:
 
 
 def _check_tensors(report: DrafterReport, config: Eagle3Config, headers: Headers) -> None:
-    with torch.device("meta"):
-        expected = {name: tuple(t.shape) for name, t in Eagle3Module(config).state_dict().items()}
+    expected = expected_tensors(kind_for(config), config)
     found = {
-        internal_name(name): info.shape
+        tensor_name(name): info.shape
         for name, info in headers.tensors.items()
         if not name.endswith("rotary_emb.inv_freq")
     }

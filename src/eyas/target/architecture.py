@@ -106,15 +106,13 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
     return found[0]
 
 
-def head_function(model: Any, config: Any) -> Callable[[Any], Any]:
-    """Final hidden state -> logits, as the model's own forward does it (head, then scaling and soft-capping)."""
-    head = model.get_output_embeddings()
+def logit_finish(config: Any) -> Callable[[Any], Any]:
+    """What a model's forward does to what its head puts out: scaling and soft-capping, if any."""
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = getattr(config, "logit_scale", None)
     divisor = getattr(config, "logits_scaling", None)
 
-    def logits(hidden: Any) -> Any:
-        out = head(hidden)
+    def finish(out: Any) -> Any:
         if scale is not None:
             out = out * scale
         if divisor is not None:
@@ -123,7 +121,7 @@ def head_function(model: Any, config: Any) -> Callable[[Any], Any]:
             out = (out / softcap).tanh() * softcap
         return out
 
-    return logits
+    return finish
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

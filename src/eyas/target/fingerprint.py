@@ -1,21 +1,38 @@
-"""Which model this is: what stored states and trained drafters remember of their target."""
+"""A short name for a model's weights, to tell whether a drafter was made for this target."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from eyas.target.packed import PackedLinear
+
+SAMPLE = 1024
+"""Values looked at in every tensor."""
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A short hash of a model: every weight's name, shape and first 1024 values.
+    """A hash of every weight's name, shape and first 1024 values.
 
-    Taken in bf16, so that bf16 files loaded as float32 give the same one.
+    Taken in bf16, so that bf16 files loaded as float32 give the same one; packed or not makes no difference.
     """
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        head = weight.detach().flatten()[:1024].to(device="cpu", dtype=torch.bfloat16)
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(head.view(torch.int16).numpy().tobytes())
+    for name, shape, values in sorted(_samples(model), key=lambda found: found[0]):
+        digest.update(f"{name}{tuple(shape)}".encode())
+        digest.update(values.to(device="cpu", dtype=torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _samples(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], Tensor]]:
+    """(name, shape, first values) of every weight; a tied one once."""
+    packed = {name: part for name, part in model.named_modules() if isinstance(part, PackedLinear)}
+    for name, weight in model.named_parameters():
+        yield name, tuple(weight.shape), weight.detach().flatten()[:SAMPLE]
+    for name, linear in packed.items():
+        if not linear.tied:
+            yield f"{name}.weight", (linear.out_features, linear.in_features), linear.first(SAMPLE)
+        if linear.bias is not None:
+            yield f"{name}.bias", tuple(linear.bias.shape), linear.bias.flatten()[:SAMPLE]

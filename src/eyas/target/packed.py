@@ -7,14 +7,31 @@ up to float rounding. Packing replaces modules generically, as quantisation does
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+_KEPT = 1024
 PACKABLE = (torch.float32, torch.bfloat16)
 
 
+class _Product(torch.autograd.Function):
+    """The packed product; its weight is frozen, its input may want a gradient (a drafter that trains under it)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.packed = packed
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0] @ ctx.packed.to_dense(), None, None
+
+
 class PackedLinear(nn.Module):
-    """An inference-only stand-in for `nn.Linear`. The packed copy is the only one, unless the weight is shared."""
+    """A frozen stand-in for `nn.Linear`. The packed copy is the only one, unless the weight is shared."""
 
     bias: Tensor | None
 
@@ -22,6 +39,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = linear.weight.dtype
+        self._first = linear.weight.detach().flatten()[:_KEPT].clone()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1)
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
@@ -31,9 +49,22 @@ class PackedLinear(nn.Module):
         """The row-major weight [out, in]: unpacked on demand, for callers that read rather than multiply."""
         return self._packed.to_dense() if self._shared is None else self._shared
 
+    @property
+    def tied(self) -> bool:
+        """Is the weight also an embedding's?"""
+        return self._shared is not None
+
+    def first(self, count: int) -> Tensor:
+        """The weight's first `count` values (at most 1024), without unpacking it."""
+        return self._first[:count]
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self._dtype), self._packed, self.bias, "none", [], "")
+        x = x.to(self._dtype)
+        if torch.is_grad_enabled() and x.requires_grad:
+            traced: Tensor = _Product.apply(x, self._packed, self.bias)  # type: ignore[no-untyped-call]
+            return traced
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return out
 
     def extra_repr(self) -> str:

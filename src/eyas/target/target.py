@@ -5,12 +5,13 @@ Shapes: R rows (a contiguous range of slots), Q columns, N tree nodes, A taps, H
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyas.errors import RequestError, UnsupportedModelError
 from eyas.target import masks
@@ -18,7 +19,7 @@ from eyas.target.architecture import (
     attention_plan,
     context_limit,
     decoder_layers,
-    head_function,
+    logit_finish,
     refuse_unsupported,
 )  # fmt: skip
 from eyas.target.slots import SlotCache
@@ -69,7 +70,7 @@ class Target:
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(self.model, self.num_layers)
         self._plan = attention_plan(self.config)
-        self._head = head_function(self.model, self.config)
+        self._finish = logit_finish(self.config)
         self._probe()
         self.cache: SlotCache = SlotCache(self._shapes, self.cache_slots, self.dtype, self.device)
 
@@ -91,7 +92,9 @@ class Target:
             )
         self._shapes = [probe.shapes[i] for i in range(self.num_layers)]
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
-        self._head_is_exact = torch.allclose(self._head(final).float(), out.logits.float(), rtol=1e-3, atol=1e-4)
+        self._head_is_exact = torch.allclose(
+            self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
+        )
 
     @property
     def slots(self) -> int:
@@ -110,21 +113,42 @@ class Target:
         """Move a sequence to another slot."""
         self.cache.move(source, target)
 
+    @property
+    def final_boundary(self) -> int:
+        """The boundary after the final norm, n + 1: what the head reads."""
+        return self.num_layers + 1
+
     def head(self, final: Tensor) -> Tensor:
-        """Final hidden state [..., Ht] -> logits [..., V]."""
+        """Final hidden state [..., Ht] -> logits [..., V]; gradients flow to the state."""
+        return self._logits(self.model.get_output_embeddings(), final)
+
+    def head_rows(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """A copy of the head cut down to the tokens ids [Vd]: final state [..., Ht] -> logits [..., Vd]."""
+        whole = self.model.get_output_embeddings()
+        ids = ids.to(self.device)
+        rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+        rows.weight = nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
+        if whole.bias is not None:
+            rows.bias = nn.Parameter(whole.bias.detach()[ids], requires_grad=False)
+        return partial(self._logits, rows)
+
+    def _logits(self, head: nn.Module, final: Tensor) -> Tensor:
         if not self._head_is_exact:
             raise UnsupportedModelError(
                 f"{self.config.model_type} does something to its logits that eyas doesn't know, so the teacher can't "
                 "be recomputed from stored states; decoding is not affected"
             )
-        out: Tensor = self._head(final)
+        out: Tensor = self._finish(head(final.to(self.dtype)))
         return out
 
     def check_taps(self, taps: Sequence[int]) -> None:
         """Refuse boundaries this model doesn't have."""
-        bad = [k for k in taps if not 0 <= k <= self.num_layers]
+        bad = [k for k in taps if not 0 <= k <= self.final_boundary]
         if bad or len(set(taps)) != len(taps):
-            raise RequestError(f"taps {list(taps)} must be distinct boundaries between 0 and {self.num_layers}")
+            raise RequestError(
+                f"taps {list(taps)} must be distinct boundaries between 0 and {self.final_boundary} "
+                "(after the final norm)"
+            )
 
     @torch.inference_mode()
     def prefill(
@@ -168,7 +192,7 @@ class Target:
             (steps < lengths.unsqueeze(1)).unsqueeze(1) | torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
         )
         mask = self._masks(torch.zeros_like(lengths), 0, seen, positions)
-        with caught_taps(self.layers, taps) as caught:
+        with caught_taps(self.model.base_model, self.layers, taps) as caught:
             final = self.model.base_model(
                 input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
             )[0]
@@ -186,7 +210,7 @@ class Target:
             # nodes past the context's end can't be emitted, but learned positions must not be looked up there
             positions = positions.clamp(max=self.max_length - 1)
         runner = self.model if head else self.model.base_model
-        with caught_taps(self.layers, taps) as caught:
+        with caught_taps(self.model.base_model, self.layers, taps) as caught:
             out = runner(
                 input_ids=tokens,
                 attention_mask=self._masks(lengths, start, ancestors, positions),

@@ -13,10 +13,9 @@ from eyas.data.batches import ChatBatches
 from eyas.data.chats import held_out, read_chats
 from eyas.data.features import FeatureBatch, OnlineSource
 from eyas.data.tokenize import TokenRow, tokenize_chat
-from eyas.drafters.eagle3 import Eagle3Config, Eagle3Module, save_module
-from eyas.errors import ConfigError, DataError
+from eyas.drafters.checkpoint import save_network
+from eyas.errors import DataError
 from eyas.target import Target, load_target, load_tokenizer
-from eyas.target.architecture import default_taps
 from eyas.train.checkpoint import Progress
 from eyas.train.distributed import joined
 from eyas.train.loop import LoopConfig, train
@@ -24,23 +23,8 @@ from eyas.train.loss_config import LossConfig
 from eyas.train.metrics import Means
 from eyas.train.objective import DraftObjective
 from eyas.train.provenance import file_hash, fingerprint, versions
-from eyas.train.vocab_map import choose_draft_vocabulary, count_answer_tokens, set_draft_vocabulary
-
-
-class DrafterShape(StrictModel):
-    """Sizes and toggles of the drafter; what is left out is taken from the target."""
-
-    hidden_size: int | None = None
-    intermediate_size: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    layers: int = Field(default=1, ge=1)
-    draft_vocab_size: int | None = None
-    taps: tuple[int, ...] | None = None
-    fc_norm: bool = False
-    norm_output: bool = False
-    default_tree: str | None = None
+from eyas.train.shape import DrafterShape, drafter_config, fresh_network
+from eyas.train.vocab_map import choose_draft_vocabulary, count_answer_tokens
 
 
 class DrafterTrainConfig(StrictModel):
@@ -54,57 +38,11 @@ class DrafterTrainConfig(StrictModel):
     drafter: DrafterShape = DrafterShape()
     unroll: int = Field(default=7, ge=1)  # steps of the training-time test
     step_decay: float = Field(default=0.8, gt=0, le=1)
-    train_embedding: bool = False
     batch_tokens: int = Field(default=4096, gt=0)  # a micro-batch, padding counted
     max_length: int = Field(default=2048, gt=2)
     held_out_share: float = Field(default=0.02, gt=0, lt=1)
     validation_batches: int = Field(default=4, gt=0)
     loop: LoopConfig
-
-
-def drafter_config(shape: DrafterShape, target: Target) -> Eagle3Config:
-    """Fill what the recipe leaves open from the target's own config."""
-    own = target.config
-    heads = shape.heads or own.num_attention_heads
-    hidden = shape.hidden_size or own.hidden_size
-    taps = shape.taps or default_taps(target.num_layers)
-    rope = dict(getattr(own, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
-    return Eagle3Config(
-        hidden_size=hidden,
-        intermediate_size=shape.intermediate_size or own.intermediate_size,
-        num_attention_heads=heads,
-        num_key_value_heads=shape.kv_heads or min(heads, getattr(own, "num_key_value_heads", heads)),
-        head_dim=shape.head_dim or getattr(own, "head_dim", None) or hidden // heads,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=shape.draft_vocab_size or target.vocab_size,
-        target_hidden_size=target.hidden_size,
-        num_aux_hidden_states=len(taps),
-        num_hidden_layers=shape.layers,
-        rms_norm_eps=getattr(own, "rms_norm_eps", 1e-6),
-        max_position_embeddings=target.max_length or own.max_position_embeddings,
-        rope_parameters=rope,
-        fc_norm=shape.fc_norm,
-        norm_output=shape.norm_output,
-        taps=taps,
-        default_tree=shape.default_tree,
-    )
-
-
-def fresh_module(config: Eagle3Config, target: Target, draft_ids: torch.Tensor, train_embedding: bool) -> Eagle3Module:
-    """New weights; embedding and head start from the target's where the widths agree. draft_ids [Vd]."""
-    module = Eagle3Module(config)
-    set_draft_vocabulary(module, draft_ids)
-    if config.hidden_size == target.hidden_size:
-        with torch.no_grad():
-            module.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
-            module.lm_head.weight.copy_(target.model.get_output_embeddings().weight[draft_ids.to(target.device)])
-    elif not train_embedding:
-        raise ConfigError(
-            f"the drafter is {config.hidden_size} wide, the target {target.hidden_size}: the target's "
-            "embedding doesn't fit, so set train_embedding to true"
-        )
-    module.embed_tokens.weight.requires_grad_(train_embedding)
-    return module.to(target.device)
 
 
 class ValidatedObjective(DraftObjective):
@@ -131,7 +69,7 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     ids = choose_draft_vocabulary(counts, shape.draft_vocab_size, end_tokens(target, tokenizer))
 
     torch.manual_seed(config.loop.seed)
-    module = fresh_module(shape, target, ids, config.train_embedding)
+    module = fresh_network(config.drafter, target, ids)
     taps = shape.taps or ()
     source = OnlineSource(target, batches(seen, config), taps)
     judge = OnlineSource(target, batches(unseen, config), taps)
@@ -158,7 +96,7 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
         "validation": {name: round(value, 4) for name, value in objective.validate(Progress()).items()},
     }
     place = config.output / "drafter"
-    save_module(module.to(torch.bfloat16), place, provenance)
+    save_network(module.to(torch.bfloat16), place, provenance)
     return place
 
 

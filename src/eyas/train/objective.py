@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.data.features import FeatureBatch, FeatureSource
-from eyas.drafters.eagle3 import Eagle3Module
+from eyas.drafters.network import DraftNetwork
 from eyas.errors import DataError
 from eyas.train.draft_loss import Scores, Teacher, accept_lengths, score, teach
 from eyas.train.loss_config import LossConfig
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 class DraftLoss(nn.Module):
     """The network with its loss: what DDP or FSDP2 wraps."""
 
-    def __init__(self, network: Eagle3Module, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig):
+    def __init__(self, network: DraftNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig):
         super().__init__()
         self.network = network
         self._head, self._vocab_size, self._config = head, vocab_size, config
@@ -45,7 +45,7 @@ class DraftLoss(nn.Module):
             raise DataError("this objective learns from final states, and the store has top tokens in their place")
         with torch.autocast(batch.tokens.device.type, enabled=False):
             teacher = teach(self._head, batch.final, batch.loss_mask, ids, self._vocab_size)
-        taps = batch.taps.to(self.network.fc.weight.dtype)
+        taps = batch.taps.to(self.network.dtype)
         states = unrolled(self.network, batch.tokens, taps, self._config.unroll)
         scores = [score(self.network.logits, normed, teacher, step, ids) for step, normed in enumerate(states)]
         loss = torch.stack([s.loss * self._config.decay**step for step, s in enumerate(scores)]).sum()
@@ -59,7 +59,7 @@ class DraftObjective:
 
     def __init__(
         self,
-        network: Eagle3Module,
+        network: DraftNetwork,
         head: Callable[[Tensor], Tensor],
         vocab_size: int,
         source: FeatureSource,

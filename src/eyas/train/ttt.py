@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.eagle3 import Eagle3Module
+from eyas.drafters.network import DraftNetwork
 
 BLOCK = 128
 """Query rows handled together: keys after the block's end are never touched, which halves the work."""
 
 
-def unrolled(module: Eagle3Module, tokens: Tensor, taps: Tensor, steps: int) -> Iterator[Tensor]:
+def unrolled(module: DraftNetwork, tokens: Tensor, taps: Tensor, steps: int) -> Iterator[Tensor]:
     """Yield the normed states [B, S, H] of each step. tokens [B, S], taps [B, S, A, Ht].
 
     Rows too close to the end for a step's tokens to exist read token 0; the caller counts none of them.

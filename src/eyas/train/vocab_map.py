@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from eyas.data.tokenize import TokenRow
-from eyas.drafters.eagle3 import Eagle3Module
 from eyas.errors import ConfigError
 
 
@@ -35,10 +34,3 @@ def choose_draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) 
     ranked = counts.clone()
     ranked[list(always)] = torch.iinfo(counts.dtype).max
     return ranked.argsort(descending=True, stable=True)[:size].sort().values
-
-
-def set_draft_vocabulary(module: Eagle3Module, ids: Tensor) -> None:
-    """Write sorted ids [Vd] into the module's maps: `d2t[i] = ids[i] - i`, `t2d` marks what is covered."""
-    module.d2t.copy_(ids - torch.arange(len(ids)))
-    module.t2d.fill_(False)
-    module.t2d[ids] = True

@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eyas.drafters.eagle3 import Eagle3Module, load_module, save_module
+from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.eagle3 import Eagle3Network
 from eyas.errors import CheckpointError, ConfigError
+from eyas.target import Target
 
 from ... import tiny
 
@@ -22,7 +24,7 @@ Tensors = dict[str, Tensor]
 
 
 @pytest.fixture
-def module() -> Eagle3Module:
+def module() -> Eagle3Network:
     return tiny.eagle3_module(num_hidden_layers=2, fc_norm=True)
 
 
@@ -39,14 +41,14 @@ def reconfigure(path: Path, **changes: Any) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
-def equal(a: Eagle3Module, b: Eagle3Module) -> bool:
+def equal(a: Eagle3Network, b: Eagle3Network) -> bool:
     left, right = a.state_dict(), b.state_dict()
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
-def test_what_is_saved_loads_back(tmp_path: Path, module: Eagle3Module) -> None:
-    save_module(module, tmp_path, {"note": "here"})
-    loaded = load_module(tmp_path)
+def test_what_is_saved_loads_back(tmp_path: Path, module: Eagle3Network) -> None:
+    save_network(module, tmp_path, {"note": "here"})
+    loaded = load_network(tmp_path)
     assert equal(loaded, module)
     assert loaded.config == module.config
     assert not loaded.training
@@ -56,8 +58,8 @@ def test_what_is_saved_loads_back(tmp_path: Path, module: Eagle3Module) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_it_is_written_as_midlayer_and_both_layouts_load(tmp_path: Path, module: Eagle3Module) -> None:
-    save_module(module, tmp_path)
+def test_it_is_written_as_midlayer_and_both_layouts_load(tmp_path: Path, module: Eagle3Network) -> None:
+    save_network(module, tmp_path)
     names = set(load_file(tmp_path / "model.safetensors"))
     assert "midlayer.self_attn.q_proj.weight" in names
     assert "layers.1.self_attn.q_proj.weight" in names
@@ -68,19 +70,19 @@ def test_it_is_written_as_midlayer_and_both_layouts_load(tmp_path: Path, module:
             tensors["layers.0." + name.removeprefix("midlayer.")] = tensors.pop(name)
 
     rewrite(tmp_path, rename)
-    assert equal(load_module(tmp_path), module)
+    assert equal(load_network(tmp_path), module)
 
 
-def test_the_dtype_of_the_file_is_kept(tmp_path: Path, module: Eagle3Module) -> None:
-    save_module(module.to(torch.bfloat16), tmp_path)
+def test_the_dtype_of_the_file_is_kept(tmp_path: Path, module: Eagle3Network) -> None:
+    save_network(module.to(torch.bfloat16), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
-    loaded = load_module(tmp_path)
+    loaded = load_network(tmp_path)
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
     assert loaded.d2t.dtype == torch.int64
 
 
-def test_a_sharded_checkpoint(tmp_path: Path, module: Eagle3Module) -> None:
-    save_module(module, tmp_path)
+def test_a_sharded_checkpoint(tmp_path: Path, module: Eagle3Network) -> None:
+    save_network(module, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -88,16 +90,16 @@ def test_a_sharded_checkpoint(tmp_path: Path, module: Eagle3Module) -> None:
     for file in set(where.values()):
         save_file({n: tensors[n] for n in names if where[n] == file}, tmp_path / file)
     with pytest.raises(CheckpointError, match=r"found several .* and no index"):
-        load_module(tmp_path)
+        load_network(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    assert equal(load_module(tmp_path), module)
+    assert equal(load_network(tmp_path), module)
     (tmp_path / where[names[0]]).unlink()
     with pytest.raises(CheckpointError, match="can't read the weights"):
-        load_module(tmp_path)
+        load_network(tmp_path)
     index.write_text(json.dumps({"metadata": {}}))
     with pytest.raises(CheckpointError, match="weight_map"):
-        load_module(tmp_path)
+        load_network(tmp_path)
 
 
 DAMAGE: dict[str, tuple[Callable[[Tensors], Any], str]] = {
@@ -142,29 +144,29 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_named(tmp_path: Path, module: Eagle3Module, name: str) -> None:
+def test_damage_is_named(tmp_path: Path, module: Eagle3Network, name: str) -> None:
     change, reason = DAMAGE[name]
-    save_module(module, tmp_path)
+    save_network(module, tmp_path)
     rewrite(tmp_path, change)
     with pytest.raises(CheckpointError, match=reason):
-        load_module(tmp_path)
+        load_network(tmp_path)
 
 
-def test_a_config_that_asks_for_other_tensors(tmp_path: Path, module: Eagle3Module) -> None:
-    save_module(module, tmp_path)
+def test_a_config_that_asks_for_other_tensors(tmp_path: Path, module: Eagle3Network) -> None:
+    save_network(module, tmp_path)
     reconfigure(tmp_path, fc_norm=False, norm_before_fc=True)
     with pytest.raises(CheckpointError, match=r"missing: input_norm\.weight\s+extra: fc_norm\.0\.weight"):
-        load_module(tmp_path)
+        load_network(tmp_path)
     reconfigure(tmp_path, mystery=1)
     with pytest.raises(ConfigError, match="unknown key mystery"):
-        load_module(tmp_path)
+        load_network(tmp_path)
     reconfigure(tmp_path, fc_norm=True, norm_before_fc=False)
-    assert equal(load_module(tmp_path, ignore=["mystery"]), module)
+    assert equal(load_network(tmp_path, ignore=["mystery"]), module)
 
 
-def test_harmless_differences(tmp_path: Path, module: Eagle3Module) -> None:
+def test_harmless_differences(tmp_path: Path, module: Eagle3Network) -> None:
     """int32 maps, t2d as numbers or absent, stored RoPE tables."""
-    save_module(module, tmp_path)
+    save_network(module, tmp_path)
 
     def change(tensors: Tensors) -> None:
         tensors["d2t"] = tensors["d2t"].int()
@@ -172,44 +174,42 @@ def test_harmless_differences(tmp_path: Path, module: Eagle3Module) -> None:
         tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 
     rewrite(tmp_path, change)
-    assert equal(load_module(tmp_path), module)
+    assert equal(load_network(tmp_path), module)
     rewrite(tmp_path, lambda t: t.pop("t2d"))
-    assert equal(load_module(tmp_path), module)
+    assert equal(load_network(tmp_path), module)
 
 
 def test_a_full_vocabulary_needs_no_map(tmp_path: Path) -> None:
     module = tiny.eagle3_module(draft_vocab_size=tiny.VOCAB)
-    save_module(module, tmp_path)
+    save_network(module, tmp_path)
     rewrite(tmp_path, lambda t: (t.pop("d2t"), t.pop("t2d")))
-    assert equal(load_module(tmp_path), module)
+    assert equal(load_network(tmp_path), module)
 
 
-def test_embedding_and_head_may_be_the_target_s(tmp_path: Path, module: Eagle3Module) -> None:
+def test_embedding_and_head_may_be_the_target_s(tmp_path: Path, module: Eagle3Network) -> None:
     """The head is cut down to the draft vocabulary, in the order of the map."""
-    save_module(module, tmp_path)
+    save_network(module, tmp_path)
     rewrite(tmp_path, lambda t: (t.pop("embed_tokens.weight"), t.pop("lm_head.weight")))
-    embedding, head = torch.randn(2, tiny.VOCAB, tiny.HIDDEN)
-    shared = {"embed_tokens.weight": embedding, "lm_head.weight": head}
-    loaded = load_module(tmp_path, shared=shared)
-    assert loaded.embed_tokens.weight.data_ptr() == embedding.data_ptr()  # one copy in memory
-    assert torch.equal(loaded.lm_head.weight, head[module.target_ids])
+    target = tiny.target()
+    embedding, head = target.model.get_input_embeddings().weight, target.model.get_output_embeddings().weight
+    loaded = load_network(tmp_path, target)
+    tokens, states = torch.arange(tiny.VOCAB), torch.randn(3, tiny.HIDDEN)
+    assert torch.equal(loaded.embed(tokens), embedding)
+    assert not any(p.shape == embedding.shape for p in loaded.parameters())  # one copy in memory
+    torch.testing.assert_close(loaded.logits(states), states @ head[module.target_ids].T)
     with pytest.raises(CheckpointError, match=r"has no embed_tokens\.weight and no target was given"):
-        load_module(tmp_path)
-    wide = {name: torch.randn(tiny.VOCAB, 48) for name in shared}
+        load_network(tmp_path)
     with pytest.raises(CheckpointError, match="97 x 48 where the drafter needs 97 x 32"):
-        load_module(tmp_path, shared=wide)
-    short = {**shared, "embed_tokens.weight": embedding[:-5]}
-    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight, and the target's is 92 x 32"):
-        load_module(tmp_path, shared=short)
-    few = {**shared, "lm_head.weight": head[:-30]}
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight, and the target's is 67 x 32"):
-        load_module(tmp_path, shared=few)
+        load_network(tmp_path, Target(tiny.build_model("llama", hidden_size=48)))
+    with pytest.raises(CheckpointError, match=r"no embed_tokens\.weight, and the target's is 92 x 32"):
+        load_network(tmp_path, Target(tiny.build_model("llama", vocab_size=92)))
 
 
-def test_its_own_embedding_wins_over_the_target_s(tmp_path: Path, module: Eagle3Module) -> None:
-    save_module(module, tmp_path)
-    other = torch.randn(tiny.VOCAB, tiny.HIDDEN)
-    assert equal(load_module(tmp_path, shared={"embed_tokens.weight": other, "lm_head.weight": other}), module)
+def test_its_own_embedding_wins_over_the_target_s(tmp_path: Path, module: Eagle3Network) -> None:
+    save_network(module, tmp_path)
+    loaded = load_network(tmp_path, tiny.target())
+    assert equal(loaded, module)
+    assert torch.equal(loaded.embed(torch.arange(9)), module.embed_tokens.weight[:9])
 
 
 class Evil:
@@ -220,52 +220,52 @@ class Evil:
 
 
 def test_pickles_are_read_only_when_named_and_never_run(
-    tmp_path: Path, module: Eagle3Module, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, module: Eagle3Network, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save_module(module, tmp_path)
+    save_network(module, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"found none; .*--draft-weights pytorch_model\.bin"):
-        load_module(tmp_path)
-    assert equal(load_module(tmp_path, weights="pytorch_model.bin"), module)
+        load_network(tmp_path)
+    assert equal(load_network(tmp_path, weights="pytorch_model.bin"), module)
     for content in (Evil(), {"fc.weight": Evil()}):
         torch.save(content, tmp_path / "evil.bin")
         with pytest.raises(CheckpointError, match="can't read the weights"):
-            load_module(tmp_path, weights="evil.bin")
+            load_network(tmp_path, weights="evil.bin")
     (tmp_path / "evil.bin").write_bytes(pickle.dumps(Evil(), protocol=2))
     with pytest.raises(CheckpointError, match="can't read the weights"):
-        load_module(tmp_path, weights="evil.bin")
+        load_network(tmp_path, weights="evil.bin")
     torch.save([1, 2], tmp_path / "list.bin")
     with pytest.raises(CheckpointError, match="can't read the weights"):
-        load_module(tmp_path, weights="list.bin")
+        load_network(tmp_path, weights="list.bin")
     assert capsys.readouterr().out == ""
 
 
-def test_unreadable_directories(tmp_path: Path, module: Eagle3Module) -> None:
+def test_unreadable_directories(tmp_path: Path, module: Eagle3Network) -> None:
     with pytest.raises(CheckpointError, match="is this a drafter directory"):
-        load_module(tmp_path)
+        load_network(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="is not valid JSON"):
-        load_module(tmp_path)
+        load_network(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="must hold a JSON object"):
-        load_module(tmp_path)
-    save_module(module, tmp_path)
+        load_network(tmp_path)
+    save_network(module, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0 broken ")
     with pytest.raises(CheckpointError, match="can't read the weights"):
-        load_module(tmp_path)
+        load_network(tmp_path)
     with pytest.raises(CheckpointError, match="can't read the weights"):
-        load_module(tmp_path, weights="absent.safetensors")
+        load_network(tmp_path, weights="absent.safetensors")
 
 
-def test_a_half_written_directory_has_no_config(tmp_path: Path, module: Eagle3Module, monkeypatch: Any) -> None:
+def test_a_half_written_directory_has_no_config(tmp_path: Path, module: Eagle3Network, monkeypatch: Any) -> None:
     """config.json comes last: a run killed while saving leaves no directory that looks whole."""
 
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("eyas.drafters.eagle3.checkpoint.save_file", fail)
+    monkeypatch.setattr("eyas.drafters.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
-        save_module(module, tmp_path)
+        save_network(module, tmp_path)
     assert not (tmp_path / "config.json").exists()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.drafters.eagle3 import Eagle3Drafter
-from eyas.drafters.eagle3.module import grouped_attention
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.layers import grouped_attention
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import SamplingParams
 from eyas.verify import Coupling, Sampler, gumbel
@@ -39,7 +39,7 @@ def history(*lengths: int, seed: int = 0, width: int = tiny.HIDDEN) -> list[tupl
     ]
 
 
-def observe(drafter: Eagle3Drafter, rows: range, pairs: list[tuple[Tensor, Tensor]]) -> None:
+def observe(drafter: NetworkDrafter, rows: range, pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Show each row its pairs, padded with rubbish."""
     counts = [taps.shape[0] for _, taps in pairs]
     tokens = torch.full((len(pairs), max(counts)), 7)
@@ -53,12 +53,12 @@ def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return grouped_attention(q, k, v, torch.ones(q.shape[2], k.shape[2]).tril().bool())
 
 
-def from_scratch(drafter: Eagle3Drafter, pair: tuple[Tensor, Tensor], path: list[int]) -> Tensor:
+def from_scratch(drafter: NetworkDrafter, pair: tuple[Tensor, Tensor], path: list[int]) -> Tensor:
     """Log-probabilities [Vd] of what follows `path` below the last known token: no cache, no tree, one causal pass.
 
     Pair i is (state at i, token i + 1) at position i; a guess's pair takes the state fed back by the pair before it.
     """
-    module = drafter.module
+    module = drafter.network
     tokens, hidden = pair[0][1:], module.fuse(pair[1].unsqueeze(0))[0]
     for step in range(len(path) + 1):
         at = torch.arange(len(tokens)).unsqueeze(0)
@@ -78,9 +78,9 @@ def paths_of(tree: DraftTree, row: int) -> list[list[int]]:
     return paths
 
 
-def check(drafter: Eagle3Drafter, tree: DraftTree, row: int, pair: tuple[Tensor, Tensor]) -> None:
+def check(drafter: NetworkDrafter, tree: DraftTree, row: int, pair: tuple[Tensor, Tensor]) -> None:
     """Every node's value is the sum of from-scratch log-probabilities, and siblings are the best tokens."""
-    ids = drafter.module.target_ids.tolist()
+    ids = drafter.network.target_ids.tolist()
     paths = paths_of(tree, row)
     after = {tuple(p[:-1]): from_scratch(drafter, pair, p[:-1]) for p in paths}
     for node, path in enumerate(paths):
@@ -106,7 +106,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("tree", TREES)
 def test_a_tree_drafted_with_the_cache_is_every_path_recomputed(name: str, tree: str) -> None:
     drafter = tiny.eagle3_drafter(**SETTINGS[name])
-    pairs = history(7, 12, 1, width=drafter.module.config.target_hidden_size)
+    pairs = history(7, 12, 1, width=drafter.network.config.target_hidden_size)
     drafter.resize(3)
     observe(drafter, range(3), pairs)
     drafted = drafter.draft(range(3), parse_tree(tree), coupling(3))
@@ -224,13 +224,13 @@ def test_the_nodes_of_a_level_share_a_position(monkeypatch: pytest.MonkeyPatch) 
     drafter = tiny.eagle3_drafter()
     drafter.resize(2)
     seen: list[list[list[int]]] = []
-    step = drafter.module.step
+    step = drafter.network.step
 
     def watched(tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Any) -> Any:
         seen.append(positions.expand_as(tokens).tolist())
         return step(tokens, hidden, positions, attend)
 
-    monkeypatch.setattr(drafter.module, "step", watched)
+    monkeypatch.setattr(drafter.network, "step", watched)
     observe(drafter, range(2), history(3, 5))
     drafter.draft(range(2), parse_tree("dynamic:3,2,6"), coupling(2))
     assert seen[0] == [[0, 1, 2, 3, 4]] * 2
@@ -251,7 +251,7 @@ def test_coupling_ranks_by_the_noise_of_the_token_s_own_position() -> None:
     assert asked == [0, 1, 2, 3]
     plain = drafter.draft(range(1), parse_tree("chain:4"), coupling(1, temperature=1.0, enabled=False))
     assert tree.tokens.tolist() != plain.tokens.tolist()
-    ids, path = drafter.module.target_ids, tree.tokens[0].tolist()
+    ids, path = drafter.network.target_ids, tree.tokens[0].tolist()
     for ahead in range(4):
         noise = gumbel(torch.tensor([0]), torch.tensor([[8 + ahead]]), ids)  # the seed and place of the token
         ranked = from_scratch(drafter, pairs[0], path[:ahead]) + noise.flatten()

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.drafters.eagle3 import Eagle3Module
-from eyas.drafters.eagle3.module import grouped_attention
+from eyas.drafters.eagle3 import Eagle3Network
+from eyas.drafters.layers import grouped_attention
 
 from ... import tiny
 
@@ -43,7 +43,7 @@ def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return grouped_attention(q, k, v, torch.ones(q.shape[2], k.shape[2]).tril().bool())
 
 
-def inputs(module: Eagle3Module, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(module: Eagle3Network, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """(tokens [B, S], taps [B, S, A, Ht], positions [B, S])"""
     draw = torch.Generator().manual_seed(5)
     config = module.config
@@ -52,7 +52,7 @@ def inputs(module: Eagle3Module, batch: int = 1) -> tuple[Tensor, Tensor, Tensor
     return tokens, taps, torch.arange(4, 4 + S).expand(batch, S)
 
 
-def run(module: Eagle3Module) -> tuple[Tensor, Tensor, Tensor]:
+def run(module: Eagle3Network) -> tuple[Tensor, Tensor, Tensor]:
     tokens, taps, positions = inputs(module)
     fed, normed = module.step(tokens, module.fuse(taps), positions, causal)
     return fed, normed, module.logits(normed)
@@ -62,7 +62,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def by_the_definition(module: Eagle3Module) -> tuple[Tensor, Tensor, Tensor]:
+def by_the_definition(module: Eagle3Network) -> tuple[Tensor, Tensor, Tensor]:
     """(fed, normed, logits) for one sequence, position by position, head by head."""
     p, c = dict(module.state_dict()), module.config
     tokens, taps, positions = (t[0] for t in inputs(module))
@@ -123,7 +123,7 @@ def test_it_computes_its_definition(name: str) -> None:
 def test_each_setting_changes_the_output(name: str) -> None:
     """With the same weights, so that the definition above can't be vacuous."""
     plain = tiny.eagle3_module()
-    other = Eagle3Module(plain.config.model_copy(update=_update(name))).eval().requires_grad_(False)
+    other = Eagle3Network(plain.config.model_copy(update=_update(name))).eval().requires_grad_(False)
     other.load_state_dict({**other.state_dict(), **plain.state_dict()})
     fed, other_fed = run(plain)[0], run(other)[0]
     assert not torch.allclose(fed, other_fed, rtol=1e-2, atol=1e-2)

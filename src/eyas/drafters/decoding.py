@@ -1,4 +1,6 @@
-"""EAGLE-3 at decoding time: true pairs are kept in the slot cache, guesses live in its staging columns.
+"""A draft network at decoding time: true pairs are kept in the slot cache, guesses live in its staging columns.
+
+Every kind decodes here; one without attention has a cache without layers.
 
 Shapes: R rows, Q pairs, W frontier nodes, F staged guesses so far, H draft hidden, Vd draft vocabulary.
 """
@@ -11,20 +13,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eyas.drafters.eagle3.module import Attend, Eagle3Module, grouped_attention
+from eyas.drafters.layers import Attend, grouped_attention
+from eyas.drafters.network import DraftNetwork
 from eyas.target.masks import visible
-from eyas.target.slots import KVShape, SlotCache
+from eyas.target.slots import SlotCache
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 
 
-class Eagle3Drafter:
+class NetworkDrafter:
     """Pairs (state at i, token i + 1) predict token i + 2; `taps` are boundaries of the target."""
 
-    def __init__(self, module: Eagle3Module, taps: tuple[int, ...]) -> None:
-        self.module = module
+    def __init__(self, network: DraftNetwork, taps: tuple[int, ...]) -> None:
+        self.network = network
         self.taps = taps
-        self._ids = module.target_ids
+        self._ids = network.target_ids
         self.resize(0)
 
     @property
@@ -32,11 +35,10 @@ class Eagle3Drafter:
         return self._cache.slots
 
     def resize(self, slots: int) -> None:
-        config, weight = self.module.config, self.module.norm.weight
-        shape = KVShape(config.num_key_value_heads, config.head_dim)
-        self._cache = SlotCache([(shape, shape)] * config.num_hidden_layers, slots, weight.dtype, weight.device)
+        dtype, device = self.network.dtype, self._ids.device
+        self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
         # the state at each slot's last pair: as it is fed back, and as the head reads it
-        self._fed = torch.zeros(slots, config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self._fed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
         self._normed = torch.zeros_like(self._fed)
 
     @torch.inference_mode()
@@ -49,7 +51,7 @@ class Eagle3Drafter:
         positions = lengths.unsqueeze(1) + steps
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
         attend = self._attend(rows, start, visible(lengths, start, causal, positions, None))
-        fed, normed = self.module.step(next_tokens, self.module.fuse(taps), positions, attend)
+        fed, normed = self.network.step(next_tokens, self.network.fuse(taps), positions, attend)
         self._cache.commit(rows, [range(count) for count in counts])
         known = [i for i, count in enumerate(counts) if count]
         at = torch.tensor(known, device=lengths.device)
@@ -67,7 +69,7 @@ class Eagle3Drafter:
         guessed = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=lengths.device)  # [R, W, F]
         growth = spec.start(len(rows), lengths.device)
         for level in range(spec.depth):
-            ranked = coupling.rank(self.module.logits(normed), level, self._ids)  # [R, W, Vd]
+            ranked = coupling.rank(self.network.logits(normed), level, self._ids)  # [R, W, Vd]
             score, best = ranked.topk(min(growth.fanout, ranked.shape[2]), dim=2)
             frontier = growth.expand(score, self._ids[best])
             if frontier is None:
@@ -77,7 +79,7 @@ class Eagle3Drafter:
             itself = torch.eye(width, dtype=torch.bool, device=lengths.device).expand(len(rows), width, width)
             guessed = torch.cat((guessed.gather(1, at.expand(-1, -1, guessed.shape[2])), itself), dim=2)
             seen = torch.cat((committed.unsqueeze(1).expand(-1, width, -1), guessed), dim=2).unsqueeze(1)
-            fed, normed = self.module.step(
+            fed, normed = self.network.step(
                 frontier.tokens,
                 fed.gather(1, at.expand(-1, -1, fed.shape[2])),
                 (lengths + level).unsqueeze(1).expand(-1, width),

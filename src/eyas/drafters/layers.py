@@ -1,0 +1,150 @@
+"""The parts decoder-like drafters are made of. Parameter names are those of the `layers.{i}.*` checkpoint layout.
+
+Who attends to what is the caller's business: a network's `attend` gets rotated queries and keys and returns the mixed
+values, so decoding plugs in its slot cache and training its training-time test.
+
+Shapes: B batch, S positions, H draft hidden, D / Dv head size of keys / values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from eyas.drafters.config import GroupedConfig, TransformerConfig
+from eyas.target.slots import KVShape
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v [B, kv_heads, S, Dv]) -> [B, heads, S, Dv].
+
+Scores are scaled by D ** -0.5; a network that wants another scale puts it into q. Dv may differ from D.
+"""
+
+Rope = tuple[Tensor, Tensor]
+"""cos, sin [B, S, D]"""
+
+
+class RMSNorm(nn.RMSNorm):
+    """`torch.nn.RMSNorm` under the name checkpoints use."""
+
+
+class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships no types
+    """RoPE tables of any type transformers knows; the frequencies stay float32 when the network is cast."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(
+            LlamaConfig(
+                hidden_size=config.hidden_size,
+                num_attention_heads=config.num_attention_heads,
+                head_dim=config.rope_size,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope_parameters),
+            )
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # in bf16 a frequency is off by up to 0.4 %: after a few hundred positions the angle means nothing
+        return super()._apply(lambda t: t.to(fn(t).device), recurse)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose input may be wider than its output."""
+
+    def __init__(self, config: GroupedConfig, width: int, qkv_bias: bool = False) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.kv_heads = config.num_key_value_heads
+        q_size = config.num_attention_heads * config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(width, q_size, bias=bias or qkv_bias)
+        self.k_proj = nn.Linear(width, kv_size, bias=bias or qkv_bias)
+        self.v_proj = nn.Linear(width, kv_size, bias=bias or qkv_bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=bias)
+
+    @property
+    def kv_shape(self) -> tuple[KVShape, KVShape]:
+        """What a cache holds of keys and of values."""
+        shape = KVShape(self.kv_heads, self.head_dim)
+        return shape, shape
+
+    def forward(self, x: Tensor, rope: Rope, layer: int, attend: Attend) -> Tensor:
+        """x [B, S, width] -> [B, S, H]."""
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = attend(layer, rotate(q, rope), rotate(k, rope), v)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """Gated MLP."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.act: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, H] -> [B, S, H]."""
+        out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Block(nn.Module):
+    """Attention and MLP of a decoder layer; what enters the attention is the subclass's business."""
+
+    def __init__(self, config: TransformerConfig, index: int, attention: nn.Module) -> None:
+        super().__init__()
+        self.index = index
+        self.self_attn = attention
+        self.mlp = MLP(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    @property
+    def kv_shape(self) -> tuple[KVShape, KVShape]:
+        """What a cache holds of this layer's keys and values."""
+        shape: tuple[KVShape, KVShape] = self.self_attn.kv_shape  # type: ignore[assignment]  # any attention here
+        return shape
+
+    def mix(self, x: Tensor, residual: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        """Attention over x [B, S, width], then the MLP, both added to residual [B, S, H]."""
+        residual = residual + self.self_attn(x, rope, self.index, attend)
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
+
+
+class DecoderLayer(Block):
+    """A pre-norm decoder layer; EAGLE-1's first one has no norm at its input."""
+
+    def __init__(self, config: TransformerConfig, index: int, attention: nn.Module, input_norm: bool = True) -> None:
+        super().__init__(config, index, attention)
+        size = config.hidden_size
+        self.input_layernorm = RMSNorm(size, eps=config.rms_norm_eps) if input_norm else nn.Identity()
+
+    def forward(self, hidden: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        """The residual stream [B, S, H] -> the next one."""
+        return self.mix(self.input_layernorm(hidden), hidden, rope, attend)
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Apply RoPE (half-split layout) to x [B, heads, S, D] with cos, sin [B, S, D]."""
+    cos, sin = (table.unsqueeze(1) for table in rope)
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention of q [B, heads, S, D] over k, v [B, kv_heads, K, D or Dv]; bool mask, as [B, 1, S, K]."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
