@@ -33,6 +33,8 @@ class Measured:
     same: int = 0
     """Answers whose tokens were plain decoding's, in every repeat."""
     answers: int = 0
+    groups: list[Stats] = field(default_factory=list)
+    """The median runs one by one, in the order of the task's groups."""
 
     @property
     def identical(self) -> bool:
@@ -91,7 +93,9 @@ def _rotated(names: Sequence[str], by: int) -> Iterator[str]:
 
 def _add(result: Measured, runs: Sequence[GroupRun], plain: GroupRun) -> None:
     ordered = sorted(runs, key=lambda run: run.stats.decode_seconds)
-    result.stats.merge(ordered[(len(ordered) - 1) // 2].stats)
+    median = ordered[(len(ordered) - 1) // 2].stats
+    result.stats.merge(median)
+    result.groups.append(median)
     result.answers += len(plain.token_ids)
     result.same += sum(
         all(index < len(run.token_ids) and run.token_ids[index] == tokens for run in runs)

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 import eyas
 from eyas.cli.bench import bench
+from eyas.cli.bench_checkpoints import checkpoints
+from eyas.cli.bench_trees import trees
 from eyas.cli.chat import chat
+from eyas.cli.default_group import DefaultGroup
 from eyas.cli.demo import demo
 from eyas.cli.generate import generate
 from eyas.cli.inspect import inspect
@@ -23,12 +27,18 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "chat": chat,
     "verify": verify,
     "inspect": inspect,
-    "bench": bench,
     "train": train,
 }
 
 # group -> its help and its verbs
-GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {}
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
+    "bench": (
+        "Measure: methods, a run's checkpoints, draft trees.",
+        {"measure": bench, "checkpoints": checkpoints, "trees": trees},
+    ),
+}
+# groups whose first verb is meant where none is named
+DEFAULTED = {"bench"}
 
 
 def _typer(name: str, text: str) -> typer.Typer:
@@ -49,7 +59,7 @@ for _group, (_text, _verbs) in GROUPS.items():
     _part = _typer(_group, _text)
     for _name, _function in _verbs.items():
         add_verb(_part, _name, _function)
-    app.add_typer(_part)
+    app.add_typer(_part, cls=DefaultGroup if _group in DEFAULTED else TyperGroup)
 
 
 def _show_version(wanted: bool) -> None:

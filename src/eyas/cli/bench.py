@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from eyas.cli.build import open_target, sampling_params
-from eyas.cli.display import note, output, row_bar
-from eyas.cli.guard import FAILURE
+from eyas.cli.display import output, row_bar
+from eyas.cli.measuring import check_json, report_errors, settings_of
 from eyas.cli.options import (
-    BatchSize,
     Coupled,
     DrafterFileOptions,
-    Limit,
+    JsonFile,
+    MeasureOptions,
     SamplingOptions,
     TargetOptions,
     Trees,
@@ -31,17 +29,18 @@ def bench(
     target: TargetOptions,
     files: DrafterFileOptions,
     sampling: SamplingOptions,
-    prompt_file: Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")],
+    measuring: MeasureOptions,
     draft_model: Annotated[list[str], Option(help="A drafter; may be repeated.")] = [],  # noqa: B006
     tree: Trees = [],  # noqa: B006  # typer copies defaults
     coupled: Coupled = None,
-    repeats: Annotated[int, Option(min=1, help="Runs of every prompt with every method; the median counts.")] = 3,
-    warmup: Annotated[int, Option(min=0, help="Uncounted runs of a file's first prompt with every method.")] = 1,
-    batch_size: BatchSize = 1,
-    limit: Limit = None,
-    json: Annotated[Path | None, Option("--json", dir_okay=False, help="Write everything to this file.")] = None,
+    json: JsonFile = None,
 ) -> int:
-    """Measure plain decoding, and every drafter with every tree, on every prompt file."""
+    """Measure plain decoding, and every drafter with every tree, on every prompt file.
+
+    More of it: `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees` the best draft tree of a
+    drafter.
+    """
+    from eyas.bench.ledger import write_json
     from eyas.bench.machine import describe_machine
     from eyas.bench.report import DEFINITIONS, lines_of, means, report_dict, table_of
     from eyas.bench.runner import Plan, measure
@@ -53,14 +52,14 @@ def bench(
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
     params = sampling_params(sampling)
     specs = {text: parse_tree(text) for text in tree}
-    if json is not None and not json.parent.is_dir():
-        raise UsageError(f"--json {json}: there is no directory {json.parent} to write it to; make it first")
-    tasks = read_tasks(prompt_file, batch_size, limit)
+    check_json(json)
+    batch_size = measuring.batch_size
+    tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
     loaded = open_target(target.model, target)
     engines = _engines(loaded, target.model, draft_model, specs, files, coupled is not False, batch_size)
-    plan = Plan(repeats, warmup)
+    plan = Plan(measuring.repeats, measuring.warmup)
     results = {}
-    with row_bar(sum(len(task.groups) for task in tasks) * repeats * len(engines)) as advance:
+    with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
         for task in tasks:
             results[task.name] = measure(task, engines, params, plan, advance)
     lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
@@ -69,24 +68,11 @@ def bench(
     console.print(table_of([*lines, *means(lines)], f"{target.model}, {target.dtype}, batch {batch_size}"))
     for definition in DEFINITIONS:
         console.print(definition)
-    for error in errors:
-        note(f"error: {error}")
     if json is not None:
-        settings = {
-            "model": target.model,
-            "dtype": target.dtype,
-            "device": str(loaded.device),
-            "drafters": draft_model,
-            "batch_size": batch_size,
-            "repeats": repeats,
-            "warmup": warmup,
-            "limit": limit,
-            "coupled": coupled is not False,
-            "sampling": params.model_dump(mode="json"),
-        }
-        report = report_dict(describe_machine(), settings, results, errors)
-        json.write_text(jsonlib.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return FAILURE if errors else 0
+        settings = settings_of(target.model, loaded, target, measuring, params)
+        settings |= {"drafters": draft_model, "coupled": coupled is not False}
+        write_json(json, report_dict(describe_machine(), settings, results, errors))
+    return report_errors(errors)
 
 
 def _engines(

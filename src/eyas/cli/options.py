@@ -10,6 +10,7 @@ from typer import Option
 
 _PROMPT_FILE = Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
 PromptFile = Annotated[Path, _PROMPT_FILE]
+_PROMPT_FILES = Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")
 MaybePromptFile = Annotated[Path | None, _PROMPT_FILE]
 Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
 BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
@@ -90,3 +91,19 @@ class SamplingOptions:
         default_factory=list
     )
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Don't stop at the model's own end tokens.")] = False
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What is measured on, and how often."""
+
+    prompt_file: Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")] = (
+        field(kw_only=True)
+    )
+    repeats: Annotated[int, Option(min=1, help="Runs of every prompt with every method; the median counts.")] = 3
+    warmup: Annotated[int, Option(min=0, help="Uncounted runs of a file's first prompt with every method.")] = 1
+    batch_size: BatchSize = 1
+    limit: Limit = None
+
+
+JsonFile = Annotated[Path | None, Option("--json", dir_okay=False, help="Write everything to this file.")]

@@ -1,0 +1,58 @@
+"""What the measuring verbs share: checks before anything runs, settings as they are kept, errors at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.cli.display import note
+from eyas.cli.guard import FAILURE
+from eyas.cli.options import MeasureOptions, RuntimeOptions
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.target import Target
+    from eyas.types import SamplingParams
+
+
+def check_json(path: Path | None) -> None:
+    """Refuse a file that can't be written."""
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"--json {path}: there is no directory {path.parent} to write it to; make it first")
+
+
+def settings_of(
+    model: str, loaded: Target, runtime: RuntimeOptions, measuring: MeasureOptions, params: SamplingParams
+) -> dict[str, Any]:
+    """What a measurement was taken with, drafters and trees aside."""
+    return {
+        "model": model,
+        "dtype": runtime.dtype,
+        "device": str(loaded.device),
+        "attention": runtime.attention,
+        "compile": runtime.compile,
+        "batch_size": measuring.batch_size,
+        "repeats": measuring.repeats,
+        "warmup": measuring.warmup,
+        "limit": measuring.limit,
+        "sampling": params.model_dump(mode="json"),
+    }
+
+
+def report_errors(errors: Sequence[str]) -> int:
+    """Name them; the exit code."""
+    for error in errors:
+        note(f"error: {error}")
+    return FAILURE if errors else 0
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """A comma-separated list of numbers of at least 1; an empty text is an empty list."""
+    try:
+        found = [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        found = [0]
+    if any(number < 1 for number in found):
+        raise UsageError(f"{option} {text!r}: write whole numbers, at least 1, with commas between them")
+    return found

@@ -1,0 +1,36 @@
+"""`eyas bench` is a group and a verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from eyas.cli.app import DEFAULTED, GROUPS
+
+Run = Callable[..., Result]
+
+
+def test_options_without_a_verb_go_to_the_first_one(run: Run) -> None:
+    assert run("bench", "--help").stdout == run("bench", "measure", "--help").stdout
+    for words in ("--draft-model", "eyas bench checkpoints", "eyas bench trees"):
+        assert words in " ".join(run("bench", "--help").stdout.split())
+    missing = run("bench")
+    assert missing.exit_code == 2
+    assert "Missing option '--model'" in missing.stderr
+
+
+def test_every_other_verb_is_named_in_the_default_one() -> None:
+    for group in DEFAULTED:
+        first, *others = GROUPS[group][1].items()
+        for name, _ in others:
+            assert f"eyas {group} {name}" in (first[1].__doc__ or "")
+
+
+@pytest.mark.parametrize("words", [("bench", "chekpoints"), ("bench", "chekpoints", "--model", "x")])
+def test_a_mistyped_verb_is_reported_as_one(run: Run, words: tuple[Any, ...]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "No such command 'chekpoints'" in result.stderr
