@@ -43,5 +43,9 @@ class DrafterMismatchError(EyasError):
     """The drafter doesn't fit the target."""
 
 
+class StoreError(EyasError):
+    """A feature store is missing, damaged, captured from another target, or can't be written."""
+
+
 class CacheMemoryError(EyasError):
     """The slot cache couldn't grow."""

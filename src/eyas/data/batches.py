@@ -38,7 +38,9 @@ class ChatBatches:
         order = np.random.default_rng(seed).permutation(len(kept))  # like lengths don't stay in file order
         lengths = [len(row.tokens) for row in cut]
         by_length = sorted((kept[i] for i in order.tolist()), key=lambda i: lengths[i])
-        self.rows = cut
+        self.rows, self.longest = list(rows), longest
+        self.used = sorted(kept)
+        """Rows that batches are made of: those with something to learn."""
         self._groups = list(grouped(by_length, lengths, budget))
         self._seed = seed
 
@@ -55,7 +57,11 @@ class ChatBatches:
 
     def batch(self, number: int) -> TokenBatch:
         """Batch `number`, counted over all epochs."""
-        return padded([self.rows[i] for i in self.members(number)])
+        return self.of(self.members(number))
+
+    def of(self, members: Sequence[int]) -> TokenBatch:
+        """A batch of these rows."""
+        return padded([cut_row(self.rows[i], self.longest) for i in members])
 
 
 def cut_row(row: TokenRow, longest: int) -> TokenRow:

@@ -196,7 +196,7 @@ class Target:
             final = self.model.base_model(
                 input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
             )[0]
-        return Trace(stack(caught), final)
+        return Trace(self._stacked(caught, tokens), final)
 
     def _forward(
         self, rows: range, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int], head: bool
@@ -218,9 +218,13 @@ class Target:
                 past_key_values=StagedCache(self.cache, rows, start),
                 use_cache=True,
             )[0]
-        if not taps:
-            return out, torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
-        return out, stack(caught)
+        return out, self._stacked(caught, tokens)
+
+    def _stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
+        """[R, Q, A, Ht], also of no taps at all."""
+        if not caught:
+            return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
+        return stack(caught)
 
     def _masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor) -> Any:
         """A 4-D additive mask, or a dictionary of them where the model mixes attention types."""

@@ -1,0 +1,137 @@
+"""What a shard holds, tensor by tensor, and so how many bytes: the one place where they are counted.
+
+The estimate, `eyas plan` and the writer all ask here. Legend: N rows, T tokens, F positions with a final state,
+A taps stored, Ht hidden, k candidates.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from eyas.config import StrictModel
+from eyas.data.store.encoding import StateEncoding
+from eyas.data.tokenize import TokenRow
+
+FinalKind = Literal["answers", "all", "top"]
+ItemType = Literal["I32", "I8", "U8", "U16", "U32", "F16", "F32", "BF16", "F8_E4M3"]
+
+ITEM_BYTES: dict[ItemType, int] = {
+    "I32": 4, "I8": 1, "U8": 1, "U16": 2, "U32": 4, "F16": 2, "F32": 4, "BF16": 2, "F8_E4M3": 1,
+}  # fmt: skip
+_STATE_ITEMS: dict[StateEncoding, ItemType] = {"float32": "F32", "bfloat16": "BF16", "fp8": "F8_E4M3"}
+METADATA_KEY = "eyas"
+METADATA_LENGTH = 16 + 1 + 64
+"""Identity of the capture, a colon, and the SHA-256 of the data."""
+
+
+class Size(NamedTuple):
+    """How much some rows hold."""
+
+    rows: int
+    tokens: int
+    taught: int
+    """Positions whose next token is an answer token."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor of a shard."""
+
+    item: ItemType
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.item]
+
+
+class Layout(StrictModel):
+    """How features are stored. The default, fp8 with final states where they teach, is the recommended one."""
+
+    hidden: int = Field(gt=0)
+    vocab: int = Field(gt=0)
+    taps: tuple[int, ...]
+    """Boundaries stored as taps. The one after the final norm is never among them: it is `final`."""
+    states: StateEncoding = "fp8"
+    final: FinalKind = "answers"
+    """`answers`: only where the next token is an answer token, which is all that is ever read as teacher; `all`:
+    everywhere, for drafters whose feature it is; `top`: the teacher's best tokens in its place."""
+    top: int | None = Field(default=None, gt=0)
+    """How many, where `final` is `top`."""
+
+    @model_validator(mode="after")
+    def _top_has_a_count(self) -> Layout:
+        if (self.final == "top") != (self.top is not None):
+            raise ValueError("`top` is how many tokens are kept where `final` is `top`: give both or neither")
+        return self
+
+    def tensors(self, size: Size) -> dict[str, TensorSpec]:
+        """Name -> type and shape of everything in a shard of this size."""
+        rows, tokens, taught = size
+        finals = tokens if self.final == "all" else taught
+        state = _STATE_ITEMS[self.states]
+        found = {
+            "lengths": TensorSpec("I32", (rows,)),
+            "checksums": TensorSpec("U32", (rows,)),
+            "tokens": TensorSpec("I32", (tokens,)),
+            "loss_mask": TensorSpec("U8", (-(-tokens // 8),)),
+        }
+        if self.taps:
+            found["taps"] = TensorSpec(state, (tokens, len(self.taps), self.hidden))
+        if self.top is not None:
+            count = min(self.top, self.vocab)
+            found["top_ids"] = TensorSpec("U16" if self.vocab <= 2**16 else "I32", (finals, count))
+            found["top_logprobs"] = TensorSpec("F16", (finals, count))
+            found["tail"] = TensorSpec("F32", (finals,))
+        else:
+            found["final"] = TensorSpec(state, (finals, self.hidden))
+        if self.states == "fp8":
+            for name in ("taps", "final"):
+                if name in found:
+                    found[f"{name}_exponents"] = TensorSpec("I8", found[name].shape[:-1])
+        return found
+
+    def data_bytes(self, size: Size) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.bytes for tensor in self.tensors(size).values())
+
+    def shard_bytes(self, size: Size) -> int:
+        """Bytes of the file: data, and the header before it."""
+        return len(header(self.tensors(size), "0" * METADATA_LENGTH)) + self.data_bytes(size)
+
+
+def header(tensors: dict[str, TensorSpec], metadata: str) -> bytes:
+    """The beginning of a safetensors file: the length of a JSON object, and the object, padded to 8 bytes.
+
+    Wider items come first, so that every tensor is aligned.
+    """
+    described: dict[str, object] = {"__metadata__": {METADATA_KEY: metadata}}
+    start = 0
+    for name in in_file_order(tensors):
+        tensor = tensors[name]
+        stop = start + tensor.bytes
+        described[name] = {"dtype": tensor.item, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def in_file_order(tensors: dict[str, TensorSpec]) -> list[str]:
+    """Names, widest item first, then by name."""
+    return sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].item], name))
+
+
+def size_of(rows: list[TokenRow]) -> Size:
+    """The size of some rows."""
+    taught = sum(int(np.count_nonzero(row.loss_mask[1:])) for row in rows)
+    return Size(len(rows), sum(len(row.tokens) for row in rows), taught)
+
+
+def classic_bytes(tokens: int, hidden: int) -> int:
+    """What SpecForge's layout takes: bf16 states of three taps and the final one, int64 ids and mask, all padded."""
+    return tokens * (8 * hidden + 16)

@@ -1,0 +1,182 @@
+"""The manifest: what was captured, how, and which shards hold it. Written last; a reader trusts nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from eyas.config import StrictModel
+from eyas.data.store.layout import Layout, Size
+from eyas.data.tokenize import TokenRow
+from eyas.errors import StoreError
+
+MANIFEST = "manifest.json"
+SETTINGS = "capture.json"
+"""The settings alone, written first: what an unfinished capture is of."""
+PART = ".part"
+"""Ends the name of a file while it is being written."""
+
+
+class TargetFacts(StrictModel):
+    """The model whose states these are."""
+
+    name: str
+    fingerprint: str
+    dtype: str
+    layers: int
+
+
+class SplitFacts(StrictModel):
+    """The rows of a split."""
+
+    rows: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    taught: int = Field(ge=0)
+    """Positions whose next token is an answer token."""
+    dropped: int = Field(ge=0)
+    """Chats without an answer to learn from within the first `longest` tokens, or that couldn't be tokenized."""
+    hash: str
+    """Of all tokens and masks, in order."""
+
+    @property
+    def size(self) -> Size:
+        """The size the byte count asks for."""
+        return Size(self.rows, self.tokens, self.taught)
+
+
+class Settings(StrictModel):
+    """All that decides what the bytes of the shards are."""
+
+    format: Literal["eyas-store"] = "eyas-store"
+    version: Literal[1] = 1
+    target: TargetFacts
+    taps: tuple[int, ...]
+    """As asked for; `layout.taps` are those stored as taps."""
+    layout: Layout
+    chats: str
+    longest: int
+    batch_tokens: int
+    shard_bytes: int
+    splits: dict[str, SplitFacts]
+
+    @property
+    def identity(self) -> str:
+        """A short hash that every shard carries."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class ShardFacts(StrictModel):
+    """A shard: consecutive rows of one split."""
+
+    file: str
+    split: str
+    rows: int
+    tokens: int
+    taught: int
+    bytes: int
+    sha256: str
+    """Of its data, without the header."""
+
+    @property
+    def size(self) -> Size:
+        """The size the byte count asks for."""
+        return Size(self.rows, self.tokens, self.taught)
+
+
+class Manifest(StrictModel):
+    """A whole store."""
+
+    settings: Settings
+    shards: tuple[ShardFacts, ...]
+    versions: dict[str, str]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a store; StoreError if there is none or it can't be read."""
+    if not (folder / MANIFEST).is_file():
+        begun = (folder / SETTINGS).is_file()
+        what = "its capture never finished; run it again, it goes on" if begun else "it is no feature store"
+        raise StoreError(f"{folder} has no {MANIFEST}: {what}")
+    return _read(folder / MANIFEST, Manifest)
+
+
+def read_settings(folder: Path) -> Settings | None:
+    """What a capture begun in this folder is of; None if there is none."""
+    return _read(folder / SETTINGS, Settings) if (folder / SETTINGS).is_file() else None
+
+
+def write_json(path: Path, model: BaseModel) -> None:
+    """Write beside `path`, flush to disk, rename: nobody ever reads half."""
+    beside = path.with_name(f"{path.name}-{os.getpid()}{PART}")  # several processes may be writing the same
+    try:
+        with beside.open("w", encoding="utf-8") as out:
+            out.write(model.model_dump_json(indent=2) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {error.strerror}") from error
+
+
+@contextmanager
+def locked(folder: Path, alone: bool) -> Iterator[None]:
+    """Hold a folder, alone or with others that share it; StoreError if it is held otherwise. Ends with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise StoreError(f"another process is capturing into {folder}: wait for it, or choose another folder") from None
+    finally:
+        os.close(descriptor)
+
+
+def differences(before: Settings, now: Settings) -> list[str]:
+    """What differs, as `name: before, now`, one a setting."""
+    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    return [f"{key}: {old.get(key)}, now {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)]
+
+
+def rows_hash(rows: Sequence[TokenRow]) -> str:
+    """A short hash of tokens and masks, in order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(len(row.tokens).to_bytes(8, "little"))
+        digest.update(row.tokens.astype("<i4").tobytes())
+        digest.update(row.loss_mask.tobytes())
+    return digest.hexdigest()[:16]
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _read(path: Path, model: type[ModelT]) -> ModelT:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise StoreError(f"can't read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise StoreError(
+            f"{path} is no manifest this version of eyas reads ({where}: {first['msg']}); capture the store again"
+        ) from error
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found

@@ -1,0 +1,126 @@
+"""A finished store: its rows in the order they were captured in, and the features of any of them."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+from eyas.data.batches import cut_row
+from eyas.data.store.encoding import pack_mask
+from eyas.data.store.manifest import Manifest, read_manifest, rows_hash
+from eyas.data.store.shard import RECAPTURE, Shard, StoredRow, data_digest
+from eyas.data.tokenize import TokenRow
+from eyas.errors import StoreError
+from eyas.target import Target
+from eyas.target.fingerprint import fingerprint
+
+OPEN_SHARDS = 256
+
+
+class FeatureStore:
+    """Only what the manifest names is read. Rows are numbered through all splits, in the order of the shards."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.settings = manifest.settings
+        self.layout = manifest.settings.layout
+        self._first = list(accumulate((shard.rows for shard in manifest.shards), initial=0))
+        self._shard = lru_cache(maxsize=OPEN_SHARDS)(self._open_shard)
+
+    @classmethod
+    def open(cls, path: Path) -> FeatureStore:
+        """Open the store at `path`; StoreError if it isn't whole."""
+        manifest = read_manifest(path)
+        for shard in manifest.shards:
+            try:
+                found = (path / shard.file).stat().st_size
+            except OSError:
+                raise StoreError(f"{path / shard.file} is missing, though the manifest names it; {RECAPTURE}") from None
+            if found != shard.bytes:
+                raise StoreError(
+                    f"{path / shard.file} has {found:,} bytes, not {shard.bytes:,}: it was cut short; {RECAPTURE}"
+                )
+        return cls(path, manifest)
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    def rows(self, split: str) -> list[TokenRow]:
+        """Every row of a split, in the order of the chats; StoreError where they aren't those that were captured."""
+        if split not in self.settings.splits:
+            raise StoreError(f"{self.folder} has no split {split!r}, only {', '.join(self.settings.splits)}")
+        found = [row for number in self._numbers(split) for row in self._shard(number).token_rows()]
+        if rows_hash(found) != self.settings.splits[split].hash:
+            raise StoreError(f"{self.folder} is damaged: the tokens of {split} aren't those that were captured")
+        return found
+
+    def check_target(self, target: Target) -> None:
+        """Refuse a target whose states these aren't."""
+        found = fingerprint(target.model)
+        facts = self.settings.target
+        if found != facts.fingerprint:
+            raise StoreError(
+                f"{self.folder} was captured from another target: {facts.name} with fingerprint {facts.fingerprint}, "
+                f"this one has {found}. Capture it again, or train for that target"
+            )
+
+    def check_taps(self, taps: Sequence[int]) -> None:
+        """Refuse taps that were not captured."""
+        served = self.served_taps
+        missing = [k for k in taps if k not in served]
+        if missing:
+            after = self.settings.target.layers + 1
+            hint = " with --final all" if after in missing else ""
+            raise StoreError(
+                f"{self.folder} holds taps {list(served)}, not {missing}: "
+                f"capture it again{hint} with --taps {','.join(map(str, taps))}, or train on its taps"
+            )
+
+    @property
+    def served_taps(self) -> tuple[int, ...]:
+        """Boundaries that can be read, the one after the final norm included where all final states are kept."""
+        extra = (self.settings.target.layers + 1,) if self.layout.final == "all" else ()
+        return (*self.layout.taps, *extra)
+
+    def find(self, row: TokenRow, longest: int) -> int | None:
+        """The number of a row that begins with this one's first `longest` tokens; None if there is none.
+
+        Rows were cut when they were captured; one cut shorter than `longest` is not this row.
+        """
+        cut = self.settings.longest
+        if min(len(row.tokens), longest) > cut:
+            return None
+        return self._index.get(_key(cut_row(row, cut)))
+
+    def read(self, number: int) -> StoredRow:
+        """The features of a row; StoreError if they aren't what was written."""
+        shard = bisect_right(self._first, number) - 1
+        return self._shard(shard).row(number - self._first[shard])
+
+    def verify(self) -> Iterator[str]:
+        """Read every byte; yield what is wrong, shard by shard."""
+        for shard in self.manifest.shards:
+            if data_digest(self.folder / shard.file) != shard.sha256:
+                yield f"{self.folder / shard.file} is damaged; {RECAPTURE}"
+
+    @cached_property
+    def _index(self) -> dict[bytes, int]:
+        rows = (row for number in range(len(self.manifest.shards)) for row in self._shard(number).token_rows())
+        return {_key(row): number for number, row in enumerate(rows)}
+
+    def _numbers(self, split: str) -> list[int]:
+        return [number for number, shard in enumerate(self.manifest.shards) if shard.split == split]
+
+    def _open_shard(self, number: int) -> Shard:
+        facts = self.manifest.shards[number]
+        return Shard(self.folder / facts.file, self.layout, facts.size)
+
+
+def _key(row: TokenRow) -> bytes:
+    digest = hashlib.blake2b(row.tokens.astype("<i4").tobytes(), digest_size=16)
+    digest.update(pack_mask(row.loss_mask).data)
+    return digest.digest()

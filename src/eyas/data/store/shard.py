@@ -1,0 +1,174 @@
+"""A shard file: written whole or not at all, read by memory map, every row with a checksum of its own.
+
+Rows lie end to end without padding. Legend as in layout.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from eyas.data.store.encoding import Encoded, pack_mask, unpack_mask
+from eyas.data.store.layout import METADATA_KEY, Layout, Size, header, in_file_order
+from eyas.data.store.manifest import PART
+from eyas.data.tokenize import TokenRow
+from eyas.errors import StoreError
+
+
+class StoredRow(NamedTuple):
+    """One row's features as stored, views of the file: T tokens, F final positions."""
+
+    tokens: Tensor  # [T] int32
+    taps: Encoded | None  # [T, A, Ht]
+    final: Encoded | None  # [F, Ht]
+    top: tuple[Tensor, Tensor, Tensor] | None  # ids [F, k], logprobs [F, k] float16, tail [F] float32
+
+
+def write_shard(path: Path, layout: Layout, size: Size, tensors: Mapping[str, Tensor], identity: str) -> None:
+    """Write `tensors`, complete but for the checksums, beside `path`, flush to disk, rename.
+
+    Raises StoreError if the disk doesn't take it; nothing is left behind then.
+    """
+    specs = layout.tensors(size)
+    names = in_file_order(specs)
+    data = [_bytes(tensors[name]) for name in names]
+    digest = hashlib.sha256()
+    for part in data:
+        digest.update(part)
+    beside = path.with_name(path.name + PART)
+    try:
+        with beside.open("wb") as out:
+            out.write(header(specs, f"{identity}:{digest.hexdigest()}"))
+            for part in data:
+                out.write(part)
+            out.flush()
+            os.fsync(out.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StoreError(
+            f"can't write {path} ({layout.shard_bytes(size):,} bytes): {error.strerror}. The shards before it are "
+            "whole; make room and run the same command again, it goes on from here"
+        ) from error
+
+
+def shard_digest(path: Path, size_in_bytes: int, identity: str) -> str | None:
+    """The SHA-256 a finished shard of this capture declares for its data; None if it isn't one."""
+    try:
+        if path.stat().st_size != size_in_bytes:
+            return None
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            described = json.loads(file.read(min(length, size_in_bytes)))
+        owner, _, digest = described["__metadata__"][METADATA_KEY].partition(":")
+    except (OSError, ValueError, KeyError):
+        return None
+    return digest if owner == identity else None
+
+
+def data_digest(path: Path) -> str:
+    """The SHA-256 of what the data of a shard file really is."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(int.from_bytes(file.read(8), "little"), os.SEEK_CUR)
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Shard:
+    """An open shard. Nothing is read before it is asked for."""
+
+    def __init__(self, path: Path, layout: Layout, size: Size) -> None:
+        expected = layout.shard_bytes(size)
+        try:
+            found = path.stat().st_size
+            if found != expected:
+                raise StoreError(f"{path} has {found:,} bytes, not {expected:,}: it was cut short; {RECAPTURE}")
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing, though the manifest names it; {RECAPTURE}") from None
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"can't read {path}: {error}; {RECAPTURE}") from error
+        wanted = {name: spec.shape for name, spec in layout.tensors(size).items()}
+        if {name: tuple(t.shape) for name, t in tensors.items()} != wanted:
+            raise StoreError(f"{path} holds other tensors than the manifest says; {RECAPTURE}")
+        self.path, self._tensors, self._layout = path, tensors, layout
+        lengths = tensors["lengths"].numpy()
+        if int(lengths.sum()) != size.tokens:
+            raise StoreError(f"{path} is damaged: its rows don't add up; {RECAPTURE}")
+        self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self._mask = unpack_mask(tensors["loss_mask"].numpy(), size.tokens)
+        self._final_starts = self._starts if layout.final == "all" else _taught_before(self._mask, self._starts)
+
+    def token_rows(self) -> list[TokenRow]:
+        """Tokens and loss mask of every row."""
+        tokens = self._tensors["tokens"].numpy()
+        spans = zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True)
+        return [TokenRow(tokens[a:b].astype(np.int64), self._mask[a:b]) for a, b in spans]
+
+    def row(self, index: int) -> StoredRow:
+        """The features of a row. Raises StoreError where they aren't what was written."""
+        start, stop = self._starts[index : index + 2].tolist()
+        first, last = self._final_starts[index : index + 2].tolist()
+        found = self._tensors
+
+        def states(name: str, a: int, b: int) -> Encoded | None:
+            if name not in found:
+                return None
+            exponents = found.get(f"{name}_exponents")
+            return Encoded(found[name][a:b], None if exponents is None else exponents[a:b])
+
+        top = None
+        if self._layout.final == "top":
+            top = (found["top_ids"][first:last], found["top_logprobs"][first:last], found["tail"][first:last])
+        row = StoredRow(found["tokens"][start:stop], states("taps", start, stop), states("final", first, last), top)
+        if row_checksum(row, self._mask[start:stop]) != int(found["checksums"][index]):
+            raise StoreError(f"{self.path} is damaged: row {index} is not what was written; {RECAPTURE}")
+        return row
+
+
+RECAPTURE = "delete the file and run `eyas data capture` again: it makes what is missing"
+
+
+def row_checksum(row: StoredRow, mask: NDArray[np.bool_]) -> int:
+    """CRC-32 over everything of a row."""
+    total = zlib.crc32(_bytes(row.tokens), zlib.crc32(pack_mask(mask).data))
+    for part in (row.taps, row.final, row.top):
+        for tensor in part or ():
+            if tensor is not None:
+                total = zlib.crc32(_bytes(tensor), total)
+    return total
+
+
+def _taught_before(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[N + 1] positions that teach before each row: those whose next token, in the same row, is an answer token."""
+    taught = np.append(mask[1:], False)
+    taught[starts[1:] - 1] = False
+    return np.concatenate([[0], np.cumsum(taught)])[starts]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

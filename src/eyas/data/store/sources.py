@@ -1,0 +1,100 @@
+"""Stored features as batches, the same as the target in the loop would give; what is not stored, it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from eyas.data.batches import ChatBatches, TokenBatch
+from eyas.data.features import FeatureBatch, TopTokens, taught, trace_batch
+from eyas.data.store.assemble import assembled, placed
+from eyas.data.store.reader import FeatureStore
+from eyas.data.store.teacher import top_rows
+from eyas.errors import StoreError
+from eyas.target import Target
+
+
+class StoreSource:
+    """Reads every batch from a store; states come in the dtype of the target that made them."""
+
+    def __init__(
+        self, store: FeatureStore, batches: ChatBatches, taps: Sequence[int], device: torch.device | None = None
+    ) -> None:
+        self._rows = _StoredRows(store, batches, taps)
+        missing = self._rows.missing()
+        if missing:
+            raise StoreError(
+                f"{store.folder} lacks {len(missing)} of the rows to train on, row {missing[0]} first: it holds "
+                f"{len(store)}, cut to {store.settings.longest} tokens. Train on the store's own rows, capture these "
+                "chats, or use the hybrid source"
+            )
+        self._device = device or torch.device("cpu")
+        self._dtype: torch.dtype = getattr(torch, store.settings.target.dtype)
+
+    def __call__(self, number: int) -> FeatureBatch:
+        return self._rows.read(self._rows.batches.members(number), self._dtype, self._device)
+
+
+class HybridSource:
+    """Reads what the store has and lets the target compute the rest, row by row."""
+
+    def __init__(self, store: FeatureStore, target: Target, batches: ChatBatches, taps: Sequence[int]) -> None:
+        store.check_target(target)
+        target.check_taps(taps)
+        self._rows = _StoredRows(store, batches, taps)
+        self._target, self._taps, self._layout = target, tuple(taps), store.layout
+
+    def __call__(self, number: int) -> FeatureBatch:
+        members = self._rows.batches.members(number)
+        lost = [b for b, i in enumerate(members) if self._rows.places[i] is None]
+        if not lost:
+            return self._rows.read(members, self._target.dtype, self._target.device)
+        made = self._computed(self._rows.batches.of([members[b] for b in lost]))
+        if len(lost) == len(members):
+            return made
+        batch = self._rows.read(members, self._target.dtype, self._target.device)
+        for stored, computed in (
+            (batch.taps, made.taps),
+            (batch.final, made.final),
+            *zip(batch.top or (), made.top or (), strict=True),
+        ):
+            if stored is not None and computed is not None:
+                stored[lost, : computed.shape[1]] = computed
+        return batch
+
+    def _computed(self, batch: TokenBatch) -> FeatureBatch:
+        made = trace_batch(self._target, batch, self._taps)
+        if self._layout.top is None or made.final is None:
+            return made
+        where = taught(made.loss_mask)
+        rows = top_rows(self._target.head, made.final[where], self._layout.vocab, self._layout.top)
+        ids, logprobs, tail = (placed(part, where) for part in rows)
+        return made._replace(final=None, top=TopTokens(ids, logprobs, tail))
+
+
+class _StoredRows:
+    """Where a store holds the rows of some batches."""
+
+    def __init__(self, store: FeatureStore, batches: ChatBatches, taps: Sequence[int]) -> None:
+        store.check_taps(taps)
+        self.batches, self._store = batches, store
+        self.places = [store.find(row, batches.longest) for row in batches.rows]
+        """Number of each row in the store; None where it isn't there."""
+        columns = [store.served_taps.index(k) for k in taps]
+        self._columns = None if columns == list(range(len(store.served_taps))) else columns
+
+    def missing(self) -> list[int]:
+        """Rows that the batches use and the store lacks."""
+        return [i for i in self.batches.used if self.places[i] is None]
+
+    def read(self, members: Sequence[int], dtype: torch.dtype, device: torch.device) -> FeatureBatch:
+        """The stored features of these rows, zeros where there are none."""
+        places = [self.places[i] for i in members]
+        rows = [None if place is None else self._store.read(place) for place in places]
+        batch = assembled(rows, self.batches.of(members), self._store.layout, dtype, device)
+        if self._columns is None:
+            return batch
+        taps: Tensor = batch.taps[:, :, self._columns]
+        return batch._replace(taps=taps)
