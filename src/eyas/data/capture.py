@@ -43,7 +43,7 @@ from eyas.data.store.shard import shard_digest, write_shard
 from eyas.errors import StoreError
 from eyas.runtime import versions
 from eyas.target import Target
-from eyas.target.architecture import choose_taps
+from eyas.target.architecture import choose_taps, why_taps
 from eyas.target.fingerprint import fingerprint
 
 SHARD_BYTES = 2**29
@@ -81,6 +81,7 @@ class Capture:
     ) -> None:
         """`name` and `chats` are what the manifest calls the target and the data."""
         self.folder, self.rows = folder, found.rows
+        self.reasons = found.reasons
         self._target, self._rank, self._world = target, rank, world
         self.settings = capture_settings(target, name, chats, found, config)
         self.plans = cut_shards(found.rows, self.settings.layout, config.shard_bytes)
@@ -89,6 +90,11 @@ class Capture:
     def total_bytes(self) -> int:
         """Of all shard files, exactly."""
         return sum(self.settings.layout.shard_bytes(plan.size) for plan in self.plans)
+
+    @property
+    def why_taps(self) -> str:
+        """A sentence about where the taps lie."""
+        return why_taps(self._target.config, self.settings.taps)
 
     def missing(self) -> list[ShardPlan]:
         """Shards that aren't finished, whoever's they are."""

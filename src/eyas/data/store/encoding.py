@@ -17,11 +17,11 @@ from torch import Tensor
 
 from eyas.errors import StoreError
 
-StateEncoding = Literal["float32", "bfloat16", "fp8"]
+StateEncoding = Literal["float32", "bf16", "fp8"]
 
 STATE_TYPES: dict[StateEncoding, torch.dtype] = {
     "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
 }
 _LARGEST = 448.0  # of e4m3

@@ -23,7 +23,7 @@ ItemType = Literal["I32", "I8", "U8", "U16", "U32", "F16", "F32", "BF16", "F8_E4
 ITEM_BYTES: dict[ItemType, int] = {
     "I32": 4, "I8": 1, "U8": 1, "U16": 2, "U32": 4, "F16": 2, "F32": 4, "BF16": 2, "F8_E4M3": 1,
 }  # fmt: skip
-_STATE_ITEMS: dict[StateEncoding, ItemType] = {"float32": "F32", "bfloat16": "BF16", "fp8": "F8_E4M3"}
+_STATE_ITEMS: dict[StateEncoding, ItemType] = {"float32": "F32", "bf16": "BF16", "fp8": "F8_E4M3"}
 METADATA_KEY = "eyas"
 METADATA_LENGTH = 16 + 1 + 64
 """Identity of the capture, a colon, and the SHA-256 of the data."""
