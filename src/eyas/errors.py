@@ -23,6 +23,15 @@ class DataError(EyasError):
     """A data file has a bad row; the message names file and line."""
 
 
+class RowError(DataError):
+    """One row can't be used, the others can; `reason` is what it is counted under."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
 class ModelError(EyasError):
     """A target can't be loaded or can't be used for speculation."""
 

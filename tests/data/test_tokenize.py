@@ -14,7 +14,7 @@ from eyas.data.chats import Chat, Message, exchange
 from eyas.data.prompts import encode_chat
 from eyas.data.tokenize import pack, tokenize_chat, tokenize_document
 from eyas.data.tokenizer import CHAT_TEMPLATE
-from eyas.errors import DataError
+from eyas.errors import DataError, ModelError, RowError
 
 CHAT = Chat(
     id="x",
@@ -54,13 +54,16 @@ def test_a_template_without_generation_marks_gives_the_same_mask(tokenizer: Any)
     assert (marked.loss_mask == unmarked.loss_mask).all()
 
 
-def test_a_template_that_rewrites_history_is_refused(tokenizer: Any) -> None:
+def test_a_template_that_changes_words_is_refused(tokenizer: Any) -> None:
+    plain = CHAT_TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     odd = copy.deepcopy(tokenizer)
-    odd.chat_template = "{{ messages | length }}" + CHAT_TEMPLATE.replace("{% generation %}", "").replace(
-        "{% endgeneration %}", ""
-    )
-    with pytest.raises(DataError, match="chat x"):
+    odd.chat_template = plain.replace("message['content'] + '<|end|>'", "message['content'] | urlencode + '<|end|>'")
+    with pytest.raises(ModelError, match=r"put \{% generation %\} and \{% endgeneration %\} around"):
         tokenize_chat(odd, CHAT)
+    odd.chat_template = plain.replace("message['content'] + '<|end|>'", "message['content'][:26] + '<|end|>'")
+    tokenize_chat(odd, exchange("short", "Short?", "Yes."))
+    with pytest.raises(RowError, match="answers can't be told from prompts: chat x: the chat template changes"):
+        tokenize_chat(odd, exchange("x", "Long?", "Yes, it is so very long that it is cut."))
 
 
 def test_prompt_tokens_are_the_row_up_to_its_answer(tokenizer: Any) -> None:

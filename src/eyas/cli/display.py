@@ -84,6 +84,18 @@ def row_bar(total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def counting() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Progress on standard error; yields what is told the stage, how many are done, and of how many if known."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+
+
+@contextmanager
 def quietly_refreshing(view: Callable[[], Any], show: bool) -> Iterator[Callable[[], None]]:
     """A live picture of `view()` on the terminal while the block runs; yields what redraws it (often enough)."""
     if not show:

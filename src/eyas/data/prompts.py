@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from eyas.data.chats import Message
+from eyas.data.template import turns_for
 from eyas.errors import DataError, RequestError
 
 KINDS = ("prompt", "messages", "turns", "token_ids")
@@ -103,7 +104,7 @@ def encode_chat(
     """A chat, up to where the assistant's next answer begins."""
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
-    chat = [message.for_template() for message in messages]
+    chat = turns_for(tokenizer, messages)
     schemas = list(tools) if tools else None
     try:
         ids = tokenizer.apply_chat_template(chat, tools=schemas, add_generation_prompt=True, return_dict=False)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.data.chats import Chat
-from eyas.errors import DataError
+from eyas.data.chats import Chat, Message
+from eyas.data.marking import MarkedChat, check_generated, find_answers, unmarkable
+from eyas.data.offsets import OffsetEncoder, Span
+from eyas.data.template import ChatTemplate
+from eyas.errors import DataError, ModelError, RowError
+
+HIDDEN_CALLS = "the template shows no tool calls"
+
+_PROBE = (
+    Message(role="user", content="Is this a question?"),
+    Message(role="assistant", content="This is an answer."),
+    Message(role="user", content="And this?"),
+    Message(role="assistant", content="Another one."),
+)
 
 
 @dataclass(frozen=True)
@@ -22,49 +36,95 @@ class TokenRow:
     id: str = ""  # the chat's
 
 
-def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
-    """The chat's own tokens if it carries them, else rendered with the tokenizer's template.
+class ChatTokenizer:
+    """Renders chats with a tokenizer's own template and says exactly which tokens the assistant has to write.
 
-    `{% generation %}` marks make the mask exact. Templates without them are rendered turn by turn: what a
-    turn adds to the prompt before it, up to its last end token, is the assistant's.
+    `{% generation %}` marks are taken at their word; templates without them are asked (see `marking`). Text is
+    tokenized once, and the characters of an answer say which tokens are its.
     """
+
+    def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
+        """`stop_ids` end an answer, beside the tokenizer's own and the one the template closes answers with.
+
+        Raises ModelError if the tokenizer has no template or no offsets, or if no chat at all could be marked.
+        """
+        self.template = ChatTemplate(tokenizer)
+        self._encoder = OffsetEncoder(tokenizer)
+        self._tokens = _any_of(tokenizer.get_added_vocab())
+        ends = {str(tokenizer.convert_ids_to_tokens(int(i))) for i in stop_ids} | {tokenizer.eos_token or ""}
+        try:
+            self.end_mark = self._closing_token()
+        except RowError as error:
+            raise ModelError(f"{tokenizer.name_or_path}: {error.detail}") from error
+        """The token that the template closes an answer with; None if it closes it with none."""
+        self._ends = _any_of({*ends, self.end_mark or ""})
+
+    def row(self, chat: Chat) -> TokenRow:
+        """Tokens and loss mask; RowError if this chat can't be rendered or marked."""
+        return _row(self.exact(chat))
+
+    def exact(self, chat: Chat) -> Chat:
+        """The chat with its tokens and answers; RowError if it can't be rendered or marked."""
+        if chat.tokens is not None:
+            return chat
+        text, spans = self.spans(chat)
+        encoded = self._encoder.encode(text)
+        tokens, answers = tuple(encoded.tokens.tolist()), tuple(encoded.inside(spans))
+        return chat.model_copy(update={"tokens": tokens, "answers": answers})
+
+    def spans(self, chat: Chat) -> tuple[str, list[Span]]:
+        """The chat as text, and which of its characters the assistant has to write."""
+        if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
+            raise RowError(HIDDEN_CALLS, "the chat calls tools, which the target's chat template leaves out")
+        turns = self.template.turns(chat.messages)
+        if not self.template.has_generation_marks(chat.tools):
+            marked = MarkedChat(self.template, turns, chat.tools)
+            return marked.text, find_answers(marked, self._ends, self._tokens)
+        text, generated = self.template.generated(turns, chat.tools)
+        return text, [Span(start, stop, closed=True) for start, stop in generated]
+
+    def _closing_token(self) -> str | None:
+        """Try the template on two plain turns: the first whole token after the last answer is how it ends answers."""
+        turns = self.template.turns(_PROBE)
+        marked = MarkedChat(self.template, turns, None)
+        self._encoder.check(marked.text)
+        if self.template.has_generation_marks(None):
+            check_generated(marked, self.template.generated(turns, None)[1])
+        last = marked.places(len(turns) - 1)
+        if not last:
+            raise unmarkable("the chat template doesn't show what the assistant says")
+        closing = self._tokens.search(marked.text, last[-1])
+        return None if closing is None else closing.group()
+
+
+def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
+    """The chat's own tokens if it carries them, else as the tokenizer's template renders it; see `ChatTokenizer`."""
     if chat.tokens is not None:
-        given = np.zeros(len(chat.tokens), dtype=np.bool_)
-        for start, stop in chat.answers or ():
-            given[start:stop] = True
-        return TokenRow(np.asarray(chat.tokens, dtype=np.int64), given, chat.id)
-    messages = [message.for_template() for message in chat.messages]
-    marked = "{% generation %}" in (tokenizer.chat_template or "")
-    encoded = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=marked
-    )
-    tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
-    if marked:
-        return TokenRow(tokens, np.asarray(encoded["assistant_masks"], dtype=np.bool_), chat.id)
-    mask = np.zeros(len(tokens), dtype=np.bool_)
-    for i, message in enumerate(chat.messages):
-        if message.role == "assistant":
-            start = _prefix(tokenizer, chat, tokens, i, prompt=True)
-            stop = _prefix(tokenizer, chat, tokens, i + 1, prompt=False)
-            ends = np.flatnonzero(tokens[start:stop] == tokenizer.eos_token_id)
-            mask[start : start + ends[-1] + 1 if len(ends) else stop] = True
-    return TokenRow(tokens, mask, chat.id)
+        return _row(chat)
+    try:
+        return _chat_tokenizer(tokenizer, str(tokenizer.chat_template)).row(chat)
+    except RowError as error:
+        raise RowError(error.reason, f"chat {chat.id}: {error.detail}") from error
 
 
-def _prefix(tokenizer: Any, chat: Chat, tokens: NDArray[np.int64], turns: int, prompt: bool) -> int:
-    """Length of the first `turns` turns, checked to be what the whole chat starts with."""
-    encoded = tokenizer.apply_chat_template(
-        [message.for_template() for message in chat.messages[:turns]],
-        tokenize=True, return_dict=True, add_generation_prompt=prompt,
-    )  # fmt: skip
-    ids = encoded["input_ids"]
-    if list(tokens[: len(ids)]) != list(ids):
-        raise DataError(
-            f"chat {chat.id}: the chat template of {tokenizer.name_or_path} renders a turn differently once "
-            "others follow, so answers can't be told from prompts; put {% generation %} and "
-            "{% endgeneration %} around its assistant content"
-        )
-    return len(ids)
+def _row(chat: Chat) -> TokenRow:
+    """Of a chat that carries its tokens."""
+    assert chat.tokens is not None
+    mask = np.zeros(len(chat.tokens), dtype=np.bool_)
+    for start, stop in chat.answers or ():
+        mask[start:stop] = True
+    return TokenRow(np.asarray(chat.tokens, dtype=np.int64), mask, chat.id)
+
+
+@lru_cache(maxsize=8)
+def _chat_tokenizer(tokenizer: Any, template: str) -> ChatTokenizer:  # noqa: ARG001  # a template can be replaced
+    return ChatTokenizer(tokenizer)
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the words, the longest that fits; with none, nothing."""
+    longest_first = sorted(filter(None, words), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def tokenize_document(tokenizer: Any, text: str, end_id: int) -> TokenRow:
