@@ -12,8 +12,9 @@ import argparse
 from pathlib import Path
 
 import eyas
-from eyas.data.chats import Chat, read_chats
+from eyas.data.chats import Chat, read_chats, write_chats
 from eyas.data.regenerate import regenerate
+from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.train.recipes import run_recipe
 
 RECIPES = Path(__file__).parent
@@ -54,9 +55,9 @@ def main() -> None:
         run_recipe(RECIPES / f"{name}.yaml", settings)
 
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
-    answers = target / "regenerated.jsonl"
-    chats = prompts(options.maths, shallow / "library_chats.jsonl")
-    regenerate(engine, chats, answers, eyas.SamplingParams(max_tokens=200))
+    asked, answers = target / "asked.jsonl", target / "regenerated.jsonl"
+    write_chats(asked, prompts(options.maths, shallow / "library_chats.jsonl"))
+    regenerate(asked, answers, EngineAnswerer(engine, eyas.SamplingParams(max_tokens=200)))
 
     run_recipe(
         RECIPES / "demo_drafter.yaml",

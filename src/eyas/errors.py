@@ -32,6 +32,14 @@ class RowError(DataError):
         self.detail = detail
 
 
+class OutputError(EyasError):
+    """A result couldn't be written: a full disk, a folder without permission."""
+
+
+class EndpointError(EyasError):
+    """An endpoint answers nothing at all."""
+
+
 class ModelError(EyasError):
     """A target can't be loaded or can't be used for speculation."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats import read_chats
-from eyas.data.regenerate import regenerate
 from eyas.engine import load
 from eyas.errors import ConfigError
 from eyas.train.drafter import DrafterTrainConfig, train_drafter
@@ -69,20 +67,3 @@ def test_a_narrow_drafter_needs_its_own_embedding(target: Path, chats: Path, tmp
         train_drafter(recipe(target, chats, tmp_path / "a", drafter=narrow))
     place = train_drafter(recipe(target, chats, tmp_path / "b", drafter={**narrow, "train_embedding": True}))
     assert load(target, place).generate([Request((3, 20), SamplingParams(max_tokens=5))])
-
-
-def test_regeneration_resumes_by_id(target: Path, chats: Path, tmp_path: Path) -> None:
-    engine = load(target, batch_size=3)
-    params = SamplingParams(max_tokens=4)
-    asked = list(read_chats(chats))[:7]
-    output = tmp_path / "out.jsonl"
-    assert regenerate(engine, asked[:4], output, params) == 4
-    with output.open("a") as out:
-        out.write('{"id": "torn')
-    assert regenerate(engine, asked, output, params) == 3
-    answered = {chat.id: chat for chat in read_chats(output)}
-    assert answered.keys() == {chat.id for chat in asked}
-    for chat in asked:
-        assert answered[chat.id].messages[:-1] == chat.messages[:-1]
-        assert answered[chat.id].messages[-1] != chat.messages[-1]
-    assert regenerate(engine, asked, output, params) == 0

@@ -15,6 +15,7 @@ from eyas.cli.bench_trees import trees
 from eyas.cli.chat import chat
 from eyas.cli.data_capture import capture as data_capture
 from eyas.cli.data_prepare import prepare as data_prepare
+from eyas.cli.data_regenerate import regenerate as data_regenerate
 from eyas.cli.default_group import DefaultGroup
 from eyas.cli.demo import demo
 from eyas.cli.generate import generate
@@ -34,7 +35,10 @@ VERBS: dict[str, Callable[..., int | None]] = {
 
 # group -> its help and its verbs
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
-    "data": ("From chats to what a drafter is trained on.", {"prepare": data_prepare, "capture": data_capture}),
+    "data": (
+        "From chats to what a drafter is trained on.",
+        {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
+    ),
     "bench": (
         "Measure: methods, a run's checkpoints, draft trees.",
         {"measure": bench, "checkpoints": checkpoints, "trees": trees},

@@ -107,8 +107,16 @@ def exchange(chat_id: str, question: str, answer: str) -> Chat:
 
 def read_chats(path: Path) -> Iterator[Chat]:
     """Yield the chats of a JSON Lines file; a bad row raises DataError naming file and line."""
+    for row in chat_rows(path):
+        if isinstance(row, DataError):
+            raise row
+        yield row
+
+
+def chat_rows(path: Path) -> Iterator[Chat | DataError]:
+    """The same for callers that go on after a bad row, which is yielded as the error; an unreadable file is raised."""
     try:
-        lines = path.open(encoding="utf-8")
+        lines = path.open("rb")
     except OSError as error:
         raise DataError(f"can't read the chats {path}: {error.strerror}") from error
     with lines:
@@ -120,11 +128,11 @@ def read_chats(path: Path) -> Iterator[Chat]:
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(map(str, first["loc"])) or "row"
-                raise DataError(
+                yield DataError(
                     f"{path}:{number}: {where}: {first['msg']} (a row is "
                     '{"id": ..., "messages": [{"role": ..., "content": ...}, ...]}; '
                     "`eyas data prepare` reads other layouts)"
-                ) from error
+                )
 
 
 def chat_line(chat: Chat) -> str:

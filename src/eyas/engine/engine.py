@@ -6,8 +6,8 @@ A finished sequence's slot is taken over by the last one; waiting requests are a
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -56,7 +56,6 @@ class Engine:
         done = {chunk.index: chunk.completion for chunk in self.stream(requests) if chunk.completion is not None}
         return [done[i] for i in range(len(requests))]
 
-    @torch.inference_mode()  # all of it: what a pass allocates can't be changed outside
     def stream(self, requests: Sequence[Request], keep: int = 0) -> Iterator[Chunk]:
         """Run all requests, yielding what each round adds to each sequence.
 
@@ -64,15 +63,32 @@ class Engine:
         """
         for request in requests:
             self.check(request)
+        waiting = iter(requests)
+        yield from self.stream_from(lambda room: list(islice(waiting, room)), keep)
+
+    @torch.inference_mode()  # all of it: what a pass allocates can't be changed outside
+    def stream_from(self, take: Callable[[int], Sequence[Request]], keep: int = 0) -> Iterator[Chunk]:
+        """Run requests as they come, until none runs and none comes.
+
+        Before every round with free slots `take(room)` hands out at most `room` requests, so an answer can decide what
+        is asked next. `Chunk.index` counts them. Raises RequestError for one that can't run: `check` it before.
+        """
         self._prepare()
         sampler = Sampler(self.batch_size, self.target.vocab_size, self.target.device)
-        waiting = deque(enumerate(requests))
+        taken_so_far = 0
         running: list[RunningSequence] = []
-        while waiting or running:
-            fresh = range(len(running), min(self.batch_size, len(running) + len(waiting)))
-            if fresh:
-                running += self._admit(fresh, [waiting.popleft() for _ in fresh], sampler, keep)
+        while True:
+            room = self.batch_size - len(running)
+            requests = take(room) if room else ()
+            if requests:
+                for request in requests:
+                    self.check(request)
+                fresh = range(len(running), len(running) + len(requests))
+                running += self._admit(fresh, list(enumerate(requests, taken_so_far)), sampler, keep)
+                taken_so_far += len(requests)
                 keep = 0
+            if not running:
+                return
             outcome, seconds = self._round(running, sampler)
             for slot, sequence in enumerate(running):
                 taken = sequence.extend(outcome.tokens[slot], outcome.accepted[slot], outcome.offered[slot], seconds)

@@ -1,0 +1,105 @@
+"""What `eyas data regenerate` shows: progress while it runs, then what became of the chats."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from eyas.cli.display import note, output
+
+if TYPE_CHECKING:
+    from eyas.data.regenerate import Summary, Tally
+
+SHOWN = 5
+ROWS = {
+    "chats": "chats written",
+    "answers": "answers in them",
+    "tokens": "tokens of the answers",
+    "unfinished": "answers cut off by the length limit",
+    "calls": "answers that call tools",
+    "refusals": "answers marked as refusals",
+    "cut": "chats that end early: other tool calls than the original's",
+    "rerendered": "answers that a later turn's template rendered otherwise (no exact tokens)",
+    "dropped": "chats left out: unfinished",
+    "nothing_to_answer": "chats left out: nothing to answer",
+    "unasked": "chats still to be asked",
+}
+ALWAYS = ("chats", "answers", "tokens")
+
+
+class Progress:
+    """A bar on standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        screen = sys.stderr.isatty()
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not screen)
+        self._task = self._bar.add_task("chats", total=None)
+        self.tally: Tally | None = None
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def watch(self, tally: Tally) -> None:
+        """Show how far the run is."""
+        self.tally = tally
+        text = f"chats, {tally.tokens_per_second:.0f} tokens/s"
+        if tally.stats.drafted_depth:
+            text += f", accept length {tally.stats.accept_length:.2f}"
+        if tally.unanswered:
+            text += f", {tally.unanswered} unanswered"
+        self._bar.update(self._task, completed=tally.settled, total=tally.total, description=text)
+
+
+def show(summary: Summary, tally: Tally | None) -> None:
+    """A table of what was written."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    for name, text in ROWS.items():
+        if getattr(summary, name) or name in ALWAYS:
+            table.add_row(str(getattr(summary, name)), text)
+    for name, value in _speed(tally).items():
+        table.add_row(str(value), f"{name.replace('_', ' ')} in this run")
+    output().print(table)
+
+
+def complain(summary: Summary) -> None:
+    """How many chats got no answer and how many rows are no chats, with the first few, on standard error."""
+    for told in summary.unreadable[:SHOWN]:
+        note(f"error: {told}")
+    for name, reason in summary.unanswered[:SHOWN]:
+        note(f"error: chat {name}: {reason}")
+    if summary.unreadable or summary.unanswered:
+        note(
+            f"{len(summary.unanswered)} chats got no answer (the same command tries them again), "
+            f"{len(summary.unreadable)} rows can't be used; the first of them are above"
+        )
+
+
+def as_dict(summary: Summary, tally: Tally | None) -> dict[str, Any]:
+    """The JSON form."""
+    return {**summary.as_dict(), "this_run": _speed(tally)}
+
+
+def _speed(tally: Tally | None) -> dict[str, Any]:
+    if tally is None:
+        return {"answers": 0}
+    speed: dict[str, Any] = {
+        "answers": tally.answers,
+        "tokens": tally.tokens,
+        "tokens_per_second": round(tally.tokens_per_second, 1),
+    }
+    if tally.stats.drafted_depth:
+        speed["accept_length"] = round(tally.stats.accept_length, 3)
+    return speed

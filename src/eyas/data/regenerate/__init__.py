@@ -1,0 +1,29 @@
+"""Chats answered anew by the target itself: in this process, by an endpoint, or through batch files."""
+
+from __future__ import annotations
+
+from eyas.data.regenerate.batch_files import BatchAnswerer, Written
+from eyas.data.regenerate.completions import CompletionSettings
+from eyas.data.regenerate.endpoint import Connection, EndpointAnswerer
+from eyas.data.regenerate.entries import Answer, Answerer, Question, Reply, Unanswered
+from eyas.data.regenerate.output import Summary
+from eyas.data.regenerate.rewrite import Rule
+from eyas.data.regenerate.run import Tally, regenerate, write_requests
+
+__all__ = [
+    "Answer",
+    "Answerer",
+    "BatchAnswerer",
+    "CompletionSettings",
+    "Connection",
+    "EndpointAnswerer",
+    "Question",
+    "Reply",
+    "Rule",
+    "Summary",
+    "Tally",
+    "Unanswered",
+    "Written",
+    "regenerate",
+    "write_requests",
+]

@@ -1,0 +1,171 @@
+"""OpenAI Batch files: requests to upload, and results read back in any order."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from eyas.data.regenerate.completions import CompletionSettings, GarbageError
+from eyas.data.regenerate.entries import Question, Reply, Take, unanswered
+from eyas.errors import DataError, OutputError, UsageError
+
+REQUESTS, BYTES = 50_000, 200_000_000
+"""The most that one file may hold."""
+URL = "/v1/chat/completions"
+
+
+def custom_id(question: Question) -> str:
+    """The name of a request: the chat's, and which of its turns."""
+    return f"{question.id}#{question.turn}"
+
+
+def batch_settings(completions: CompletionSettings) -> dict[str, Any]:
+    """What decides the answers of a batch."""
+    return {"answered_by": "batch", **completions.model_dump(mode="json")}
+
+
+class Written(NamedTuple):
+    """What went into one file."""
+
+    path: Path
+    requests: int
+
+
+def write_batch(
+    path: Path,
+    questions: Iterable[Question],
+    completions: CompletionSettings,
+    most_requests: int = REQUESTS,
+    most_bytes: int = BYTES,
+) -> list[Written]:
+    """Write requests to `path`, and what it can't hold to `NAME-2.jsonl`, `NAME-3.jsonl` and so on beside it.
+
+    All files appear at the end, whole. Raises UsageError rather than write over a file, which may have been uploaded
+    already; DataError for a request that no file can hold; OutputError.
+    """
+    parts: list[_Part] = []
+    try:
+        for question in questions:
+            line = _request_line(question, completions)
+            if len(line) > most_bytes:
+                raise DataError(
+                    f"chat {question.id}: its request has {len(line)} bytes, a batch file holds {most_bytes}"
+                )
+            if not parts or parts[-1].requests == most_requests or parts[-1].bytes + len(line) > most_bytes:
+                parts.append(_Part(_numbered(path, len(parts) + 1)))
+            parts[-1].write(line)
+        for part in parts:
+            part.finish()
+    except OSError as error:
+        raise OutputError(f"can't write {path}: {error.strerror}; nothing is written, try again") from error
+    finally:
+        for part in parts:
+            part.clean_up()
+    return [Written(part.path, part.requests) for part in parts]
+
+
+class BatchAnswerer:
+    """Answers from result files, and from error files, in any order. Of several results of a request the first good one
+    counts. Raises DataError if a file can't be read."""
+
+    def __init__(self, paths: Sequence[Path], completions: CompletionSettings) -> None:
+        self._completions = completions
+        self._places: dict[str, tuple[Path, int]] = {}
+        self.unreadable = 0
+        """Lines that are no results."""
+        self._good: set[str] = set()
+        for path in paths:
+            self._index(path)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the requests."""
+        return batch_settings(self._completions)
+
+    def answers(self, take: Take) -> Generator[Reply, None, None]:
+        """Replies to the questions that have a result, in the order of the questions."""
+        while questions := take(1):
+            question = questions[0]
+            place = self._places.get(custom_id(question))
+            if place is not None:
+                yield self._reply(question, *place)
+
+    def _index(self, path: Path) -> None:
+        try:
+            with path.open("rb") as lines:
+                offset = 0
+                for line in lines:
+                    self._note(line, path, offset)
+                    offset += len(line)
+        except OSError as error:
+            raise DataError(f"can't read the results {path}: {error.strerror}") from error
+
+    def _note(self, line: bytes, path: Path, offset: int) -> None:
+        if line.isspace():
+            return
+        try:
+            result = json.loads(line)
+            name = result["custom_id"]
+            good = result.get("error") is None and result["response"]["status_code"] == 200
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.unreadable += 1
+            return
+        if name not in self._places or (good and name not in self._good):
+            self._places[name] = (path, offset)
+        if good:
+            self._good.add(name)
+
+    def _reply(self, question: Question, path: Path, offset: int) -> Reply:
+        with path.open("rb") as lines:
+            lines.seek(offset)
+            result = json.loads(lines.readline())
+        response = result.get("response") or {}
+        if result.get("error") is not None or response.get("status_code") != 200:
+            told = result.get("error") or response.get("body") or response
+            return unanswered(question, f"the batch says {json.dumps(told, ensure_ascii=False)[:200]}")
+        try:
+            return Reply(self._completions.answer(question, response.get("body")))
+        except GarbageError as error:
+            return unanswered(question, f"the batch's result: {error}")
+
+
+class _Part:
+    """A file that is being written beside its place."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            raise UsageError(f"{path} exists and may have been uploaded: choose another name, or remove it")
+        self.path, self.requests, self.bytes = path, 0, 0
+        self._beside = path.with_name(path.name + ".part")
+        self._beside.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = self._beside.open("wb")
+
+    def write(self, line: bytes) -> None:
+        self._file.write(line)
+        self.requests += 1
+        self.bytes += len(line)
+
+    def finish(self) -> None:
+        self._file.close()
+        os.replace(self._beside, self.path)
+
+    def clean_up(self) -> None:
+        self._file.close()
+        self._beside.unlink(missing_ok=True)
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+
+
+def _request_line(question: Question, completions: CompletionSettings) -> bytes:
+    request = {
+        "custom_id": custom_id(question),
+        "method": "POST",
+        "url": URL,
+        "body": completions.body(question),
+    }
+    return (json.dumps(request, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,124 @@
+"""Answers from any OpenAI-compatible endpoint: so many at a time, tried again with backoff, given up with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+
+from eyas.config import StrictModel
+from eyas.data.regenerate.completions import CompletionSettings, GarbageError
+from eyas.data.regenerate.entries import Question, Reply, Take, unanswered
+from eyas.data.regenerate.retry import RetryPolicy, retry_after
+from eyas.errors import UsageError
+
+PATH = "/chat/completions"
+TRY_AGAIN = frozenset({408, 409, 425, 429})
+WRONG_FOR_ALL = frozenset({401, 402, 403, 404, 405})
+"""No chat is answered by an endpoint that says this: the key, the model or the address is wrong."""
+
+
+class Connection(StrictModel):
+    """How the endpoint is reached; none of it changes an answer."""
+
+    concurrency: int = 16
+    timeout: float = 600.0
+    """Seconds for a whole answer."""
+    retry: RetryPolicy = RetryPolicy()
+
+
+class EndpointAnswerer:
+    """Asks `url` (up to and including `/v1`). The key is sent and never written anywhere."""
+
+    def __init__(
+        self,
+        url: str,
+        completions: CompletionSettings,
+        connection: Connection = Connection(),  # noqa: B008  # frozen
+        api_key: str | None = None,
+    ) -> None:
+        self._url = url.rstrip("/").removesuffix(PATH)
+        if not self._url.startswith(("http://", "https://")):
+            raise UsageError(f"the endpoint {url!r} is no URL: write it as http://HOST:PORT/v1")
+        self._completions, self._connection = completions, connection
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The endpoint and what is asked of it."""
+        return {"answered_by": self._url, **self._completions.model_dump(mode="json")}
+
+    def answers(self, take: Take) -> Generator[Reply, None, None]:
+        """Replies in order of completion."""
+        loop = asyncio.new_event_loop()
+        client = httpx.AsyncClient(
+            headers=self._headers,
+            timeout=self._connection.timeout,
+            limits=httpx.Limits(max_connections=self._connection.concurrency),
+        )
+        running: set[asyncio.Task[Reply]] = set()
+        try:
+            while True:
+                for question in take(self._connection.concurrency - len(running)):
+                    running.add(loop.create_task(self._reply(client, question)))
+                if not running:
+                    return
+                done, running = loop.run_until_complete(asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED))
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in running:
+                task.cancel()
+            loop.run_until_complete(_ended(running))
+            loop.run_until_complete(client.aclose())
+            loop.run_until_complete(asyncio.sleep(0))  # connections are closed in the turn after
+            loop.close()
+
+    async def _reply(self, client: httpx.AsyncClient, question: Question) -> Reply:
+        retry = self._connection.retry
+        body = self._completions.body(question)
+        reason = ""
+        for attempt in range(1, retry.attempts + 1):
+            asked = None
+            try:
+                response = await asyncio.wait_for(client.post(self._url + PATH, json=body), self._connection.timeout)
+                if response.is_success:
+                    return Reply(self._completions.answer(question, _json(response)))
+                reason = f"{self._url} says {response.status_code}: {_message(response)}"
+                if response.status_code < 500 and response.status_code not in TRY_AGAIN:
+                    return unanswered(question, reason, outage=response.status_code in WRONG_FOR_ALL)
+                asked = retry_after(response.headers.get("Retry-After"))
+            except GarbageError as error:
+                reason = f"{self._url}: {error}"
+            except (httpx.TimeoutException, asyncio.TimeoutError):
+                reason = f"{self._url} gave no answer within {self._connection.timeout:g} s"
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                reason = f"{self._url} can't be reached: {error or type(error).__name__}"
+            if attempt < retry.attempts:
+                await asyncio.sleep(retry.wait(attempt, asked))
+        return unanswered(question, f"{reason} (tried {retry.attempts} times)", outage=True)
+
+
+async def _ended(tasks: set[asyncio.Task[Reply]]) -> None:
+    """Until cancelled tasks are."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:  # JSON errors and broken UTF-8 alike
+        raise GarbageError(f"the response is no JSON: {response.text[:80]!r}") from error
+
+
+def _message(response: httpx.Response) -> str:
+    """What the endpoint says about an error, in one short line."""
+    try:
+        told = response.json()
+    except ValueError:
+        told = None
+    error = told.get("error", told) if isinstance(told, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return " ".join(str(text or response.text or response.reason_phrase).split())[:200]

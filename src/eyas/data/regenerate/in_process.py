@@ -1,0 +1,96 @@
+"""Answers from the engine in this process, speculating if it has a drafter. Slots never wait for each other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Generator
+from typing import Any
+
+from eyas.data.chats import Message
+from eyas.data.prompts import encode_chat
+from eyas.data.regenerate.entries import Answer, AnswerTokens, Question, Reply, Take, unanswered
+from eyas.engine import Engine
+from eyas.errors import RequestError, UsageError
+from eyas.target.fingerprint import fingerprint
+from eyas.types import Completion, Request, SamplingParams
+
+
+class EngineAnswerer:
+    """Renders questions with the target's chat template and keeps the exact token ids of both."""
+
+    def __init__(self, engine: Engine, params: SamplingParams) -> None:
+        if not engine.rule.lossless:
+            raise UsageError("answers are to be the target's own: regenerate with a lossless engine")
+        self._engine, self._params = engine, params
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Drafter, tree, batch size and device are no part of it: they don't change the output."""
+        target = self._engine.target
+        template = str(getattr(self._engine.tokenizer, "chat_template", None))
+        return {
+            "answered_by": "engine",
+            "target": fingerprint(target.model),
+            "chat_template": hashlib.sha256(template.encode()).hexdigest()[:16],
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "sampling": self._params.model_dump(mode="json"),
+        }
+
+    def answers(self, take: Take) -> Generator[Reply, None, None]:
+        """Replies in order of completion."""
+        running: dict[int, tuple[Question, tuple[int, ...]]] = {}
+        refused: deque[Reply] = deque()
+        asked = 0
+
+        def requests(room: int) -> list[Request]:
+            nonlocal asked
+            found: list[Request] = []
+            while len(found) < room and (questions := take(room - len(found))):
+                for question in questions:
+                    try:
+                        request = self._request(question)
+                    except RequestError as error:
+                        refused.append(unanswered(question, str(error)))
+                        continue
+                    running[asked] = (question, request.prompt)
+                    asked += 1
+                    found.append(request)
+            return found
+
+        for chunk in self._engine.stream_from(requests):
+            while refused:
+                yield refused.popleft()
+            if chunk.completion is not None:
+                yield _reply(*running.pop(chunk.index), chunk.completion)
+        yield from refused
+
+    def _request(self, question: Question) -> Request:
+        prompt = encode_chat(self._engine.tokenizer, question.messages, question.tools)
+        params = self._params.model_copy(update={"seed": question.seed(self._params.seed)})
+        request = Request(prompt, params, question.id)
+        self._engine.check(request)
+        return request
+
+
+def _reply(question: Question, prompt: tuple[int, ...], completion: Completion) -> Reply:
+    kept = _common_prefix(question.held, prompt)
+    answer = Answer(
+        id=question.id,
+        turn=question.turn,
+        asked=question.digest,
+        message=Message(role="assistant", content=completion.text),
+        finish_reason=completion.finish_reason,
+        count=len(completion.token_ids),
+        tokens=AnswerTokens(kept=kept, prompt=prompt[kept:], answer=tuple(completion.token_ids)),
+    )
+    return Reply(answer, completion.stats)
+
+
+def _common_prefix(held: tuple[int, ...], prompt: tuple[int, ...]) -> int:
+    kept = 0
+    for old, new in zip(held, prompt, strict=False):
+        if old != new:
+            break
+        kept += 1
+    return kept

@@ -1,0 +1,143 @@
+"""The journal: every reply is a line on the disk before anything else happens. Killed at any moment, it is whole.
+
+A line counts once its line break is written; half a line at the end is cut off when the file is opened again. The first
+line holds the settings the answers were made with. Of several entries about one question the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from eyas.data.regenerate.entries import ENTRY, Answer, Question, Unanswered
+from eyas.errors import DataError, OutputError, UsageError
+
+
+class Journal:
+    """Open, locked and indexed; in memory lie only the places of its lines.
+
+    Raises UsageError if another process has it open or other settings made its answers; DataError if a line in its
+    middle is damaged; OutputError if it can't be written.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        self._places: dict[tuple[str, int], tuple[int, str, bool]] = {}  # -> offset, digest, answered
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(path, "a")  # unbuffered: what a failed write left is never written later
+            self._lines = path.open("rb")
+        except OSError as error:
+            raise OutputError(f"can't write the journal {path}: {error.strerror}") from error
+        try:
+            self._lock()
+            self._read(json.loads(json.dumps(settings)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        self._lines.close()
+        self._file.close()
+
+    @property
+    def answered(self) -> int:
+        """How many questions have an answer."""
+        return sum(answered for _, _, answered in self._places.values())
+
+    def find(self, question: Question) -> Answer | Unanswered | None:
+        """The last entry about exactly this question."""
+        place = self._places.get((question.id, question.turn))
+        if place is None or place[1] != question.digest:
+            return None
+        self._lines.seek(place[0])
+        return ENTRY.validate_json(self._lines.readline())
+
+    def append(self, entry: Answer | Unanswered) -> None:
+        """Write an entry; when this returns it survives a kill and a power cut."""
+        self._index(entry, self._write(entry.model_dump_json(exclude_none=True)))
+
+    def _write(self, line: str) -> int:
+        """Append a line and return where it begins; after an error the file ends where it did before."""
+        data = (line + "\n").encode()
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(start)
+            raise OutputError(
+                f"can't write the journal {self.path}: {error.strerror}. Nothing is lost: mend that and run the same "
+                "command again"
+            ) from error
+        return start
+
+    def _lock(self) -> None:
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another process is writing {self.path}: wait for it, or choose another output") from None
+
+    def _read(self, settings: dict[str, Any]) -> None:
+        offset = 0
+        for number, line in enumerate(self._lines, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                if number == 1:
+                    self._compare(json.loads(line)["settings"], settings)
+                else:
+                    self._index(ENTRY.validate_json(line), offset)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{self.path}:{number} is damaged, or no line of a journal; delete that line to ask its chat again "
+                    "(the file, to begin anew)"
+                ) from error
+            offset += len(line)
+        self._file.truncate(offset)
+        if offset == 0:
+            self._write(json.dumps({"settings": settings}))
+            _sync_folder(self.path.parent)
+
+    def _index(self, entry: Answer | Unanswered, offset: int) -> None:
+        self._places[entry.id, entry.turn] = (offset, entry.asked, isinstance(entry, Answer))
+
+    def _compare(self, written: dict[str, Any], now: dict[str, Any]) -> None:
+        changed = sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name))
+        if changed:
+            told = "; ".join(f"{name} was {written.get(name)!r}, now {now.get(name)!r}" for name in changed)
+            raise UsageError(
+                f"{self.path} holds answers made with other settings ({told}): use the old ones to go on, or another "
+                "output to begin anew"
+            )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a new file's name on the disk too."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,132 @@
+"""From the journal to the finished files: the same bytes in whatever order it was filled, however often interrupted.
+
+Every file is written beside its place and moved there whole; in a folder the report comes last.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eyas.data.chats import Chat, chat_line
+from eyas.data.folder import REPORT, write_report
+from eyas.data.regenerate.entries import Unanswered
+from eyas.data.regenerate.journal import Journal
+from eyas.data.regenerate.layout import Layout
+from eyas.data.regenerate.rewrite import Rewrite, Rule, replay
+from eyas.errors import DataError, OutputError
+
+SHOWN = 20
+
+
+@dataclass
+class Summary:
+    """What the finished files hold, and what not."""
+
+    chats: int = 0
+    """Written."""
+    answers: int = 0
+    tokens: int = 0
+    """Of the answers, where the endpoint says so."""
+    unfinished: int = 0
+    """Answers that reached the length limit, in chats that were written."""
+    dropped: int = 0
+    """Chats left out because an answer is unfinished."""
+    calls: int = 0
+    """Answers that call tools."""
+    refusals: int = 0
+    """Answers that the endpoint marks as refusals."""
+    cut: int = 0
+    """Chats that end early, because an answer called other tools than the results that followed belong to."""
+    rerendered: int = 0
+    """Answers outside `answers`, because the chat template renders them otherwise in a later turn."""
+    nothing_to_answer: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    """Rows that are no chats, and second chats of an id."""
+    unanswered: list[tuple[str, str]] = field(default_factory=list)
+    """(chat, reason); asked again by the next run."""
+    unasked: int = 0
+    """Chats that nobody has been asked about yet, or whose next turn is still to be asked."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form; of long lists the first few."""
+        lists = {
+            "unreadable": {"count": len(self.unreadable), "first": self.unreadable[:SHOWN]},
+            "unanswered": {
+                "count": len(self.unanswered),
+                "first": [{"id": name, "reason": reason} for name, reason in self.unanswered[:SHOWN]],
+            },
+        }
+        return vars(self) | lists
+
+
+def write_output(layout: Layout, rule: Rule, journal: Journal, settings: dict[str, Any]) -> Summary:
+    """Write the finished chats in the order of the input. Raises OutputError; the journal stays what it is."""
+    summary = Summary()
+    parts = {output: output.with_name(output.name + ".part") for _, output in layout.files}
+    try:
+        _write_parts(layout, rule, journal, parts, summary)
+        if layout.folder is not None:
+            (layout.folder / REPORT).unlink(missing_ok=True)
+        for output, part in parts.items():
+            os.replace(part, output)
+        if layout.folder is not None:
+            write_report(layout.folder, {"made_by": "regenerate", "settings": settings, **summary.as_dict()})
+    except OSError as error:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+        raise OutputError(
+            f"can't write {error.filename or layout.files[0][1]}: {error.strerror}. Every answer is safe in "
+            f"{journal.path}: mend that and run the same command again"
+        ) from error
+    return summary
+
+
+def _write_parts(layout: Layout, rule: Rule, journal: Journal, parts: dict[Path, Path], summary: Summary) -> None:
+    with ExitStack() as stack:
+        files = {output: stack.enter_context(part.open("w", encoding="utf-8")) for output, part in parts.items()}
+        for output, row in layout.rows():
+            if isinstance(row, DataError):
+                summary.unreadable.append(str(row))
+                continue
+            chat = _finished(row, rule, journal, summary)
+            if chat is not None:
+                files[output].write(chat_line(chat))
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _finished(chat: Chat, rule: Rule, journal: Journal, summary: Summary) -> Chat | None:
+    """The answered chat, or None; counted either way."""
+    rewrite = replay(chat, rule, journal)
+    question = rewrite.question()
+    if question is not None:
+        found = journal.find(question)
+        if isinstance(found, Unanswered):
+            summary.unanswered.append((chat.id, found.reason))
+        else:
+            summary.unasked += 1
+    elif not rewrite.answers:
+        summary.nothing_to_answer += 1
+    elif rewrite.dropped:
+        summary.dropped += 1
+    else:
+        _count(rewrite, summary)
+        return rewrite.chat()
+    return None
+
+
+def _count(rewrite: Rewrite, summary: Summary) -> None:
+    summary.chats += 1
+    summary.cut += rewrite.cut
+    summary.rerendered += rewrite.rerendered
+    for answer in rewrite.answers:
+        summary.answers += 1
+        summary.tokens += answer.count
+        summary.unfinished += answer.finish_reason == "length"
+        summary.calls += answer.message.tool_calls is not None
+        summary.refusals += answer.refused

@@ -1,0 +1,134 @@
+"""A chat whose assistant turns are being answered anew, turn by turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from eyas.data.chats import Chat, Message, ToolCall
+from eyas.data.regenerate.entries import Answer, AnswerTokens, Question
+from eyas.data.regenerate.journal import Journal
+
+Turns = Literal["last", "all"]
+
+
+class Rule(NamedTuple):
+    """What is answered anew, and what becomes of answers that reached the length limit."""
+
+    turns: Turns = "last"
+    """`last`: the assistant turn that the chat ends with, or one more if it ends otherwise. `all`: every turn in order,
+    each answer in the context of the next; a greeting before the first question stays."""
+    drop_unfinished: bool = False
+
+
+class Rewrite:
+    """The chat so far. Legend: a turn = assistant messages in a row; they are replaced by one answer.
+
+    Tool results of the original stay if the answer calls the same functions in the same order; otherwise the chat ends
+    with the answer, because what would follow belongs to another past. Answers with token ids are text, of which nobody
+    said what it calls: after them results always stay.
+    """
+
+    def __init__(self, chat: Chat, rule: Rule) -> None:
+        self._original, self._rule = chat, rule
+        self._said: list[Message] = []
+        self._ahead = deque(chat.messages)
+        self._replaced: tuple[ToolCall, ...] = ()
+        """What the turn that is answered anew called."""
+        self._tokens: tuple[int, ...] = ()
+        self._spans: list[tuple[int, int]] = []  # of the answers, in the tokens
+        self.answers: list[Answer] = []
+        self.cut = False
+        """Ended early: the answer calls other functions than the results that follow belong to."""
+        if rule.turns == "last":
+            while self._ahead and self._ahead[-1].role == "assistant":
+                self._ahead.pop()
+            self._said += self._ahead
+            self._ahead.clear()
+        self._go_on()
+
+    @property
+    def dropped(self) -> bool:
+        """An answer is unfinished, and such chats are not wanted."""
+        return self._rule.drop_unfinished and bool(self.answers) and self.answers[-1].finish_reason == "length"
+
+    @property
+    def rerendered(self) -> int:
+        """Answers whose own tokens a later turn's rendering doesn't repeat; they are in no span."""
+        return sum(answer.tokens is not None for answer in self.answers) - len(self._spans)
+
+    def question(self) -> Question | None:
+        """What to ask next; None if the chat is done, or there is nothing to answer in it."""
+        if self.cut or self.dropped or not self._said or self._said[-1].role == "assistant":
+            return None
+        if not self._asked_anything():
+            return None
+        turn = sum(1 for role, _ in groupby(message.role for message in self._said) if role == "assistant")
+        return Question(self._original.id, turn, tuple(self._said), self._original.tools, self._tokens)
+
+    def take(self, answer: Answer) -> None:
+        """Put the answer to `question()` into the chat."""
+        self.answers.append(answer)
+        self._said.append(answer.message)
+        if answer.tokens is not None:
+            self._hold(answer.tokens)
+        else:
+            calls = answer.message.tool_calls or ()
+            self.cut = bool(self._ahead) and _names(calls) != _names(self._replaced)
+            renamed = {old.id: new.id for old, new in zip(self._replaced, calls, strict=False)}
+            while self._ahead and self._ahead[0].role == "tool" and not self.cut:
+                result = self._ahead.popleft()
+                name = renamed.get(result.tool_call_id, result.tool_call_id)
+                self._said.append(result.model_copy(update={"tool_call_id": name}))
+        if not self.cut:
+            self._go_on()
+
+    def chat(self) -> Chat:
+        """The chat as it stands, with its exact tokens if they are known."""
+        known = bool(self._spans)
+        return self._original.model_copy(
+            update={
+                "messages": tuple(self._said),
+                "tokens": self._tokens if known else None,
+                "answers": tuple(self._spans) if known else None,
+            }
+        )
+
+    def _go_on(self) -> None:
+        """Up to the next turn to answer, or the end."""
+        while self._ahead:
+            if self._ahead[0].role != "assistant" or not self._asked_anything():
+                self._said.append(self._ahead.popleft())
+                continue
+            replaced: list[ToolCall] = []
+            while self._ahead and self._ahead[0].role == "assistant":
+                replaced += self._ahead.popleft().tool_calls or ()
+            self._replaced = tuple(replaced)
+            return
+        self._replaced = ()
+
+    def _asked_anything(self) -> bool:
+        return any(message.role in ("user", "tool") for message in self._said)
+
+    def _hold(self, tokens: AnswerTokens) -> None:
+        prompt = self._tokens[: tokens.kept] + tokens.prompt
+        self._tokens = prompt + tokens.answer
+        self._spans = [span for span in self._spans if span[1] <= tokens.kept]
+        self._spans.append((len(prompt), len(self._tokens)))
+
+
+def replay(chat: Chat, rule: Rule, journal: Journal) -> Rewrite:
+    """The chat as far as the journal answers it."""
+    rewrite = Rewrite(chat, rule)
+    while (question := rewrite.question()) is not None:
+        found = journal.find(question)
+        if not isinstance(found, Answer):
+            break
+        rewrite.take(found)
+    return rewrite
+
+
+def _names(calls: Sequence[ToolCall]) -> list[str]:
+    return [call.function.name for call in calls]
