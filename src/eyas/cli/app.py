@@ -20,6 +20,7 @@ from eyas.cli.default_group import DefaultGroup
 from eyas.cli.demo import demo
 from eyas.cli.generate import generate
 from eyas.cli.inspect import inspect
+from eyas.cli.plan import plan
 from eyas.cli.train import train
 from eyas.cli.verb import add_verb
 from eyas.cli.verify import verify
@@ -30,6 +31,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "chat": chat,
     "verify": verify,
     "inspect": inspect,
+    "plan": plan,
     "train": train,
 }
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -21,6 +20,7 @@ from eyas.config import StrictModel
 from eyas.data.batches import padded
 from eyas.data.capture_rows import CaptureRows
 from eyas.data.capture_shard import length_groups, shard_tensors, traced_rows
+from eyas.data.plan import variants
 from eyas.data.store.cut import ShardPlan, cut_shards
 from eyas.data.store.encoding import StateEncoding
 from eyas.data.store.layout import FinalKind, Layout, Size, size_of
@@ -239,16 +239,9 @@ def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, 
 
 
 def smaller_layouts(layout: Layout) -> dict[str, Layout]:
-    """Options that take less room than `layout`, each with what it would be, the least lossy first."""
-    tried: dict[str, dict[str, Any]] = {
-        "--final answers": {"final": "answers", "top": None},
-        "--states fp8": {"states": "fp8"},
-        "--states fp8 --final answers": {"states": "fp8", "final": "answers", "top": None},
-        "--states fp8 --final top:64": {"states": "fp8", "final": "top", "top": 64},
-    }
-    per_token = Size(1, 1, 1)
-    found = {option: Layout(**{**layout.model_dump(), **change}) for option, change in tried.items()}
-    return {o: other for o, other in found.items() if other.data_bytes(per_token) < layout.data_bytes(per_token)}
+    """Options that take less room than `layout`, the exactest first."""
+    token = Size(1, 1, 1)
+    return {o: other for o, other in variants(layout).items() if other.data_bytes(token) < layout.data_bytes(token)}
 
 
 def _existing(folder: Path) -> Path:

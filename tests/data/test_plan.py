@@ -1,0 +1,103 @@
+"""The arithmetic of plans: published figures come out, and parameters are those of the real modules."""
+
+from __future__ import annotations
+
+import pytest
+import transformers as tf
+
+from eyas.data.machines import Machine, known_machine, this_machine
+from eyas.data.model_size import model_size
+from eyas.data.plan import Work, capture_hours, drafter_parameters, plain_speed, speedup, storage, training_hours
+from eyas.data.store.layout import Layout, classic_bytes
+from eyas.errors import UnsupportedModelError, UsageError
+
+from .. import tiny
+
+BIG = tf.Qwen3Config(
+    hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64, num_key_value_heads=8,
+    head_dim=128, vocab_size=151936, tie_word_embeddings=False,
+)  # fmt: skip
+WORK = Work(500_000, 2048)
+
+
+def test_the_published_figure() -> None:
+    """500k samples of 2048 tokens at hidden 5120: 42 TB, which is 38 TiB; the published "TiB" is a slip of units."""
+    total = classic_bytes(500_000 * 2048, 5120)
+    assert total == 500_000 * 2048 * (8 * 5120 + 16) == 41_959_424_000_000
+    assert round(total / 1e12) == 42
+    assert round(total / 2**40, 2) == 38.16
+
+
+def test_a_32b_model_is_counted_without_memory_for_it() -> None:
+    size = model_size(BIG)
+    assert size.total == 32_762_123_264  # what the published checkpoint of this shape holds
+    assert size.body == size.total - 2 * size.vocab * size.hidden
+
+
+def test_the_table_of_layouts() -> None:
+    rows = {row.name: row for row in storage(Layout(hidden=5120, vocab=151936, taps=(2, 32, 61)), WORK)}
+    assert rows["classic (8 H + 16)"].total == 41_959_424_000_000
+    ours = rows["--states fp8 --final answers"]
+    assert 0.43 < ours.of_classic < 0.44
+    # by hand: three e4m3 states with an exponent each, an id, a bit, half of the final states, two numbers a row
+    per_token = 3 * 5121 + 4 + 1 / 8 + 5121 / 2 + 8 / 2048
+    assert ours.per_token == pytest.approx(per_token, rel=1e-9)
+    shares = [row.of_classic for row in rows.values()]
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.parametrize("name", [*tiny.ARCHITECTURES])
+def test_parameters_of_every_architecture(name: str) -> None:
+    model = tiny.build_model(name)
+    size = model_size(model.config)
+    assert size.total == sum(p.numel() for p in model.parameters())
+    if name in ("mixtral", "qwen3moe", "deepseek3", "gptoss"):  # two of four experts
+        routed = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+        outside = 2 * size.head
+        assert routed > 0
+        assert size.body == size.total - outside - routed // 2
+
+
+def test_a_drafter_is_counted_as_it_is_built() -> None:
+    size = model_size(tiny.build_model("llama").config)
+    module = tiny.eagle3_module()
+    fc, layer, head = drafter_parameters(size, 3, 60)
+    assert fc == module.fc.weight.numel()
+    assert head == module.lm_head.weight.numel()
+    matrices = [p for p in module.parameters() if p.dim() == 2]
+    assert fc + layer + head == sum(p.numel() for p in matrices) - module.embed_tokens.weight.numel()
+
+
+def test_hours_follow_the_machine_and_the_work() -> None:
+    size, fast = model_size(BIG), Machine("x", 400, 2000)
+    once = capture_hours(size, WORK, fast, 1)
+    assert once == pytest.approx(WORK.tokens * (2 * size.body + 2 * 64 * 8192 * 2048) / 400e12 / 3600)
+    assert capture_hours(size, WORK, fast, 8) == pytest.approx(once / 8)
+    assert capture_hours(size, WORK._replace(samples=1_000_000), fast, 1) == pytest.approx(2 * once)
+    training = training_hours(size, 3, WORK, fast, 1)
+    assert training_hours(size, 3, WORK._replace(epochs=3), fast, 1) == pytest.approx(3 * training)
+    assert training_hours(size, 3, WORK._replace(unroll=3), fast, 1) < training
+    assert plain_speed(size, fast) == pytest.approx(2000e9 / 2 / (size.body + size.head))
+
+
+def test_speedup_is_an_honest_range() -> None:
+    gain = speedup(model_size(BIG), 3, 32000)
+    assert 1 < gain.low < gain.high < 6.74
+    small = speedup(model_size(tiny.build_model("llama").config), 3, 97)  # a drafter half as heavy as its target
+    assert small.draft_cost > 0.1
+    assert small.high < gain.high
+
+
+def test_machines() -> None:
+    assert known_machine("NVIDIA A100-SXM4-80GB").name == "A100"
+    assert known_machine("nvidia a10").name == "A10"
+    with pytest.raises(UsageError, match="known are A100, H100"):
+        known_machine("abacus")
+    assert this_machine().tflops > 0
+
+
+def test_models_that_cannot_be_targets() -> None:
+    with pytest.raises(UnsupportedModelError, match="recurrent"):
+        model_size(tf.MambaConfig(num_hidden_layers=1))
+    with pytest.raises(UnsupportedModelError, match="no decoder"):
+        model_size(tf.ViTConfig())
