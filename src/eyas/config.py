@@ -32,6 +32,20 @@ def validated(cls: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
 
 def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) -> ModelT:
     """Read a YAML file, apply `a.b=value` overrides (values are YAML), validate strictly."""
+    values = read_yaml(path)
+    for override in overrides:
+        key, sep, text = override.partition("=")
+        if not sep:
+            raise ConfigError(f"override {override!r} must look like key=value")
+        try:
+            assign(values, key, yaml.safe_load(text), str(path))
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {override!r}: {text!r} is not a YAML value: {error}") from error
+    return validated(cls, values, str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -40,18 +54,15 @@ def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) ->
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must be a YAML mapping at the top level")
-    for override in overrides:
-        key, sep, text = override.partition("=")
-        if not sep:
-            raise ConfigError(f"override {override!r} must look like key=value")
-        node = values
-        *parents, leaf = key.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"override {override!r}: {parent} is not a section of {path}")
-        try:
-            node[leaf] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {override!r}: {text!r} is not a YAML value: {error}") from error
-    return validated(cls, values, str(path))
+    return values
+
+
+def assign(values: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set `a.b.c` in nested mappings, making those that are missing."""
+    node = values
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{key}: {parent} is not a section of {where}")
+    node[leaf] = value

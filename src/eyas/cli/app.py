@@ -21,6 +21,7 @@ from eyas.cli.demo import demo
 from eyas.cli.generate import generate
 from eyas.cli.inspect import inspect
 from eyas.cli.plan import plan
+from eyas.cli.sweep import sweep
 from eyas.cli.train import train
 from eyas.cli.verb import add_verb
 from eyas.cli.verify import verify
@@ -33,6 +34,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "inspect": inspect,
     "plan": plan,
     "train": train,
+    "sweep": sweep,
 }
 
 # group -> its help and its verbs

@@ -1,0 +1,107 @@
+"""What a trial's drafter is worth: its accept length, really decoded, the same prompts for every trial."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from eyas.bench.ledger import write_json
+from eyas.bench.tasks import Task, read_tasks, run_group
+from eyas.data.digest import file_hash
+from eyas.data.evaluation import write_prompts
+from eyas.data.folder import splits
+from eyas.data.tokenize import TokenRow, tokenize_chat
+from eyas.drafters.loading import load_drafter
+from eyas.engine import Engine, Speculation
+from eyas.engine.load import tree_for
+from eyas.sweep.config import ScoreConfig
+from eyas.sweep.trial import Trial
+from eyas.target import Target, load_target, load_tokenizer
+from eyas.train.drafter import DrafterTrainConfig
+from eyas.tree import parse_tree
+from eyas.types import SamplingParams, Stats
+
+
+@dataclass
+class Scorer:
+    """Decodes with drafters; the target is loaded when the first is scored."""
+
+    config: ScoreConfig
+    recipe: DrafterTrainConfig
+    folder: Path
+    """Where prompts taken from held-out chats are written."""
+
+    @cached_property
+    def target(self) -> Target:
+        """The recipe's target."""
+        return load_target(self.recipe.target, dtype=self.config.dtype, device=self.config.device)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer."""
+        return load_tokenizer(self.recipe.target)
+
+    @cached_property
+    def params(self) -> SamplingParams:
+        """Greedy."""
+        return SamplingParams(max_tokens=self.config.max_tokens)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The prompt files; without any, one is made of held-out chats."""
+        if self.config.prompt_files:
+            return list(dict.fromkeys(self.config.prompt_files))
+        path = self.folder / "held_out.jsonl"
+        write_prompts(path, held_out_rows(self.recipe, self.tokenizer), self.config.prompts)
+        return [path]
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """What is decoded."""
+        return read_tasks(self.files, self.config.batch_size, self.config.prompts)
+
+    @cached_property
+    def prompts(self) -> dict[str, str]:
+        """Digest of the file of each task."""
+        return {task.name: file_hash(path) for task, path in zip(self.tasks, self.files, strict=True)}
+
+    @cached_property
+    def key(self) -> str:
+        """What a score depends on, the drafter aside."""
+        settings = self.config.model_dump(mode="json", exclude={"prompt_files"})
+        text = json.dumps([settings, self.recipe.target, self.prompts], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def score(self, trial: Trial) -> dict[str, float]:
+        """Accept length by task; decoded only if it isn't known."""
+        path = trial.folder / "score.json"
+        weights = file_hash(*sorted(trial.drafter.glob("*.safetensors")), trial.drafter / "config.json")
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if (known.get("key"), known.get("weights")) == (self.key, weights):
+            return {name: float(value) for name, value in known["tasks"].items()}
+        found = {task.name: self._decode(trial.drafter, task).accept_length for task in self.tasks}
+        content = {"key": self.key, "weights": weights, "tasks": found, "mean": fmean(found.values())}
+        write_json(path, content)
+        return found
+
+    def _decode(self, drafter: Path, task: Task) -> Stats:
+        loaded = load_drafter(drafter, self.target)
+        spec = tree_for(loaded, None if self.config.tree is None else parse_tree(self.config.tree))
+        engine = Engine(self.target, self.tokenizer, Speculation(loaded, spec), batch_size=self.config.batch_size)
+        pooled = Stats()
+        for group in task.groups:
+            run = run_group(engine, group, self.params)
+            pooled.merge(run.stats)
+            task.errors += [error for error in run.errors if error not in task.errors]
+        return pooled
+
+
+def held_out_rows(recipe: DrafterTrainConfig, tokenizer: Any) -> Sequence[TokenRow]:
+    """The validation split of the recipe's chats."""
+    return [tokenize_chat(tokenizer, chat) for chat in splits(recipe.chats, recipe.held_out_share)["validation"]]

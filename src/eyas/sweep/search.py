@@ -1,0 +1,135 @@
+"""Where a sweep looks next: all combinations, random ones, or a tree-structured Parzen estimator (Optuna's TPE)."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any, Protocol
+
+from eyas.errors import UsageError
+from eyas.sweep.config import Knob, SweepConfig
+
+Values = dict[str, Any]
+
+
+class Search(Protocol):
+    """Asked for values, told what they gave."""
+
+    def ask(self) -> Values | None:
+        """The next to try; None = nothing is left to try."""
+
+    def tell(self, values: Values, score: float | None) -> None:
+        """What `values` gave; None = it failed."""
+
+
+class Listed:
+    """Values that don't depend on what others gave."""
+
+    def __init__(self, values: Iterable[Values]) -> None:
+        self._values = iter(values)
+
+    def ask(self) -> Values | None:
+        return next(self._values, None)
+
+    def tell(self, values: Values, score: float | None) -> None:
+        """Nothing to learn."""
+
+
+def grid(knobs: Mapping[str, Knob]) -> Iterator[Values]:
+    """Every combination, the last knob changing fastest."""
+    for chosen in product(*(knob.values or () for knob in knobs.values())):
+        yield dict(zip(knobs, chosen, strict=True))
+
+
+def draws(knobs: Mapping[str, Knob], trials: int, seed: int) -> Iterator[Values]:
+    """`trials` different random combinations, or as many as there are; the same ones for the same seed."""
+    seen: set[str] = set()
+    for attempt in range(trials * 100):
+        source = random.Random(f"{seed}/{attempt}")
+        values = {name: draw(knob, source) for name, knob in knobs.items()}
+        key = json.dumps(values, sort_keys=True)
+        if key not in seen:
+            seen.add(key)
+            yield values
+        if len(seen) == trials:
+            return
+
+
+def draw(knob: Knob, source: random.Random) -> Any:
+    """One value."""
+    if knob.values is not None:
+        return source.choice(knob.values)
+    low, high = knob.bounds
+    if knob.log:
+        value = min(max(math.exp(source.uniform(math.log(low), math.log(high))), low), high)
+        return round(value) if knob.whole else value
+    return source.randint(int(low), int(high)) if knob.whole else source.uniform(low, high)
+
+
+class Tpe:
+    """Optuna's TPE; `history` are values with what they gave, `pending` values that were asked for and not finished."""
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        history: Iterable[tuple[Values, float]] = (),
+        pending: Iterable[Values] = (),
+    ) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise UsageError("search tpe needs Optuna: pip install 'eyas[train]', or search random") from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna, self._knobs = optuna, config.knobs
+        self._spaces = {name: self._space(knob) for name, knob in config.knobs.items()}
+        done, pending = list(history), list(pending)
+        # another seed after a resumption, or the sampler would begin with the same draws again
+        sampler = optuna.samplers.TPESampler(
+            seed=config.seed + len(done) + len(pending), multivariate=True, constant_liar=config.parallel > 1,
+            n_startup_trials=max(4, min(10, (config.trials or 0) // 3)),
+        )  # fmt: skip
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        for values, score in done:
+            self._study.add_trial(
+                optuna.trial.create_trial(params=self._params(values), distributions=self._spaces, value=score)
+            )
+        for values in pending:
+            self._study.enqueue_trial(self._params(values))
+        self._left = (config.trials or 0) - len(done)
+        self._asked: dict[str, Any] = {}
+
+    def ask(self) -> Values | None:
+        if self._left <= 0:
+            return None
+        self._left -= 1
+        trial = self._study.ask(self._spaces)
+        values = {
+            name: value if self._knobs[name].values is None else json.loads(value)
+            for name, value in trial.params.items()
+        }
+        self._asked.setdefault(self._key(values), []).append(trial)
+        return values
+
+    def tell(self, values: Values, score: float | None) -> None:
+        trial = self._asked[self._key(values)].pop()
+        if score is None:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(trial, score)
+
+    def _space(self, knob: Knob) -> Any:
+        spaces = self._optuna.distributions
+        if knob.values is not None:
+            return spaces.CategoricalDistribution([json.dumps(value) for value in knob.values])
+        kind = spaces.IntDistribution if knob.whole else spaces.FloatDistribution
+        return kind(knob.low, knob.high, log=knob.log)
+
+    def _params(self, values: Values) -> dict[str, Any]:
+        return {n: v if self._knobs[n].values is None else json.dumps(v) for n, v in values.items()}
+
+    @staticmethod
+    def _key(values: Values) -> str:
+        return json.dumps(values, sort_keys=True)

@@ -1,0 +1,57 @@
+"""What a sweep's file may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.config import load_config
+from eyas.errors import ConfigError
+from eyas.sweep.config import SweepConfig
+
+GOOD = """
+recipe: recipe.yaml
+output: runs
+knobs:
+  drafter.shape.layers: [1, 2]
+"""
+
+
+def load(folder: Path, text: str) -> SweepConfig:
+    (folder / "sweep.yaml").write_text(text)
+    return load_config(SweepConfig, folder / "sweep.yaml")
+
+
+def test_lists_and_ranges(tmp_path: Path) -> None:
+    config = load(
+        tmp_path, GOOD + "  drafter.loop.optimizer.lr: {low: 1.0e-4, high: 1, log: true}\nsearch: tpe\ntrials: 4"
+    )
+    layers, rate = config.knobs.values()
+    assert layers.values == (1, 2)
+    assert (rate.bounds, rate.log, rate.whole) == ((1e-4, 1), True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("  x: 3", r"knobs\.x: .*write a list of values, or a range such as"),
+        ("  x: []", r"knobs\.x: .*the list is empty"),
+        ("  x: {low: 2}", "needs both low and high"),
+        ("  x: {low: 3, high: 2}", "low must be below high"),
+        ("  x: {low: 0, high: 2, log: true}", "begins above 0"),
+        ("  x: {hgih: 3}", r"knobs\.x\.hgih: Extra inputs"),
+        ("  x: {low: 1, high: 3}", "a grid needs lists of values, x is a range"),
+        ("trials: 3", "a grid runs every combination"),
+        ("search: random", "search random needs trials"),
+        ("search: bayes", "search: Input should be 'grid', 'random' or 'tpe'"),
+        ("set: {drafter.shape.layers: 2}", "both set and varied"),
+        ("parallel: 2\ndevices: ['0']", "need as many devices"),
+        ("score: {prompt_files: [none.jsonl]}", "there is no file none.jsonl"),
+        ("knob: {}", "knob: Extra inputs"),
+    ],
+)
+def test_what_is_refused(text: str, words: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path, GOOD + text)
