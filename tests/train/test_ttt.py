@@ -5,85 +5,79 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
-from eyas.train import ttt
+from eyas.drafters.network import DraftNetwork
+from eyas.train.chain_rows import ChainRows, chain_rows
+from eyas.train.ttt import unrolled
+
+from .chains import HIDDEN, NETWORKS, VOCAB, chain, network
 
 STEPS = 4
 
 
-def tiny(**toggles: object) -> Eagle3Network:
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 6, "vocab_size": 40, "draft_vocab_size": 20,
-        "target_hidden_size": 10, "num_aux_hidden_states": 3,
-    }  # fmt: skip
-    module = Eagle3Network(Eagle3Config.model_validate(sizes | toggles)).double()
-    for parameter in module.parameters():  # norms start at one and would hide a missing scale
-        torch.nn.init.normal_(parameter, mean=0.5 if parameter.ndim == 1 else 0.0, std=0.5)
-    return module
+def ragged(made: DraftNetwork) -> tuple[Tensor, Tensor, Tensor]:
+    """Three chats of 13, 9 and 6 tokens with answers here and there."""
+    torch.manual_seed(1)
+    tokens = torch.randint(VOCAB, (3, 13))
+    taps = torch.randn(3, 13, made.config.tap_count, HIDDEN, dtype=made.dtype)
+    mask = torch.zeros(3, 13, dtype=torch.bool)
+    mask[0, 4:7] = mask[0, 10:] = mask[1, 2:9] = mask[2, 5] = True
+    for chat, length in enumerate((13, 9, 6)):
+        tokens[chat, length:], taps[chat, length:] = 0, 0.0
+    return tokens, taps, mask
 
 
-def chain(module: Eagle3Network, tokens: Tensor, taps: Tensor, row: int) -> list[Tensor]:
-    """Decode as the engine does: commit pairs 0..row, then feed guesses one by one to a growing cache."""
-    layers = module.config.num_hidden_layers
-    cache: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * layers
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if len(cache[layer][0]):
-            k, v = (torch.cat(pair, dim=2) for pair in zip(cache[layer], (k, v), strict=True))
-        cache[layer] = (k, v)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True)
-
-    hidden, normed = module.step(
-        tokens[:, 1 : row + 2], module.fuse(taps[:, : row + 1]), torch.arange(row + 1)[None], attend
-    )
-    hidden, found = hidden[:, -1:], [normed[0, -1]]
-    for step in range(1, STEPS):
-        token = tokens[:, row + 1 + step : row + 2 + step]
-        hidden, normed = module.step(token, hidden, torch.tensor([[row + step]]), attend)
-        found.append(normed[0, -1])
-    return found
+def guesses(rows: ChainRows, step: int, width: int) -> list[tuple[int, int]]:
+    """(chat, row) of a step's states that a loss reads."""
+    starts = rows.answers - 1 - step
+    return [divmod(int(s), width) for s, g in zip(starts, rows.guesses[step], strict=True) if g >= 0]
 
 
-@pytest.mark.parametrize(
-    "toggles",
-    [{}, {"norm_output": True, "fc_norm": True}, {"num_hidden_layers": 2}, {"norm_before_residual": True}],
-)
-@pytest.mark.parametrize("block", [3, 128])
-def test_every_row_is_the_chain_decoding_would_make(
-    toggles: dict[str, object], block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ttt, "BLOCK", block)
-    module = tiny(**toggles)
-    tokens, taps = torch.randint(40, (1, 12)), torch.randn(1, 12, 3, 10, dtype=torch.float64)
-    states = list(ttt.unrolled(module, tokens, taps, STEPS))
-    for row in range(12 - STEPS):
-        for step, expected in enumerate(chain(module, tokens, taps, row)):
-            torch.testing.assert_close(states[step][0, row], expected, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_row_is_the_chain_decoding_would_make(name: str, dtype: torch.dtype) -> None:
+    made = network(name, dtype)
+    tokens, taps, mask = ragged(made)
+    rows = chain_rows(mask, STEPS)
+    states = list(unrolled(made, tokens, taps, rows))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-11
+    compared = 0
+    for step, (fed, normed) in enumerate(states):
+        at = rows.guesses[step][rows.guesses[step] >= 0]
+        for (chat, row), place in zip(guesses(rows, step, 13), at.tolist(), strict=True):
+            expected = chain(made, tokens[chat : chat + 1], taps[chat : chat + 1], row, step + 1)[step]
+            for ours, theirs in zip((fed[place], normed[place]), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+            compared += 1
+    assert compared == sum((mask[:, 2 + step :]).sum().item() for step in range(STEPS))
 
 
-def test_gradients_flow_through_the_whole_chain() -> None:
-    """The last state's gradient, by way of its own guesses, is that of the chain written out."""
-    module = tiny()
-    tokens, taps = torch.randint(40, (1, 10)), torch.randn(1, 10, 3, 10, dtype=torch.float64)
-    weight = module.fc.weight
-    states = list(ttt.unrolled(module, tokens, taps, STEPS))
-    (ours,) = torch.autograd.grad(states[-1][0, 5].sum(), weight)
-    (theirs,) = torch.autograd.grad(chain(module, tokens, taps, 5)[-1].sum(), weight)
-    torch.testing.assert_close(ours, theirs)
-    assert ours.abs().sum() > 0
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_flow_through_the_whole_chain(name: str) -> None:
+    """Gradients of all parameters, by way of the drafter's own guesses, are those of the chains written out."""
+    made = network(name)
+    tokens, taps, mask = ragged(made)
+    rows = chain_rows(mask, STEPS)
+    states = list(unrolled(made, tokens, taps, rows))
+    ours, theirs = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for step, (_, normed) in enumerate(states):
+        at = rows.guesses[step][rows.guesses[step] >= 0]
+        for (chat, row), place in zip(guesses(rows, step, 13), at.tolist(), strict=True):
+            ours = ours + normed[place].sin().sum() * (1 + step)
+            expected = chain(made, tokens[chat : chat + 1], taps[chat : chat + 1], row, step + 1)[step]
+            theirs = theirs + expected[1].sin().sum() * (1 + step)
+    body = [p for name, p in made.named_parameters() if not name.startswith("lm_head")]
+    pairs = zip(*(torch.autograd.grad(total, body) for total in (ours, theirs)), strict=True)
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-9)
+        assert mine.abs().sum() > 0
 
 
-def test_rows_of_a_batch_and_padding_do_not_mix() -> None:
-    module = tiny()
-    tokens, taps = torch.randint(40, (2, 9)), torch.randn(2, 9, 3, 10, dtype=torch.float64)
-    whole = list(ttt.unrolled(module, tokens, taps, STEPS))
-    changed_tokens, changed_taps = tokens.clone(), taps.clone()
-    changed_tokens[1], changed_taps[1] = 0, 0.0
-    changed_tokens[0, 8], changed_taps[0, 7:] = 0, 9.0
-    again = list(ttt.unrolled(module, changed_tokens, changed_taps, STEPS))
-    for step in range(STEPS):
-        torch.testing.assert_close(again[step][0, : 7 - step], whole[step][0, : 7 - step])
+def test_later_steps_compute_only_what_a_loss_reads() -> None:
+    made = network("eagle3")
+    tokens, taps, mask = ragged(made)
+    rows = chain_rows(mask, STEPS)
+    counts = [len(normed) for _, normed in unrolled(made, tokens, taps, rows)]
+    assert counts == [39, 18, 14, 10]
+    nothing = chain_rows(torch.zeros_like(mask), STEPS)
+    assert [len(normed) for _, normed in unrolled(made, tokens, taps, nothing)] == [39]

@@ -1,103 +1,126 @@
-"""What a draft row is scored on: the target's own distribution, and how far a chain of guesses would get.
+"""The token loss of all steps, a chunk of answer tokens at a time.
 
-Shapes: B chats, S positions, K steps, M answer tokens of the batch, V / Vd full / draft vocabulary, H width.
+A chunk's teacher is made once for its K guesses; its logits, their gradient and the head's are gone before the next
+chunk begins, so the memory doesn't grow with the batch. Gradients are therefore computed in the forward pass (as Liger
+does) and only scaled in the backward pass.
+
+Shapes: M answer tokens, m of a chunk, K steps, H width, Vd draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 2**24
-"""Most logits made at once; a head of a large vocabulary is applied to few rows at a time."""
+from eyas.train.chain_rows import ChainRows
+from eyas.train.loss_config import LossConfig
+from eyas.train.teacher import Teacher
+from eyas.train.token_loss import Judged, judge
 
-
-class Teacher(NamedTuple):
-    """The target's view of every answer token, [M] in reading order."""
-
-    chat: Tensor  # [M] int64, which chat
-    position: Tensor  # [M] int64, position of the state that predicts the token: the token's own minus one
-    probabilities: Tensor  # [M, Vd] softmax over the draft vocabulary alone
-    covered: Tensor  # [M] share of the full softmax that the draft vocabulary holds
-    best: Tensor  # [M] int64, the target's own greedy token (a full-vocabulary id)
+CHUNK_ELEMENTS = 2**20
+"""Least number of logits made at once."""
 
 
-@torch.no_grad()
-def teach(
-    head: Callable[[Tensor], Tensor], final: Tensor, loss_mask: Tensor, target_ids: Tensor, vocab_size: int
-) -> Teacher:
-    """Recompute the target's logits, only where an answer token is predicted, chunk by chunk.
+class TokenScores(NamedTuple):
+    """What the answer tokens' guesses come to."""
 
-    final [B, S, Ht], loss_mask [B, S] true at answer tokens, target_ids [Vd].
+    loss: Tensor  # [] summed over tokens and steps, steps weighted
+    right: Tensor  # [M, K] bool: the drafter's first choice is the target's
+    overlap: Tensor  # [M, K] sum of min(p, q)
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Everything but the states: the teacher, the drafter's head, and the loss.
+
+    `head` maps states [..., H] to logits [..., Vd]; `parameters` are all parameters in it that are trained.
     """
-    chat, position = loss_mask[:, 1:].nonzero(as_tuple=True)
-    rows = final[chat, position]
-    size = max(1, CHUNK_ELEMENTS // vocab_size)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for part in torch.split(rows, size) if len(rows) else [rows]:
-        logits = head(part).float()  # [m, V]
-        kept = logits[:, target_ids]
-        covered = (kept.logsumexp(-1) - logits.logsumexp(-1)).exp()
-        found.append((kept.softmax(-1), covered, logits.argmax(-1)))
-    probabilities, covered, best = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return Teacher(chat, position, probabilities, covered, best)
+
+    teacher: Teacher
+    head: Callable[[Tensor], Tensor]
+    parameters: tuple[nn.Parameter, ...]
+    target_ids: Tensor  # [Vd]
+    vocab_size: int
+    config: LossConfig
+
+    def __call__(self, states: list[Tensor], rows: ChainRows) -> TokenScores:
+        """states: of each step its rows [., H], in the order of `rows`."""
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (*states, *self.parameters)):
+            made: tuple[Tensor, Tensor, Tensor] = _Fused.apply(self, rows, len(states), *states, *self.parameters)  # type: ignore[no-untyped-call]
+            return TokenScores(*made)
+        return self.run(states, rows, None)
+
+    def run(self, states: list[Tensor], rows: ChainRows, grads: list[Tensor] | None) -> TokenScores:
+        """One pass over the chunks (two for the mixed loss); adds to `grads`, of states and parameters, if given."""
+        steps, device = len(states), rows.answers.device
+        kl_share = None
+        if self.config.kl_decay is not None:
+            alphas = torch.cat([chunk.judged.overlap for chunk in self._chunks(states, rows, None, False)])  # [M, K]
+            there = rows.guesses[:steps].T >= 0
+            kl_share = (-self.config.kl_decay * (alphas * there).sum(0) / there.sum(0).clamp(min=1)).exp()
+        scale = self.config.token_weight * self.config.decay ** torch.arange(steps, device=device)
+        losses, right, overlap = [], [], []
+        for chunk in self._chunks(states, rows, kl_share, grads is not None):
+            weight = scale * (chunk.at >= 0)  # [m, K]
+            losses.append((chunk.judged.loss * weight).sum())
+            right.append(chunk.judged.right)
+            overlap.append(chunk.judged.overlap)
+            if grads is not None:
+                assert chunk.judged.grad is not None
+                down = chunk.judged.grad.mul_(weight.unsqueeze(2)).to(chunk.logits.dtype)
+                found, *own = torch.autograd.grad(chunk.logits, (chunk.states, *self.parameters), down)
+                for step, total in enumerate(grads[:steps]):
+                    total.index_add_(0, chunk.at[:, step].clamp(min=0), found[:, step].to(total.dtype))
+                for total, part in zip(grads[steps:], own, strict=True):
+                    total += part
+        return TokenScores(torch.stack(losses).sum(), torch.cat(right), torch.cat(overlap))
+
+    def _chunks(self, states: list[Tensor], rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
+        """The chunks' guesses, judged; a batch without answer tokens is one empty chunk."""
+        steps = len(states)
+        budget = max(CHUNK_ELEMENTS, len(self.target_ids) * states[0].shape[-1])  # or as many logits as head weights
+        size = max(1, budget // (self.vocab_size + steps * len(self.target_ids)))
+        for places, guesses in zip(
+            torch.split(rows.answers, size), torch.split(rows.guesses[:steps], size, dim=1), strict=True
+        ):
+            at = guesses.T  # [m, K]
+            picked = [state.index_select(0, at[:, step].clamp(min=0)) for step, state in enumerate(states)]
+            with torch.set_grad_enabled(grad):
+                stacked = torch.stack(picked, dim=1).detach().requires_grad_(grad)  # [m, K, H]
+                logits = self.head(stacked)  # [m, K, Vd]
+            with torch.autocast(places.device.type, enabled=False):
+                judged = judge(logits.detach(), self.teacher(places), self.target_ids, self.config, kl_share, grad)
+            yield _Chunk(at, stacked, logits, judged)
 
 
-class Scores(NamedTuple):
-    """One step's rows, [m] each: row `position - 1 - step` of `chat` guessed the token after `position`."""
+class _Chunk(NamedTuple):
+    """m answer tokens and their K guesses each."""
 
-    rows: Tensor  # [m] indices into the teacher
-    loss: Tensor  # [] summed soft cross entropy
-    right: Tensor  # [m] bool: the drafter's first choice is the target's
-    overlap: Tensor  # [m] sum of min(p, q): how often a sampled guess is accepted
-
-
-def score(head: Callable[[Tensor], Tensor], normed: Tensor, teacher: Teacher, step: int, target_ids: Tensor) -> Scores:
-    """Score step `step`, whose normed states are [B, S, H].
-
-    Rows are kept whether or not the target's greedy token lies in the draft vocabulary.
-    """
-    rows = (teacher.position >= 1 + step).nonzero().squeeze(1)
-    states = normed[teacher.chat[rows], teacher.position[rows] - 1 - step]  # [m, H]
-
-    def part(states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        log_q = head(states).float().log_softmax(-1)  # [m, Vd]
-        p = teacher.probabilities[rows]
-        loss = -(p * log_q).sum()
-        with torch.no_grad():
-            overlap = torch.minimum(p * teacher.covered[rows, None], log_q.exp()).sum(-1)
-            right = target_ids[log_q.argmax(-1)] == teacher.best[rows]
-        return loss, right, overlap
-
-    size = max(1, CHUNK_ELEMENTS // len(target_ids))
-    if len(rows) <= size:
-        return Scores(rows, *part(states, rows))
-    # Big heads: a chunk's logits are made again in the backward pass instead of being kept.
-    chunks = [
-        checkpoint(part, s, r, use_reentrant=False)
-        for s, r in zip(torch.split(states, size), torch.split(rows, size), strict=True)
-    ]
-    losses, right, overlap = zip(*chunks, strict=True)
-    return Scores(rows, torch.stack(losses).sum(), torch.cat(right), torch.cat(overlap))
+    at: Tensor  # [m, K] the guess's row among its step's states, -1 where there is none
+    states: Tensor  # [m, K, H]
+    logits: Tensor  # [m, K, Vd]
+    judged: Judged
 
 
-def accept_lengths(teacher: Teacher, scores: list[Scores]) -> Tensor:
-    """[m0] tokens a greedy round would emit from each row of step 0: its unbroken right guesses, and one.
+class _Fused(torch.autograd.Function):
+    """Forward does it all; backward scales the gradients it made."""
 
-    A chain ends where the answer ends, as decoding would.
-    """
-    first = scores[0]
-    chats = teacher.chat
-    shape = (int(chats.max()) + 1, int(teacher.position.max()) + 1) if len(chats) else (1, 1)
-    alive = torch.ones(shape, dtype=torch.bool, device=chats.device)
-    length = torch.ones(shape, device=chats.device)
-    for step, found in enumerate(scores):
-        right = torch.zeros(shape, dtype=torch.bool, device=chats.device)
-        right[chats[found.rows], teacher.position[found.rows] - 1 - step] = found.right
-        alive = alive & right
-        length = length + alive
-    return length[chats[first.rows], teacher.position[first.rows] - 1]
+    @staticmethod
+    def forward(
+        ctx: Any, loss: TokenLoss, rows: ChainRows, steps: int, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grads = [torch.zeros_like(x) for x in tensors]
+        scores = loss.run(list(tensors[:steps]), rows, grads)
+        ctx.save_for_backward(*grads)
+        ctx.mark_non_differentiable(scores.right, scores.overlap)
+        return scores.loss, scores.right, scores.overlap
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, *(made * grad for made in ctx.saved_tensors)

@@ -58,6 +58,7 @@ class LossConfig(StrictModel):
 _OF_KIND = {
     "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
     "eagle3": LossConfig(),
+    "eagle3.1": LossConfig(),
     "mla": LossConfig(),
     "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),
 }

@@ -12,13 +12,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.drafters.network import DraftNetwork
-from eyas.errors import DataError
-from eyas.train.draft_loss import Scores, Teacher, accept_lengths, score, teach
+from eyas.errors import ConfigError
+from eyas.train.chain_rows import ChainRows, chain_rows
+from eyas.train.draft_loss import TokenLoss
+from eyas.train.draft_metrics import Sums, draft_metrics
 from eyas.train.loss_config import LossConfig
 from eyas.train.metrics import Part
+from eyas.train.noise import feature_noise
+from eyas.train.teacher import teacher_of
 from eyas.train.ttt import unrolled
 
 
@@ -27,29 +32,61 @@ class Outcome(NamedTuple):
 
     loss: Tensor  # [] sum over what counts
     weight: float  # how many answer tokens step 0 predicts
-    metrics: dict[str, tuple[float, float]]  # name -> sum and count
+    metrics: Sums
 
 
 class DraftLoss(nn.Module):
-    """The network with its loss: what DDP or FSDP2 wraps."""
+    """The network with its loss: what DDP or FSDP2 wraps. `head` is the target's."""
 
     def __init__(self, network: DraftNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig):
         super().__init__()
         self.network = network
         self._head, self._vocab_size, self._config = head, vocab_size, config
 
-    def forward(self, batch: FeatureBatch) -> Outcome:
-        """Sums over the batch. Autocast is the caller's; the teacher keeps its own precision."""
-        ids = self.network.target_ids
-        if batch.final is None:
-            raise DataError("this objective learns from final states, and the store has top tokens in their place")
-        with torch.autocast(batch.tokens.device.type, enabled=False):
-            teacher = teach(self._head, batch.final, batch.loss_mask, ids, self._vocab_size)
-        taps = batch.taps.to(self.network.dtype)
-        states = unrolled(self.network, batch.tokens, taps, self._config.unroll)
-        scores = [score(self.network.logits, normed, teacher, step, ids) for step, normed in enumerate(states)]
-        loss = torch.stack([s.loss * self._config.decay**step for step, s in enumerate(scores)]).sum()
-        return Outcome(loss, len(scores[0].rows), draft_metrics(teacher, scores))
+    def forward(self, batch: FeatureBatch, noise: Tensor | None = None) -> Outcome:
+        """Sums over the batch; `noise` [B, S, A, Ht] is added to the taps the network reads, not to those it learns.
+
+        Precision is the caller's autocast. Raises ConfigError for a feature loss on a network it doesn't fit.
+        """
+        network, config = self.network, self._config
+        ids = network.target_ids
+        taps = batch.taps.to(network.dtype)
+        rows = chain_rows(batch.loss_mask, config.unroll)
+        seen = taps if noise is None else taps + noise
+        steps = list(unrolled(network, batch.tokens, seen, rows))
+        token_loss = TokenLoss(
+            teacher_of(batch, self._head, ids, self._vocab_size), network.logits, head_parameters(network),
+            ids, self._vocab_size, config,
+        )  # fmt: skip
+        scores = token_loss([normed for _, normed in steps], rows)
+        loss = scores.loss
+        if config.feature != "none":
+            loss = loss + self._feature_loss([fed for fed, _ in steps], taps, rows)
+        metrics = draft_metrics(rows, scores.right, scores.overlap)
+        return Outcome(loss, metrics["accept_length"][1], metrics)
+
+    def _feature_loss(self, fed: list[Tensor], taps: Tensor, rows: ChainRows) -> Tensor:
+        """Distance of the states fed back [., H] from the target's own at the position they stand for, summed."""
+        config, width = self._config, fed[0].shape[-1]
+        if taps.shape[2] != 1 or taps.shape[3] != width:
+            raise ConfigError(
+                f"feature loss {config.feature} compares states of width {width} with {taps.shape[2]} taps of width "
+                f"{taps.shape[3]}: it needs a drafter that reads one tap of its own width; set loss.feature to none"
+            )
+        truth = taps.flatten(0, 2).index_select(0, rows.answers)  # [M, H]
+        distance = F.smooth_l1_loss if config.feature == "smooth_l1" else F.mse_loss
+        total = truth.new_zeros((), dtype=torch.float32)
+        for step, states in enumerate(fed):
+            at = rows.guesses[step]
+            guess = states.index_select(0, at.clamp(min=0)).float()
+            by_row = distance(guess, truth.float(), reduction="none").mean(-1)
+            total = total + config.feature_weight * config.decay**step * (by_row * (at >= 0)).sum()
+        return total
+
+
+def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
+    """What `network.logits` trains; nothing where the head is the target's."""
+    return tuple(p for p in network.lm_head.parameters() if p.requires_grad) if network.config.head == "own" else ()
 
 
 class DraftObjective:
@@ -70,28 +107,19 @@ class DraftObjective:
         """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is that of feature noise."""
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config)
-        self._source, self._bf16, self._seed = source, bf16, seed
+        self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed
 
     def part(self, number: int) -> Part:
         """Loss and metrics of training batch `number`."""
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             batch = self._source(number)  # an online target keeps its own precision
-        return self.score(batch)
+        return self._run(batch, feature_noise(batch, self._noise, (self._seed, number)) if self._noise else None)
 
     def score(self, batch: FeatureBatch) -> Part:
         """Loss and metrics of a given batch, without feature noise; gradients as the caller's grad mode says."""
+        return self._run(batch, None)
+
+    def _run(self, batch: FeatureBatch, noise: Tensor | None) -> Part:
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self._bf16):
-            outcome: Outcome = self.core(batch)
+            outcome: Outcome = self.core(batch, noise)
         return Part(outcome.loss, outcome.weight, outcome.metrics)
-
-
-def draft_metrics(teacher: Teacher, scores: list[Scores]) -> dict[str, tuple[float, float]]:
-    """Sums and counts: greedy agreement and sum of min(p, q) by step; the accept length of greedy chains."""
-    found: dict[str, tuple[Tensor, int]] = {}
-    for step, s in enumerate(scores):
-        found[f"accuracy_{step}"] = (s.right.sum(), len(s.rows))
-        found[f"overlap_{step}"] = (s.overlap.sum(), len(s.rows))
-    lengths = accept_lengths(teacher, scores)
-    found["accept_length"] = (lengths.sum(), len(lengths))
-    sums = torch.stack([total.float() for total, _ in found.values()]).tolist()  # one transfer for all
-    return {name: (total, count) for total, (name, (_, count)) in zip(sums, found.items(), strict=True)}

@@ -1,0 +1,72 @@
+"""The target's view of answer tokens, a chunk at a time: nothing here ever spans all of a batch's rows.
+
+Shapes: B chats, S positions, M answer tokens, m of a chunk, V / Vd full / draft vocabulary, k stored candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyas.data.features import FeatureBatch
+from eyas.errors import DataError
+
+
+class Lesson(NamedTuple):
+    """What the target says of m answer tokens."""
+
+    p: Tensor  # [m, Vd] softmax over the draft vocabulary alone
+    covered: Tensor  # [m] share of the full softmax that the draft vocabulary holds
+    best: Tensor  # [m] int64, the target's own greedy token (a full-vocabulary id)
+
+
+Teacher = Callable[[Tensor], Lesson]
+"""Indices into B * S of the positions whose state predicts the tokens, [m] -> what the target says."""
+
+
+def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids: Tensor, vocab_size: int) -> Teacher:
+    """From final states through the target's head, or from stored top tokens; target_ids [Vd].
+
+    Raises DataError for a batch with neither or both.
+    """
+    if (batch.final is None) == (batch.top is None):
+        raise DataError("a feature batch holds either final states or top tokens: capture one of them")
+    kind = batch.tokens.device.type
+    if batch.final is not None:
+        finals = batch.final.flatten(0, 1)
+
+        @torch.no_grad()
+        def from_head(places: Tensor) -> Lesson:
+            with torch.autocast(kind, enabled=False):  # the teacher keeps its own precision
+                logits = head(finals.index_select(0, places))  # [m, V]
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            kept = logits.index_select(1, target_ids)
+            inside = kept.logsumexp(-1, keepdim=True)
+            covered = (inside.squeeze(1) - logits.logsumexp(-1)).exp()
+            return Lesson(kept.sub_(inside).exp_(), covered, logits.argmax(-1))
+
+        return from_head
+
+    assert batch.top is not None
+    ids, logprobs = batch.top.ids.flatten(0, 1), batch.top.logprobs.flatten(0, 1)
+    tail = batch.top.tail.flatten()
+    draft_ids = torch.full((vocab_size,), -1, device=target_ids.device)
+    draft_ids[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
+
+    @torch.no_grad()
+    def from_top(places: Tensor) -> Lesson:
+        """All that is known of the other V - k tokens is their mass, so it is spread evenly over them."""
+        best, logs = ids.index_select(0, places), logprobs.index_select(0, places).float()  # [m, k]
+        others = max(vocab_size - ids.shape[1], 1)
+        full = (tail.index_select(0, places) / others).unsqueeze(1).repeat(1, len(target_ids) + 1)
+        at = draft_ids[best]  # what is not in the draft vocabulary goes to a last column that is dropped
+        full.scatter_(1, at.where(at >= 0, len(target_ids)), logs.exp())
+        kept = full[:, :-1]
+        covered = kept.sum(-1)
+        p = kept / covered.clamp(min=torch.finfo(kept.dtype).tiny).unsqueeze(1)
+        return Lesson(p, covered, best.gather(1, logs.argmax(-1, keepdim=True)).squeeze(1))
+
+    return from_top
