@@ -1,0 +1,51 @@
+"""`eyas plan` from a config.json alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+Run = Callable[..., Result]
+
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+}  # fmt: skip
+
+
+def test_a_32b_model(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    work = ("--samples", 500_000, "--length", 2048)
+    for model in (path, tmp_path):
+        result = run("plan", model, *work, "--machine", "H100", "--devices", 8)
+        assert result.exit_code == 0, result.output
+        lines = result.stdout.splitlines()
+        classic = next(line.split() for line in lines if "classic (" in line)
+        assert classic[-4:] == ["40,976", "41.96", "38.16", "1.00"]
+        ours = next(line.split() for line in lines if "--states fp8 --final answers *" in line)
+        assert ours[-4:] == ["17,928", "18.36", "16.70", "0.44"]
+        assert "expected speedup at batch 1: 2.2x to 5.7x, an estimate" in result.stdout
+        assert "H100: 396 TFLOP/s and 2680 GB/s sustained, x 8" in result.stdout
+    other = run("plan", path, *work, "--tflops", 10, "--bandwidth", 100, "--states", "bf16", "--final", "top:8")
+    assert "as stated: 10 TFLOP/s" in other.stdout
+    assert "asked for: --states bf16 --final top:8: 31.49 TB" in other.stdout
+
+
+def test_bad_plans(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    work = ("--samples", 10, "--length", 20)
+    for words, *options in (
+        ("boundaries are 0 to 65", "--taps", "1,66"),
+        ("use --final all", "--taps", "65"),
+        ("known are A100", "--machine", "abacus"),
+        ("give one of them", "--machine", "H100", "--tflops", 1, "--bandwidth", 1),
+    ):
+        result = run("plan", path, *work, *options)
+        assert result.exit_code == 2, result.output
+        assert words in result.stderr
+    assert run("plan", tmp_path / "none", *work).exit_code == 1
