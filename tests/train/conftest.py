@@ -25,15 +25,25 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Llama of 4 layers, random but sharp enough to disagree with itself from token to token."""
-    place = tmp_path_factory.mktemp("target")
+    return save_target(tmp_path_factory.mktemp("target"), embedding=1)
+
+
+@pytest.fixture(scope="session")
+def sure_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a few likely tokens at each position, so that there is something to learn."""
+    return save_target(tmp_path_factory.mktemp("sure_target"), embedding=20)
+
+
+def save_target(place: Path, embedding: float) -> Path:
+    """A random target whose embedding, which is its head too, is scaled by `embedding`."""
     tokenizer = train_tokenizer(["What is 1+1? 2+2 = <<2+2=4>>4"], 512, 256)
     torch.manual_seed(0)
     shape = LmModelConfig(hidden_size=32, layers=4, heads=2, kv_heads=1, intermediate_size=48, context=256)
     model = build_lm(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim == 2 and "embed" not in name:
-                weight.mul_(8)
+            if weight.ndim == 2:
+                weight.mul_(embedding if "embed" in name else 8)
     model.to(torch.bfloat16).save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place

@@ -1,4 +1,4 @@
-"""From a target and chats to a trained EAGLE-3 drafter directory."""
+"""From a target and a store or chats to a trained drafter."""
 
 from __future__ import annotations
 
@@ -6,126 +6,83 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
+import yaml
 
-from eyas.config import StrictModel
+from eyas.assets import named_drafter, named_target
 from eyas.data.batches import ChatBatches
-from eyas.data.chats import held_out, read_chats
-from eyas.data.features import FeatureBatch, OnlineSource
-from eyas.data.tokenize import TokenRow, tokenize_chat
-from eyas.drafters.checkpoint import save_network
-from eyas.errors import DataError
+from eyas.drafters.checkpoint import load_network
+from eyas.drafters.loading import local_directory
+from eyas.drafters.network import DraftNetwork
 from eyas.target import Target, load_target, load_tokenizer
-from eyas.train.checkpoint import Progress
-from eyas.train.distributed import joined
-from eyas.train.loop import LoopConfig, train
-from eyas.train.loss_config import LossConfig
-from eyas.train.metrics import Means
+from eyas.target.loading import resolve_device
+from eyas.train.checkpoint import write_text
+from eyas.train.distributed import Team, joined
+from eyas.train.drafter_recipe import ELSEWHERE, DrafterTrainConfig
+from eyas.train.drafter_run import DrafterRun
+from eyas.train.loop import check_loop, train
 from eyas.train.objective import DraftObjective
-from eyas.train.provenance import file_hash, fingerprint, versions
-from eyas.train.shape import DrafterShape, drafter_config, fresh_network
-from eyas.train.vocab_map import choose_draft_vocabulary, count_answer_tokens
-
-
-class DrafterTrainConfig(StrictModel):
-    """Recipe of an EAGLE-3 drafter, trained with the target in the loop."""
-
-    target: str
-    chats: Path
-    output: Path
-    device: str = "cpu"
-    target_dtype: str = "bfloat16"
-    drafter: DrafterShape = DrafterShape()
-    unroll: int = Field(default=7, ge=1)  # steps of the training-time test
-    step_decay: float = Field(default=0.8, gt=0, le=1)
-    batch_tokens: int = Field(default=4096, gt=0)  # a micro-batch, padding counted
-    max_length: int = Field(default=2048, gt=2)
-    held_out_share: float = Field(default=0.02, gt=0, lt=1)
-    validation_batches: int = Field(default=4, gt=0)
-    loop: LoopConfig
-
-
-class ValidatedObjective(DraftObjective):
-    """Scores fixed batches for validation."""
-
-    held_out: list[FeatureBatch]
-
-    def validate(self, progress: Progress) -> dict[str, float]:  # noqa: ARG002
-        means = Means()
-        with torch.no_grad():
-            for batch in self.held_out:
-                part = self.score(batch)
-                means.add_part(part)
-        return {f"validation_{name}": value for name, value in means.means().items()}
+from eyas.train.outlook import outlook, show
+from eyas.train.provenance import Origin
+from eyas.train.shape import fresh_network
+from eyas.train.training_data import TrainingData, open_data, with_taps
+from eyas.train.validation import HeldOutDecoding
+from eyas.train.vocab_map import DraftVocabulary
+from eyas.train.warm_start import warm_start
 
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
-    """Train and save; returns the drafter's directory. An interrupted run goes on from its last state."""
-    target = load_target(config.target, dtype=config.target_dtype, device=config.device)
-    tokenizer = load_tokenizer(config.target)
-    seen, unseen = split_rows(tokenizer, config.chats, config.held_out_share)
-    shape = drafter_config(config.drafter, target)
-    counts = count_answer_tokens(seen, target.vocab_size)
-    ids = choose_draft_vocabulary(counts, shape.draft_vocab_size, end_tokens(target, tokenizer))
-
-    torch.manual_seed(config.loop.seed)
-    module = fresh_network(config.drafter, target, ids)
-    taps = shape.taps or ()
-    source = OnlineSource(target, batches(seen, config), taps)
-    judge = OnlineSource(target, batches(unseen, config), taps)
-    objective = ValidatedObjective(
-        module, target.head, target.vocab_size, source,
-        LossConfig(unroll=config.unroll, decay=config.step_decay), config.loop.bf16,
-    )  # fmt: skip
-    objective.held_out = [judge(n) for n in range(config.validation_batches)]
-    identity = config.model_dump(mode="json", exclude={"loop", "output", "device", "validation_batches"})
-    identity |= {"target_fingerprint": fingerprint(target.model), "chats_hash": file_hash(config.chats)}
-    with joined(config.loop.parallel, target.device) as team:
-        train(objective, config.loop, config.output, team, identity)
-
-    local = Path(config.target).exists()
-    provenance: dict[str, Any] = {
-        **identity,
-        # a checkpoint travels, the folders of the machine it was made on don't
-        "target": Path(config.target).name if local else config.target,
-        "chats": config.chats.name,
-        "objective": "training-time test, soft cross entropy over the draft vocabulary / unmasked positions",
-        "steps": config.loop.steps,
-        "covered": round(float(counts[ids].sum() / counts.sum()), 4),
-        "versions": versions(),
-        "validation": {name: round(value, 4) for name, value in objective.validate(Progress()).items()},
-    }
-    place = config.output / "drafter"
-    save_network(module.to(torch.bfloat16), place, provenance)
-    return place
-
-
-def split_rows(tokenizer: Any, path: Path, share: float) -> tuple[list[TokenRow], list[TokenRow]]:
-    """Training and held-out rows of a chat file."""
-    split: tuple[list[TokenRow], list[TokenRow]] = ([], [])
-    for chat in read_chats(path):
-        split[held_out(chat.id, share)].append(tokenize_chat(tokenizer, chat))
-    if not split[0] or not split[1]:
-        raise DataError(
-            f"{path} gives {len(split[0])} training and {len(split[1])} held-out chats: "
-            "add chats or change held_out_share"
+    """Train and save; returns the last drafter's directory. An interrupted run goes on from its last state."""
+    with joined(config.loop.parallel, resolve_device(config.device)) as team:
+        check_loop(config.loop, team)
+        name = named_target(config.target)
+        target = load_target(name, dtype=config.target_dtype, device=team.device)
+        tokenizer = load_tokenizer(name)
+        data = open_data(
+            config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
         )
-    return split
+        return _train(config, team, target, tokenizer, data)
 
 
-def batches(rows: list[TokenRow], config: DrafterTrainConfig) -> ChatBatches:
-    """Batches under the recipe's token budget."""
-    return ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed)
+def _train(config: DrafterTrainConfig, team: Team, target: Target, tokenizer: Any, data: TrainingData) -> Path:
+    vocabulary = DraftVocabulary.chosen(
+        data.rows["train"], config.shape.draft_vocab_size or target.vocab_size, target, tokenizer
+    )
+    torch.manual_seed(config.loop.seed)
+    shape = with_taps(config.shape, target, data.served_taps)
+    network = fresh_network(shape, target, vocabulary.ids)
+    taps = network.config.taps or network.config.default_taps(target.num_layers)
+    started = _started(network, taps, config, target)
+    train_batches, held_out = (
+        ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed)
+        for rows in (data.rows["train"], data.rows["validation"])
+    )
+    objective = DraftObjective(
+        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, config.loop.bf16,
+        seed=config.loop.seed,
+    )  # fmt: skip
+    origin = Origin.of(config, target, taps, train_batches, vocabulary)
+    decoding = None
+    if config.validation.decode and team.leads:
+        decoding = HeldOutDecoding(target, tokenizer, data.rows["validation"], config.validation)
+    run = DrafterRun(objective, data.features(held_out, taps), held_out.per_epoch, origin, decoding, config, team)
+    if team.leads:
+        show(outlook(config, network, train_batches, vocabulary, target, started))
+        config.output.mkdir(parents=True, exist_ok=True)
+        write_text(config.output / "config.yaml", recipe_text(config))
+    identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
+    train(run, config.loop, config.output, team, identity)
+    return run.finish()
 
 
-def end_tokens(target: Target, tokenizer: Any) -> list[int]:
-    """Every id that ends an answer."""
-    found: set[int] = set()
-    generation = getattr(target.model, "generation_config", None)
-    for ids in (
-        getattr(generation, "eos_token_id", None),
-        target.config.eos_token_id,
-        tokenizer.eos_token_id,
-    ):
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return sorted(found)
+def recipe_text(config: DrafterTrainConfig) -> str:
+    """The recipe with everything filled in, to be run again."""
+    return yaml.safe_dump({"drafter": config.model_dump(mode="json")}, sort_keys=False)
+
+
+def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: Target) -> str | None:
+    """Warm-start; what to say of it."""
+    if config.warm_start is None:
+        return None
+    path = local_directory(named_drafter(config.warm_start))
+    known = warm_start(network, taps, load_network(path, target), config.warm_start)
+    return f"{config.warm_start} ({known} of {network.config.draft_vocab_size} draft tokens known to it)"

@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import model_validator
 
 from eyas.config import StrictModel, load_config
-from eyas.train.drafter import DrafterTrainConfig, train_drafter
+from eyas.train.drafter import train_drafter
+from eyas.train.drafter_recipe import DrafterTrainConfig
 from eyas.train.lm import LmConfig, train_lm
 
 

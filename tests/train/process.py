@@ -1,0 +1,59 @@
+"""Runs a recipe in a process of its own: `process.py RECIPE...`, one after the other, as torchrun would.
+
+Or, as `process.py RECIPE --kill SECONDS...`: for every number in a fork that is killed with SIGKILL so long after it
+began to write records (in a step, a validation, or the writing of a state), and once to the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import yaml
+
+from eyas.train.recipes import run_recipe
+
+
+def run(recipe: str) -> None:
+    torch.set_num_threads(1)
+    run_recipe(recipe)
+
+
+def kill_at(recipe: str, seconds: float, folder: Path) -> bool:
+    """Let a fork train, and kill it `seconds` after its first record; false if it ended before."""
+    child = os.fork()
+    if not child:
+        run(recipe)
+        os._exit(0)
+    metrics = folder / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if metrics.exists() and metrics.stat().st_mtime_ns > before:
+            time.sleep(seconds)
+            os.kill(child, signal.SIGKILL)
+            return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        time.sleep(0.002)
+    return False
+
+
+def main() -> None:
+    if "--kill" not in sys.argv:
+        port = int(os.environ["MASTER_PORT"])
+        for number, recipe in enumerate(sys.argv[1:]):
+            os.environ["MASTER_PORT"] = str(port + number)  # a port that was just closed can't be listened on
+            run(recipe)
+        return
+    at = sys.argv.index("--kill")
+    recipe = sys.argv[1]
+    folder = Path(yaml.safe_load(Path(recipe).read_text())["drafter"]["output"])
+    killed = [kill_at(recipe, float(mark), folder) for mark in sys.argv[at + 1 :]]
+    print(f"killed {sum(killed)} times")
+    run(recipe)
+
+
+if __name__ == "__main__":
+    main()
