@@ -11,19 +11,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from eyas.assets import named_target
 from eyas.bench.ledger import write_json
 from eyas.bench.tasks import Task, read_tasks, run_group
 from eyas.data.digest import file_hash
 from eyas.data.evaluation import write_prompts
 from eyas.data.folder import splits
+from eyas.data.store import FeatureStore
 from eyas.data.tokenize import TokenRow, tokenize_chat
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
+from eyas.errors import DataError
 from eyas.sweep.config import ScoreConfig
 from eyas.sweep.trial import Trial
 from eyas.target import Target, load_target, load_tokenizer
-from eyas.train.drafter import DrafterTrainConfig
+from eyas.train.drafter_recipe import DrafterTrainConfig
+from eyas.train.training_data import HELD_OUT_SHARE
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams, Stats
 
@@ -40,12 +44,12 @@ class Scorer:
     @cached_property
     def target(self) -> Target:
         """The recipe's target."""
-        return load_target(self.recipe.target, dtype=self.config.dtype, device=self.config.device)
+        return load_target(named_target(self.recipe.target), dtype=self.config.dtype, device=self.config.device)
 
     @cached_property
     def tokenizer(self) -> Any:
         """The target's tokenizer."""
-        return load_tokenizer(self.recipe.target)
+        return load_tokenizer(named_target(self.recipe.target))
 
     @cached_property
     def params(self) -> SamplingParams:
@@ -103,5 +107,10 @@ class Scorer:
 
 
 def held_out_rows(recipe: DrafterTrainConfig, tokenizer: Any) -> Sequence[TokenRow]:
-    """The validation split of the recipe's chats."""
-    return [tokenize_chat(tokenizer, chat) for chat in splits(recipe.chats, recipe.held_out_share)["validation"]]
+    """The validation split of the recipe's store or chats."""
+    if recipe.store is not None:
+        return FeatureStore.open(recipe.store).rows("validation")
+    if recipe.chats is None:
+        raise DataError("the recipe names neither a store nor chats, so there are no held-out prompts")
+    share = HELD_OUT_SHARE if recipe.held_out_share is None else recipe.held_out_share
+    return [tokenize_chat(tokenizer, chat) for chat in splits(recipe.chats, share)["validation"]]

@@ -16,7 +16,7 @@ from eyas.errors import ConfigError, DataError
 from eyas.sweep.config import Knob, SweepConfig
 from eyas.sweep.search import Listed, Search, Tpe, Values, draws, grid
 from eyas.sweep.trial import Trial
-from eyas.train.drafter import DrafterTrainConfig
+from eyas.train.drafter_recipe import DrafterTrainConfig
 from eyas.train.recipes import Recipe
 
 

@@ -60,6 +60,7 @@ class DrafterTrainConfig(StrictModel):
 
 
 ELSEWHERE = {
-    "target", "source", "store", "chats", "held_out_share", "output", "device", "validation", "keep_checkpoints", "loop",
+    "target", "source", "store", "chats", "held_out_share", "output", "device", "validation", "keep_checkpoints",
+    "loop",
 }  # fmt: skip
 """Where things lie and how the run is watched: not what makes a run another run. The data has a hash of its own."""
