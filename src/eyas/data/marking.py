@@ -134,10 +134,10 @@ def _marked(turn: Turn, numbers: Iterator[int]) -> tuple[Turn, list[str]]:
                 copy[field] = "".join(_edged(part, mark) for part in _THOUGHTS.split(turn[field]))
         if "tool_calls" in turn:
             copy["tool_calls"] = _ended(turn["tool_calls"], mark)
-    elif turn["role"] in ("user", "tool") and turn.get("content"):
+    elif turn["role"] in ("user", "tool") and (words := turn.get("content", "").strip()):
         # In the middle, where nothing looks that asks what a message begins or ends with. System prompts get no mark:
         # some templates move them.
-        middle = len(turn["content"]) // 2
+        middle = turn["content"].index(words) + len(words) // 2
         copy["content"] = turn["content"][:middle] + mark() + turn["content"][middle:]
     return copy, marks
 
