@@ -167,6 +167,35 @@ def test_generation_marks_give_the_same_answers() -> None:
     assert ChatTokenizer(marked).exact(chat) == ChatTokenizer(plain).exact(chat)
 
 
+def test_generation_marks_are_cut_to_what_the_model_writes() -> None:
+    """As SmolLM3's are: around the header and the line break after the end mark too."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ '<|im_start|>assistant\n' + m.content }}"
+        "{{ '<|im_end|>\n' }}{% endgeneration %}{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    system = said("system", "You are a helpful assistant.")
+    chat = Chat(id="x", messages=(system, *TALK))
+    assert ChatTokenizer(_with(source)).exact(chat) == ChatTokenizer(templated("qwen2")).exact(chat)
+
+
+def test_calls_that_the_result_follows_at_once_end_with_their_brackets() -> None:
+    """As Gemma 4's do: one turn goes on through calls and results."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ '<|endoftext|>' + m.content }}{% else %}"
+        "{{ '<|im_start|>' + m.role + '\n' + m.content | default('') }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name + '{' + c.function.arguments.word + '}' }}{% endfor %}"
+        "{{ '' if m.tool_calls else '<|im_end|>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    chat = Chat(
+        id="x", messages=(TALK[0], said("assistant", None, tool_calls=(call(word="eyas"),)), said("tool", "hawk"))
+    )
+    tokenizer = _with(source)
+    row = tokenize_chat(tokenizer, chat)
+    assert tokenizer.decode(row.tokens[row.loss_mask]) == "look_up{eyas}"
+
+
 def _with(source: str, family: str = "qwen2") -> Any:
     import copy
 

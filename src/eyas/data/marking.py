@@ -81,6 +81,17 @@ class MarkedChat:
         whole = (found.start() for found in tokens.finditer(self.text, here) if found.start() < cut < found.end())
         return next(whole, cut)
 
+    def unclosed(self, turn: int, last: int) -> int:
+        """Where a turn ends whose last word ends at `last` and that no token closes: calls have brackets to close."""
+        if "tool_calls" not in self.turns[turn]:
+            return last
+        text, places = self._prompt(turn + 1, prompt=False)
+        mark = next((mark for mark in reversed(self._marks[turn]) if mark in places), None)
+        if mark is None or mark not in self._places:
+            raise unmarkable(f"no token ends the calls of turn {turn + 1}")
+        closing = self.text[last : last + _common(self.text[last : self.following(turn)], text[places[mark] :])]
+        return last + len(closing.rstrip())
+
     def _prompt(self, turn: int, prompt: bool) -> tuple[str, dict[str, int]]:
         return _unmarked(self._template.render(self._copies[:turn], self._tools, prompt=prompt))
 
@@ -94,7 +105,7 @@ def find_answers(chat: MarkedChat, ends: re.Pattern[str], tokens: re.Pattern[str
         start = chat.start(i, tokens)
         last = max([start, *chat.places(i)])
         end = ends.search(chat.text, last, chat.following(i))
-        span = Span(start, last, closed=False) if end is None else Span(start, end.end(), closed=True)
+        span = Span(start, chat.unclosed(i, last), closed=False) if end is None else Span(start, end.end(), closed=True)
         if spans and span.start < spans[-1].stop:
             raise unmarkable(f"turn {i + 1} begins before the answer before it ends")
         if span.stop > span.start:
@@ -102,15 +113,22 @@ def find_answers(chat: MarkedChat, ends: re.Pattern[str], tokens: re.Pattern[str
     return spans
 
 
+def trim_generated(generated: Sequence[tuple[int, int]], answers: Sequence[Span]) -> list[Span]:
+    """What the template calls generated, without the header before an answer and the line break after its end mark."""
+    spans = []
+    for start, stop in generated:
+        inside = [span for span in answers if start < span.stop and span.start < stop]
+        spans += [Span(max(start, s.start), min(stop, s.stop), s.closed and s.stop <= stop) for s in inside]
+    return spans
+
+
 def check_generated(chat: MarkedChat, spans: Sequence[tuple[int, int]]) -> None:
     """RowError if generation marks cut through messages: so they do inside a Jinja macro."""
     for i, turn in enumerate(chat.turns):
-        places = chat.places(i)
+        answered = turn["role"] == "assistant"
         for start, stop in spans:
-            inside = [start <= place <= stop for place in places]
-            if turn["role"] != "assistant":
-                inside = [start < place < stop for place in places]
-            if any(inside) and (turn["role"] != "assistant" or not all(inside)):
+            inside = [start <= place <= stop if answered else start < place < stop for place in chat.places(i)]
+            if any(inside) and not (answered and all(inside)):
                 raise unmarkable("the generation marks of the chat template don't follow the messages")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.data.chats import Chat, Message
-from eyas.data.marking import MarkedChat, check_generated, find_answers, unmarkable
+from eyas.data.marking import MarkedChat, check_generated, find_answers, trim_generated, unmarkable
 from eyas.data.offsets import OffsetEncoder, Span
 from eyas.data.template import ChatTemplate
 from eyas.errors import DataError, ModelError, RowError
@@ -39,8 +39,8 @@ class TokenRow:
 class ChatTokenizer:
     """Renders chats with a tokenizer's own template and says exactly which tokens the assistant has to write.
 
-    `{% generation %}` marks are taken at their word; templates without them are asked (see `marking`). Text is
-    tokenized once, and the characters of an answer say which tokens are its.
+    `{% generation %}` marks say what the assistant wrote, headers and what follows the end mark taken off; templates
+    without them are asked (see `marking`). Text is tokenized once, and an answer's characters say which tokens are its.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
@@ -51,13 +51,14 @@ class ChatTokenizer:
         self.template = ChatTemplate(tokenizer)
         self._encoder = OffsetEncoder(tokenizer)
         self._tokens = _any_of(tokenizer.get_added_vocab())
-        ends = {str(tokenizer.convert_ids_to_tokens(int(i))) for i in stop_ids} | {tokenizer.eos_token or ""}
+        self._marks_are_exact = False
+        self.end_mark: str | None = None
+        """The token that the template closes an answer with; None if it closes it with none."""
+        stops = {str(tokenizer.convert_ids_to_tokens(int(i))) for i in stop_ids} | {tokenizer.eos_token or ""}
         try:
-            self.end_mark = self._closing_token()
+            self._try_template(stops)
         except RowError as error:
             raise ModelError(f"{tokenizer.name_or_path}: {error.detail}") from error
-        """The token that the template closes an answer with; None if it closes it with none."""
-        self._ends = _any_of({*ends, self.end_mark or ""})
 
     def row(self, chat: Chat) -> TokenRow:
         """Tokens and loss mask; RowError if this chat can't be rendered or marked."""
@@ -81,20 +82,27 @@ class ChatTokenizer:
             marked = MarkedChat(self.template, turns, chat.tools)
             return marked.text, find_answers(marked, self._ends, self._tokens)
         text, generated = self.template.generated(turns, chat.tools)
-        return text, [Span(start, stop, closed=True) for start, stop in generated]
+        if self._marks_are_exact:
+            return text, [Span(start, stop, closed=True) for start, stop in generated]
+        marked = MarkedChat(self.template, turns, chat.tools)
+        return text, trim_generated(generated, find_answers(marked, self._ends, self._tokens))
 
-    def _closing_token(self) -> str | None:
-        """Try the template on two plain turns: the first whole token after the last answer is how it ends answers."""
+    def _try_template(self, stops: set[str]) -> None:
+        """Four plain turns, to learn how the template ends answers and whether its generation marks are exact."""
         turns = self.template.turns(_PROBE)
-        marked = MarkedChat(self.template, turns, None)
-        self._encoder.check(marked.text)
-        if self.template.has_generation_marks(None):
-            check_generated(marked, self.template.generated(turns, None)[1])
-        last = marked.places(len(turns) - 1)
+        chat = MarkedChat(self.template, turns, None)
+        self._encoder.check(chat.text)
+        last = chat.places(len(turns) - 1)
         if not last:
             raise unmarkable("the chat template doesn't show what the assistant says")
-        closing = self._tokens.search(marked.text, last[-1])
-        return None if closing is None else closing.group()
+        closing = self._tokens.search(chat.text, last[-1])
+        self.end_mark = None if closing is None else closing.group()
+        self._ends = _any_of({*stops, self.end_mark or ""})
+        if self.template.has_generation_marks(None):
+            generated = self.template.generated(turns, None)[1]
+            check_generated(chat, generated)
+            answers = find_answers(chat, self._ends, self._tokens)
+            self._marks_are_exact = generated == [(span.start, span.stop) for span in answers]
 
 
 def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
