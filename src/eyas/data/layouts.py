@@ -64,7 +64,7 @@ def detect(row: Record) -> str:
         return "openai" if isinstance(first, dict) and "role" in first else "sharegpt"
     if row.get("instruction") is not None:
         return "alpaca"
-    keys = ", ".join(map(str, list(row)[:8])) or "nothing"
+    keys = ", ".join(map(repr, list(row)[:8])) or "nothing"
     raise RowError(UNKNOWN_LAYOUT, f"a row needs messages, conversations or instruction; found {keys}")
 
 

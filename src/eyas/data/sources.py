@@ -112,15 +112,13 @@ def _chat(row: Row, source: Source) -> Chat:
     if isinstance(row.value, RowError):
         raise row.value
     messages, tools = read_layout(row.value, source.layout)
-    own = next((row.value[key] for key in _ID_KEYS if row.value.get(key) not in (None, "")), None)
+    own = next((str(row.value[key]) for key in _ID_KEYS if row.value.get(key) not in (None, "")), None)
+    told = json.dumps([own, [vars(m) for m in messages], tools], sort_keys=True, ensure_ascii=False, default=vars)
     try:
-        said = json.dumps(
-            [[vars(m) for m in messages], tools], sort_keys=True, ensure_ascii=False, default=vars
-        ).encode()
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     except UnicodeEncodeError as error:
-        raise RowError(BROKEN_TEXT, f"half a character (a lone surrogate) at {error.start}") from error
-    chat_id = hashlib.sha256(said).hexdigest()[:16] if own is None else str(own)
-    chat = Chat(id=f"{source.name}:{chat_id}", messages=tuple(messages), tools=tools)
+        raise RowError(BROKEN_TEXT, "the row holds half a character (a lone surrogate)") from error
+    chat = Chat(id=f"{source.name}:{own or digest}", messages=tuple(messages), tools=tools)
     tokens, answers = row.value.get("tokens"), row.value.get("answers")
     if tokens is None or answers is None:
         return chat
