@@ -34,11 +34,11 @@ def sure_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target(tmp_path_factory.mktemp("sure_target"), embedding=20)
 
 
-def save_target(place: Path, embedding: float) -> Path:
+def save_target(place: Path, embedding: float, layers: int = 4) -> Path:
     """A random target whose embedding, which is its head too, is scaled by `embedding`."""
     tokenizer = train_tokenizer(["What is 1+1? 2+2 = <<2+2=4>>4"], 512, 256)
     torch.manual_seed(0)
-    shape = LmModelConfig(hidden_size=32, layers=4, heads=2, kv_heads=1, intermediate_size=48, context=256)
+    shape = LmModelConfig(hidden_size=32, layers=layers, heads=2, kv_heads=1, intermediate_size=48, context=256)
     model = build_lm(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -12,8 +12,11 @@ from eyas.data.capture import Capture, CaptureConfig
 from eyas.data.capture_rows import read_rows
 from eyas.errors import ConfigError, StoreError
 from eyas.target import load_target, load_tokenizer
+from eyas.train import drafter
 from eyas.train.drafter import train_drafter
 from eyas.train.drafter_recipe import DrafterTrainConfig
+
+from .conftest import save_target
 
 
 def recipe(target: Path, output: Path, **source: Any) -> DrafterTrainConfig:
@@ -98,9 +101,30 @@ def test_the_taps_of_a_store_are_used(sure_target: Path, chats: Path, tmp_path: 
     assert json.loads((place / "config.json").read_text())["eyas"]["taps"] == [0, 2]
 
 
-def test_a_store_of_another_target_is_refused(target: Path, store: Path, tmp_path: Path) -> None:
+def test_a_store_of_another_target_is_refused(target: Path, sure_target: Path, store: Path, tmp_path: Path) -> None:
+    decoding = {"batches": 1, "prompts": 1, "max_tokens": 2}
     with pytest.raises(StoreError, match="another target"):
-        train_drafter(recipe(target, tmp_path, source="offline", store=store))
+        train_drafter(recipe(target, tmp_path, source="offline", store=store, validation=decoding))
+    deeper = save_target(tmp_path / "deeper", embedding=1, layers=6)
+    with pytest.raises(StoreError, match=r"\(4, 32, 270\), this one's \(6, 32, 270\)"):
+        train_drafter(recipe(deeper, tmp_path, source="offline", store=store))
+    place = train_drafter(recipe(sure_target, tmp_path / "run", source="offline", store=store, validation=decoding))
+    assert "decoded_accept_length" in json.loads((place / "config.json").read_text())["eyas"]["validation"]
+
+
+def test_a_store_needs_no_more_than_the_ends_of_its_target(
+    sure_target: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = []
+    for name in ("ends", "whole"):
+        with monkeypatch.context() as patch:
+            if name == "ends":
+                patch.setattr(drafter, "load_target", None)
+            else:
+                patch.setattr(drafter, "load_ends", load_target)
+            place = train_drafter(recipe(sure_target, tmp_path / name, source="offline", store=store))
+            weights.append((place / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
 
 
 def test_no_share_of_a_folder_with_its_own_split(sure_target: Path, tmp_path: Path) -> None:

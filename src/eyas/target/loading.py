@@ -65,20 +65,7 @@ def load_target(
     known = causal_lm_class(config)
     if known is not None:
         refuse_unsupported(known, config)
-    try:
-        loaded, report = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            dtype=torch_dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"can't load the target {name}: {error}") from error
-    if report["missing_keys"]:  # transformers would fill them with random numbers and go on
-        missing = ", ".join(sorted(report["missing_keys"])[:5])
-        raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
+    loaded = read_model(name, config, torch_dtype, attention)
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
     if packed and compiled:
         raise UsageError("a compiled target can't be packed as well: choose one")
@@ -90,6 +77,25 @@ def load_target(
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
+
+
+def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """The transformers model that `config` describes, from the weights of `name`; ModelError if any are missing."""
+    try:
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"can't load the target {name}: {error}") from error
+    if report["missing_keys"]:  # transformers would fill them with random numbers and go on
+        missing = ", ".join(sorted(report["missing_keys"])[:5])
+        raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
+    return loaded
 
 
 def read_config(name: str) -> Any:

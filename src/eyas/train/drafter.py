@@ -14,6 +14,7 @@ from eyas.drafters.checkpoint import load_network
 from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
 from eyas.target import Target, load_target, load_tokenizer
+from eyas.target.ends import load_ends
 from eyas.target.loading import resolve_device
 from eyas.train.checkpoint import write_text
 from eyas.train.distributed import Team, joined
@@ -35,7 +36,9 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     with joined(config.loop.parallel, resolve_device(config.device)) as team:
         check_loop(config.loop, team)
         name = named_target(config.target)
-        target = load_target(name, dtype=config.target_dtype, device=team.device)
+        computes = config.source != "offline" or (config.validation.decode and team.leads)
+        load = load_target if computes else load_ends
+        target = load(name, dtype=config.target_dtype, device=team.device)
         tokenizer = load_tokenizer(name)
         data = open_data(
             config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
@@ -60,7 +63,7 @@ def _train(config: DrafterTrainConfig, team: Team, target: Target, tokenizer: An
         network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, config.loop.bf16,
         seed=config.loop.seed,
     )  # fmt: skip
-    origin = Origin.of(config, target, taps, train_batches, vocabulary)
+    origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
     decoding = None
     if config.validation.decode and team.leads:
         decoding = HeldOutDecoding(target, tokenizer, data.rows["validation"], config.validation)

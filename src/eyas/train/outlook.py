@@ -32,7 +32,7 @@ def outlook(
     tokens, answers = sum(len(row.tokens) for row in rows), sum(int(row.loss_mask.sum()) for row in rows)
     loop = config.loop
     epochs = loop.steps * loop.accumulate / batches.per_epoch
-    held = trained * _ADAM_BYTES + frozen * 4 + sum(p.numel() * p.element_size() for p in target.model.parameters())
+    held = trained * _ADAM_BYTES + frozen * 4
     lines = [
         f"{config.shape.kind} drafter: {trained:,} parameters trained, {frozen:,} frozen; "
         f"taps {list(network.config.taps or network.config.default_taps(target.num_layers))}",
@@ -40,7 +40,7 @@ def outlook(
         f"{config.source}: {len(rows):,} chats, {tokens:,} tokens, {answers:,} of them answers; "
         f"{batches.per_epoch:,} batches of up to {config.batch_tokens:,} tokens an epoch",
         f"{loop.steps:,} steps of {loop.accumulate} batches = {epochs:.2f} epochs",
-        f"weights, gradients, optimizer and target: {held / 2**20:,.0f} MiB, activations come on top",
+        f"weights, gradients and optimizer: {held / 2**20:,.0f} MiB; activations and the target come on top",
     ]
     return lines if started is None else [*lines, f"starting from {started}"]
 

@@ -10,8 +10,6 @@ from typing import Any
 from eyas.data.batches import ChatBatches, learnable
 from eyas.data.store.manifest import rows_hash
 from eyas.runtime import versions
-from eyas.target import Target
-from eyas.target.fingerprint import fingerprint
 from eyas.train.checkpoint import Progress
 from eyas.train.drafter_recipe import DrafterTrainConfig
 from eyas.train.vocab_map import DraftVocabulary
@@ -29,7 +27,7 @@ class Origin:
     def of(
         cls,
         config: DrafterTrainConfig,
-        target: Target,
+        fingerprint: str,
         taps: tuple[int, ...],
         batches: ChatBatches,
         vocabulary: DraftVocabulary,
@@ -37,7 +35,7 @@ class Origin:
         """The hash of the data is that of the rows trained on, wherever they were read from."""
         rows = [row for row in batches.rows if learnable(row)]
         identity = {
-            "target_fingerprint": fingerprint(target.model),
+            "target_fingerprint": fingerprint,
             "taps": list(taps),
             "data_hash": rows_hash(rows),
             "warm_start": None if config.warm_start is None else Path(config.warm_start).name,
