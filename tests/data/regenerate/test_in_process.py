@@ -1,0 +1,170 @@
+"""The engine's answers: those of `engine.generate`, to the token, with and without a drafter, in whatever order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.data.chats import Chat, Message, read_chats, write_chats
+from eyas.data.prompts import encode_chat
+from eyas.data.regenerate import Rule, regenerate
+from eyas.data.regenerate.in_process import EngineAnswerer
+from eyas.data.regenerate.rewrite import Rewrite
+from eyas.data.tokenize import tokenize_chat
+from eyas.engine import Engine, Speculation
+from eyas.errors import DataError, UsageError
+from eyas.target import Target
+from eyas.tree import parse_tree
+from eyas.types import Request, SamplingParams
+from eyas.verify import TypicalWalk
+
+from ... import tiny
+from ...pairs import tokenizer
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=5)
+
+
+@cache
+def target() -> Target:
+    return Target(tiny.build_model("llama", vocab_size=len(tokenizer())))
+
+
+def engine(tree: str | None = None, batch: int = 1, **more: Any) -> Engine:
+    drafter = tiny.eagle3_drafter(vocab_size=len(tokenizer()), draft_vocab_size=120)
+    speculation = None if tree is None else Speculation(drafter, parse_tree(tree))
+    return Engine(target(), tokenizer(), speculation, batch_size=batch, **more)
+
+
+def talk(count: int, turns: int = 1) -> list[Chat]:
+    words = ["add", "clips in May", "return a + b", "48/2", "def"]
+    chats = []
+    for i in range(count):
+        messages = [
+            Message(role=role, content=f"{words[(i + t) % 5]} {i} {t}")  # type: ignore[arg-type]
+            for t in range(turns)
+            for role in ("user", "assistant")
+        ]
+        chats.append(Chat(id=f"c{i}", messages=tuple(messages)))
+    return chats
+
+
+def generated(chats: list[Chat]) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...], str]]:
+    """Tokens, span and text of each chat's last answer, one request at a time, without regeneration's machinery."""
+    plain, found = engine(), []
+    for chat in chats:
+        prompt = encode_chat(tokenizer(), chat.messages[:-1])
+        question = Rewrite(chat, Rule()).question()
+        assert question is not None
+        params = PARAMS.model_copy(update={"seed": question.seed(PARAMS.seed)})
+        (done,) = plain.generate([Request(prompt, params)])
+        tokens = (*prompt, *done.token_ids)
+        found.append((tokens, ((len(prompt), len(tokens)),), done.text))
+    return found
+
+
+@pytest.mark.parametrize(("tree", "batch"), [(None, 1), (None, 3), ("chain:3", 1), ("dynamic:3,2,5", 4)])
+def test_answers_equal_generate(tmp_path: Path, tree: str | None, batch: int) -> None:
+    chats = talk(9)
+    write_chats(tmp_path / "in.jsonl", chats)
+    stats = []
+    summary = regenerate(
+        tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(tree, batch), PARAMS),
+        watch=lambda tally: stats.append(replace(tally.stats)),
+    )  # fmt: skip
+    made = list(read_chats(tmp_path / "out.jsonl"))
+    assert [(chat.tokens, chat.answers, chat.messages[-1].content) for chat in made] == generated(chats)
+    assert [chat.messages[:-1] for chat in made] == [chat.messages[:-1] for chat in chats]
+    assert len({chat.tokens for chat in made}) == 9
+    assert summary.tokens == sum(tokenize_chat(tokenizer(), chat).loss_mask.sum() for chat in made)
+    assert stats[-1].tokens == summary.tokens
+    assert (stats[-1].drafted_depth > 0) == (tree is not None)
+
+
+@pytest.mark.parametrize("tree", [None, "chain:3"])
+def test_all_turns_equal_asking_one_by_one(tmp_path: Path, tree: str | None) -> None:
+    chats = talk(5, turns=3)
+    write_chats(tmp_path / "in.jsonl", chats)
+    regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(tree, 3), PARAMS), Rule("all"))
+    plain = engine()
+    for old, new in zip(chats, read_chats(tmp_path / "out.jsonl"), strict=True):
+        rewrite, messages, last = Rewrite(old, Rule("all")), list[Message](), tuple[int, ...]()
+        for turn in range(3):
+            messages.append(old.messages[2 * turn])
+            prompt = encode_chat(tokenizer(), messages)
+            question = rewrite.question()
+            assert question is not None
+            seed = replace(question, turn=turn).seed(PARAMS.seed)
+            (done,) = plain.generate([Request(prompt, PARAMS.model_copy(update={"seed": seed}))])
+            messages.append(Message(role="assistant", content=done.text))
+            last = (*prompt, *done.token_ids)
+        assert new.messages == tuple(messages)
+        assert new.tokens == last
+        assert new.answers is not None
+        assert new.answers[-1] == (len(prompt), len(last))
+
+
+def test_what_cannot_be_asked_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    chats = [*talk(2), Chat(id="long", messages=(Message(role="user", content="x " * 400),))]
+    chats += [Chat(id="mute", messages=(Message(role="assistant", content="hello"),)), *talk(4)[2:], *talk(1)]
+    write_chats(tmp_path / "in.jsonl", chats)
+    with (tmp_path / "in.jsonl").open("ab") as out:
+        out.write(b'{"id": "x", "messages": [{"role": "robot", "content": "a"}]}\n\xff\xfe\n')
+    run = lambda: regenerate(  # noqa: E731
+        tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(batch=2), PARAMS)
+    )
+    summary = run()
+    assert [chat.id for chat in read_chats(tmp_path / "out.jsonl")] == ["c0", "c1", "c2", "c3"]
+    ((name, reason),) = summary.unanswered
+    assert name == "long"
+    assert "the model's context holds 256" in reason
+    assert summary.nothing_to_answer == 1
+    assert [told.split(": ")[1] for told in summary.unreadable[1:]] == ["messages.0.role", "row"]
+    assert "another chat is named c0" in summary.unreadable[0]
+    before = (tmp_path / "out.jsonl").read_bytes()
+    assert run() == summary
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_a_template_that_refuses_everything_stops_the_run(tmp_path: Path) -> None:
+    write_chats(tmp_path / "in.jsonl", talk(60))
+    bare = engine()
+    bare.tokenizer = None
+    with pytest.raises(DataError, match=r"no chat is answered, 50 for the same reason: .*no chat template"):
+        regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(bare, PARAMS))
+
+
+def test_unfinished_answers_are_kept_or_dropped(tmp_path: Path) -> None:
+    write_chats(tmp_path / "in.jsonl", talk(6))
+    ends = EngineAnswerer(
+        engine(batch=2), PARAMS.model_copy(update={"stop_token_ids": tuple(range(0, len(tokenizer()), 12))})
+    )
+    kept = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", ends)
+    assert 0 < kept.unfinished < 6
+    dropped = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", ends, Rule("last", True))
+    assert dropped.chats + dropped.dropped == 6
+    assert (dropped.dropped, dropped.unfinished) == (kept.unfinished, 0)
+
+
+def test_more_chats_may_come_later(tmp_path: Path) -> None:
+    """The input grew: what was answered stays, in the new order."""
+    asked: list[int] = []
+    for chats in (talk(3), [*reversed(talk(5))]):
+        write_chats(tmp_path / "in.jsonl", chats)
+        counts: list[int] = []
+        regenerate(
+            tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(), PARAMS),
+            watch=lambda tally, counts=counts: counts.append(tally.answers),  # type: ignore[misc]
+        )  # fmt: skip
+        asked.append(len(counts))
+        assert [chat.id for chat in read_chats(tmp_path / "out.jsonl")] == [chat.id for chat in chats]
+    assert asked == [3, 2]
+
+
+def test_only_the_targets_own_answers() -> None:
+    lossy = engine("chain:2", rule=TypicalWalk())
+    with pytest.raises(UsageError, match="lossless"):
+        EngineAnswerer(lossy, PARAMS)
