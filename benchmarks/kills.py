@@ -1,0 +1,139 @@
+"""kill -9 at random moments: does a verb, started again and again, end with the bytes of an uninterrupted run?
+
+    python benchmarks/kills.py regenerate [--kills 10] [--seed 0] [--folder DIRECTORY]
+
+A verb is a `Case`: what to run for a given output folder, and which of its files must be the same in the end. To add
+one, write a function from the working folder to a `Case` and enter it in `CASES`. The killer knows nothing else: it
+times one uninterrupted run, then kills runs into another folder at random moments (spread over what a run takes, start
+and finish included), and lets a last one come to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import islice
+from pathlib import Path
+
+from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
+from eyas.bench.machine import describe_machine
+from eyas.data.chats import write_chats
+from eyas.data.folder import write_report
+from eyas.data.stdlib_corpus import chats_of, sources
+
+
+@dataclass(frozen=True)
+class Case:
+    """A verb that can be interrupted."""
+
+    arguments: Callable[[Path], Sequence[str]]
+    """Those of `eyas`, for an output folder that may not exist yet."""
+    results: Sequence[str]
+    """Files of the output folder, as glob patterns, that must not depend on interruptions."""
+
+
+def regenerate(work: Path) -> Case:
+    """Forty chats about Python's library, every answer at a temperature, four at a time, speculating."""
+    source = work / "chats"
+    source.mkdir(parents=True)
+    chats = [chat for module in islice(sources(), 120) for chat in chats_of(module)]
+    chosen = [chats[i * len(chats) // 40] for i in range(40)]
+    write_chats(source / "train.jsonl", chosen[:36])
+    write_chats(source / "validation.jsonl", chosen[36:])
+    write_report(source, {"chats": 40})
+
+    def arguments(output: Path) -> list[str]:
+        paths = {"model": DEMO_TARGET, "draft-model": DEMO_DRAFTER, "chats": source, "output": output}
+        options = "data regenerate --batch-size 4 --temperature 0.7 --max-new-tokens 96 --seed 3"
+        return [*options.split(), *(f"--{name}={path}" for name, path in paths.items())]
+
+    return Case(arguments, ("train.jsonl", "validation.jsonl", "report.json"))
+
+
+CASES: dict[str, Callable[[Path], Case]] = {"regenerate": regenerate}
+
+
+def start(case: Case, output: Path) -> subprocess.Popen[bytes]:
+    """The verb in a process of its own."""
+    command = [sys.executable, "-m", "eyas", *case.arguments(output)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(case: Case, output: Path) -> float:
+    """Run to the end; returns the seconds it took."""
+    began = time.monotonic()
+    process = start(case, output)
+    _, complaint = process.communicate()
+    if process.returncode != 0:
+        raise SystemExit(f"the run failed:\n{complaint.decode()}")
+    return time.monotonic() - began
+
+
+def results(case: Case, output: Path) -> dict[str, bytes]:
+    """The files that count, by name."""
+    paths = {path for pattern in case.results for path in output.glob(pattern)}
+    return {str(path.relative_to(output)): path.read_bytes() for path in sorted(paths)}
+
+
+def run(case: Case, work: Path, kills: int, chance: random.Random) -> dict[str, object]:
+    """Kill it `kills` times and compare.
+
+    A run that is over before its moment has come has been given too long: the output is then finished, so it is put
+    aside and the torture begins anew in another folder, until so many runs were really killed.
+    """
+    seconds = finish(case, work / "whole")
+    wanted = results(case, work / "whole")
+    moments: list[float] = []
+    attempt, same = 0, True
+    while len(moments) < kills:
+        output, over = work / f"torn{attempt}", False
+        attempt += 1
+        while len(moments) < kills and not over:
+            process, moment = start(case, output), chance.uniform(0, seconds)
+            try:
+                process.communicate(timeout=moment)
+                over = True
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+                moments.append(round(moment, 2))
+        finish(case, output)
+        same = same and results(case, output) == wanted
+    return {
+        "identical": same and bool(wanted),
+        "files": {name: len(data) for name, data in wanted.items()},
+        "uninterrupted_seconds": round(seconds, 1),
+        "killed_after_seconds": moments,
+        "finished_in_between": attempt - 1,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verbs", nargs="+", choices=sorted(CASES))
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="keep the runs here (default: a temporary folder)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.folder or Path(temporary)
+        report = {
+            verb: run(CASES[verb](work / verb), work / verb, options.kills, random.Random(options.seed))
+            for verb in options.verbs
+        }
+    print(json.dumps({"date": str(date.today()), "machine": describe_machine(), **report}, indent=2))
+    if not all(case["identical"] for case in report.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
