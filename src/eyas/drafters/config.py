@@ -46,6 +46,19 @@ class DrafterConfig(StrictModel):
         return (layers + 1,)
 
 
+class FeatureConfig(DrafterConfig):
+    """A drafter whose states are the target's features themselves: one tap, and as wide as the target."""
+
+    @model_validator(mode="after")
+    def _as_wide_as_the_target(self) -> FeatureConfig:
+        if self.hidden_size != self.target_hidden_size:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} differs from the target's {self.target_hidden_size}, but this kind "
+                "feeds its output back in the place of the target's state"
+            )
+        return self
+
+
 class TransformerConfig(DrafterConfig):
     """A drafter with decoder layers."""
 

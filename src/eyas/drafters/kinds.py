@@ -6,9 +6,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.drafters import eagle3
 from eyas.drafters.config import DrafterConfig
-from eyas.drafters.eagle3 import config as eagle3_config
+from eyas.drafters.eagle1 import Eagle1Config, Eagle1Network
+from eyas.drafters.eagle1 import config as eagle1
+from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
+from eyas.drafters.eagle3 import config as eagle3
+from eyas.drafters.mla import MlaConfig, MlaNetwork
+from eyas.drafters.mla import config as mla
+from eyas.drafters.mlp import MlpConfig, MlpNetwork
+from eyas.drafters.mlp import config as mlp
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError
 
@@ -29,48 +35,61 @@ class Kind:
     first_layer: str = _FIRST
     """What the first layer's tensors are called in the files it writes."""
     full_map: bool = False
-    """Write the vocabulary map also where it maps every token to itself."""
+    """Write the vocabulary map also where it maps every token to itself, as this kind's readers expect."""
 
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            "eagle3", eagle3.Eagle3Config, eagle3.Eagle3Network, eagle3_config.config_from_dict,
-            eagle3_config.config_to_dict, _MIDLAYER, full_map=True,
-        ),
-    )
-}  # fmt: skip
+_ALL = (
+    Kind("eagle1", Eagle1Config, Eagle1Network, eagle1.config_from_dict, eagle1.config_to_dict),
+    Kind(
+        "eagle3", Eagle3Config, Eagle3Network, eagle3.config_from_dict, eagle3.config_to_dict, _MIDLAYER, full_map=True
+    ),
+    Kind("mla", MlaConfig, MlaNetwork, mla.config_from_dict, mla.config_to_dict, full_map=True),
+    Kind("mlp", MlpConfig, MlpNetwork, mlp.config_from_dict, mlp.config_to_dict),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 
 
 def kind_name(config: dict[str, Any], names: Collection[str]) -> str:
-    """A name in `KINDS`, the name of a drafter eyas doesn't load, or `unknown`; names are those of the tensors."""
+    """A name in `KINDS`, that of a drafter eyas doesn't load, or `unknown`; names are those of the tensors."""
     own = {tensor_name(name) for name in names}
+    architectures = [str(name).lower() for name in config.get("architectures") or ()]
+    if config.get("model_type") == mlp.MODEL_TYPE:
+        return "mlp"
     if "speculators_model_type" in config:
         return "speculators"
     if config.get("parallel_drafting") or "mask_hidden" in own:
         return "p-eagle"
-    if _is_eagle3(config, own):
-        return "eagle3"
-    if "fc.weight" in own and "norm.weight" not in own:
+    # what the tensors say is surest, then the architecture's name, then a key
+    if "fc.weight" in own and any(name.endswith("hidden_norm.weight") for name in own):
+        generation = 3
+    elif any("eagle" in name for name in architectures):
+        generation = 3 if any("eagle3" in name for name in architectures) else 1
+    elif "draft_vocab_size" in config:
+        generation = 3
+    elif "fc.weight" in own and "norm.weight" not in own:
+        generation = 1
+    else:
+        return UNKNOWN
+    if generation == 1:
         return "eagle1"
-    return UNKNOWN
+    latent = "kv_lora_rank" in config or any("deepseek" in name for name in architectures)
+    return "mla" if latent else "eagle3"
 
 
 def kind_of(config: dict[str, Any], names: Collection[str], where: str) -> Kind:
     """The kind of a checkpoint; CheckpointError if eyas has none such."""
     name = kind_name(config, names)
     if name not in KINDS:
-        made_by = config.get("architectures") or config.get("model_type") or "nothing that config.json names"
+        made_by = config.get("architectures") or config.get("model_type") or "config.json names no architecture"
         raise CheckpointError(
-            f"{where} is no drafter that eyas loads: it looks like {name} ({made_by}); eyas loads {', '.join(KINDS)}"
+            f"{where} is no drafter that eyas loads: its kind is {name} ({made_by}); eyas loads {', '.join(KINDS)}"
         )
     return KINDS[name]
 
 
 def kind_for(config: DrafterConfig) -> Kind:
     """The kind a config belongs to."""
-    return next(kind for kind in KINDS.values() if kind.config is type(config))
+    return next(kind for kind in _ALL if kind.config is type(config))
 
 
 def tensor_name(name: str) -> str:
@@ -82,10 +101,3 @@ def tensor_name(name: str) -> str:
 def file_name(name: str, kind: Kind) -> str:
     """The way back."""
     return kind.first_layer + name.removeprefix(_FIRST) if name.startswith(_FIRST) else name
-
-
-def _is_eagle3(config: dict[str, Any], names: Collection[str]) -> bool:
-    by_name = any("eagle3" in str(name).lower() for name in config.get("architectures") or ())
-    by_key = "draft_vocab_size" in config
-    by_tensors = "fc.weight" in names and any(name.endswith("hidden_norm.weight") for name in names)
-    return by_name or by_key or by_tensors

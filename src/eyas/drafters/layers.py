@@ -147,4 +147,10 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax attention of q [B, heads, S, D] over k, v [B, kv_heads, K, D or Dv]; bool mask, as [B, 1, S, K]."""
+    heads, queries = q.shape[1:3]
+    if k.shape[1] == 1 and k.shape[3] != v.shape[3]:
+        # latent attention: all heads share the keys, so heads become rows and no kernel copies the keys per head
+        mask = mask if mask is None or mask.shape[-2] == 1 else mask.repeat(1, 1, heads, 1)
+        folded = F.scaled_dot_product_attention(q.flatten(1, 2).unsqueeze(1), k, v, attn_mask=mask)
+        return torch.unflatten(folded.squeeze(1), 1, (heads, queries))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])

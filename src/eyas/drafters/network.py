@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class DraftNetwork(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """What the network computes in."""
-        tensors = (*self.parameters(), *self.buffers())
+        tensors = chain(self.parameters(), self.buffers())
         return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
 
     def set_vocabulary(self, ids: Tensor) -> None:
