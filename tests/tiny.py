@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.eagle3 import Eagle3Network
-from eyas.drafters.eagle3.config import config_from_dict
+from eyas.drafters.kinds import KINDS as KINDS_OF_DRAFTERS
+from eyas.drafters.network import DraftNetwork
 from eyas.target import Target
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
@@ -137,28 +138,49 @@ def continuation(model: Any, prompt: Sequence[int], tokens: int, **options: Any)
     return generated
 
 
-def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3Network:
-    """A random drafter network; a reduced vocabulary gets a map that skips tokens irregularly."""
-    base = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCAB,
-        "draft_vocab_size": 60,
-        "num_aux_hidden_states": 3,
-    }
-    config = config_from_dict({**base, **settings}, "test")
+_SIZES: dict[str, Any] = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "target_hidden_size": HIDDEN}
+_LAYERED: dict[str, Any] = {**_SIZES, "intermediate_size": 48, "num_attention_heads": 4}
+_LATENT = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+KINDS: dict[str, dict[str, Any]] = {
+    "eagle1": {**_LAYERED, "num_key_value_heads": 2},
+    "eagle3": {**_LAYERED, "num_key_value_heads": 2, "draft_vocab_size": 60},
+    "mla": {**_LAYERED, **_LATENT, "draft_vocab_size": 60},
+    "mlp": _SIZES,
+}
+"""Small settings of every drafter kind."""
+
+
+def network(kind: str, seed: int = 0, scale: float = 6.0, **settings: Any) -> DraftNetwork:
+    """A random network of a kind; a reduced vocabulary gets a map that skips tokens irregularly."""
+    made = KINDS_OF_DRAFTERS[kind]
+    values = {**KINDS[kind], **settings}
+    values.setdefault("draft_vocab_size", values["vocab_size"])
+    if kind in ("eagle1", "mlp"):
+        values["target_hidden_size"] = values["hidden_size"]
+    config = made.read(values, "test", (), None)
+    config = config.model_copy(update={k: v for k, v in settings.items() if k in ("embedding", "head")})
     torch.manual_seed(seed)
-    module = Eagle3Network(config).eval().requires_grad_(False)
+    module = made.network(config).eval().requires_grad_(False)
     for name, parameter in module.named_parameters():
         if parameter.dim() == 1:
             parameter.uniform_(0.5, 1.5)
         elif "embed" not in name:
             parameter.normal_(std=scale * 0.05)
-    ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
-    module.set_vocabulary(ids)
+    module.set_vocabulary(torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values)
     return module
+
+
+def drafter(kind: str, seed: int = 0, **settings: Any) -> NetworkDrafter:
+    """A random drafter for the targets here."""
+    made = network(kind, seed, **settings)
+    return NetworkDrafter(made, made.config.taps or made.config.default_taps(LAYERS))
+
+
+def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3Network:
+    """A random EAGLE-3 network."""
+    made = network("eagle3", seed, scale, **{"num_aux_hidden_states": 3, **settings})
+    assert isinstance(made, Eagle3Network)
+    return made
 
 
 def eagle3_drafter(taps: tuple[int, ...] = (1, 2, 4), seed: int = 0, **settings: Any) -> NetworkDrafter:

@@ -7,6 +7,7 @@ from typing import Any
 
 from eyas.drafters.config import FeatureConfig, GroupedConfig
 from eyas.drafters.published import decoder_dict, finish, ownership, read_decoder, read_grouped_heads, relevant
+from eyas.errors import ConfigError
 
 
 class Eagle1Config(FeatureConfig, GroupedConfig):
@@ -26,6 +27,10 @@ def config_from_dict(
     `names` are the checkpoint's tensors; without them embedding and head are taken to be there.
     """
     values = relevant(raw, ignore)
+    if "taps" in values:
+        raise ConfigError(
+            f"{where}: taps: an EAGLE-1 drafter reads the target's last state after its final norm, no other"
+        )
     values.pop("tie_word_embeddings", None)  # the target's own habit; here both are in the file or the target's
     read_decoder(values, where)
     read_grouped_heads(values)
