@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from eyas.data.chats import Chat, Message
 from eyas.data.prompts import encode_chat
@@ -278,6 +280,44 @@ def test_a_token_that_ends_a_turn_elsewhere_ends_it_if_the_model_stops_there() -
     with_stop, without = ChatTokenizer(tokenizer, [stop]).row(chat), ChatTokenizer(tokenizer).row(chat)
     assert tokenizer.decode(with_stop.tokens[with_stop.loss_mask]).startswith("assistant<|im_start|>")
     assert with_stop.loss_mask.sum() == without.loss_mask.sum() + 1
+
+
+def test_spaces_that_a_tokenizer_adds_belong_to_the_word_after_them() -> None:
+    """As in the tokenizers of Llama 2 and Mistral: `▁` for spaces, one more before every piece of text, bytes for the rest."""
+    pieces = [
+        "<unk>",
+        "</s>",
+        "<s>",
+        "[INST]",
+        "[/INST]",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "▁",
+        "a",
+        "b",
+        "▁a",
+        "▁b",
+    ]
+    vocab: Any = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocab, [("▁", "a"), ("▁", "b")], unk_token="<unk>", byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in pieces[1:5]])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", chat_template=TEMPLATES["mistral"]
+    )
+    row = tokenize_chat(tokenizer, Chat(id="x", messages=(said("user", "b a"), said("assistant", "é a\nb "))))
+    tokens = tokenizer.convert_ids_to_tokens(row.tokens)
+    assert [token for token, on in zip(tokens, row.loss_mask, strict=True) if not on] == [
+        "<s>", "[INST]", "▁", "▁b", "▁a", "[/INST]",
+    ]  # fmt: skip
+    assert tokens[6:] == ["▁", "▁", "<0xC3>", "<0xA9>", "▁a", "<0x0A>", "b", "</s>"]
+
+
+def test_a_token_half_in_an_answer_is_not_its() -> None:
+    tokenizer = templated("qwen2")
+    row = tokenize_chat(tokenizer, Chat(id="x", messages=(TALK[0], said("assistant", "\nreturn a"))))
+    joined = tokenizer("assistant\n\nreturn")["input_ids"]
+    assert "ĊĊ" in tokenizer.convert_ids_to_tokens(joined)  # the header's line break and the answer's are one token
+    assert tokenizer.decode(row.tokens[row.loss_mask]) == "return a<|im_end|>"
 
 
 def test_a_slow_tokenizer_is_refused() -> None:

@@ -154,12 +154,25 @@ def test_a_target_s_rendering(tmp_path: Path, model: str, two: tuple[str, str]) 
     assert few["sources"][0]["dropped"]["too few answer tokens"]["count"] == counts.count(min(counts))
 
 
-def test_a_model_s_generation_config_ends_answers(tmp_path: Path, model: str) -> None:
+def test_a_model_s_generation_config_counts(model: str) -> None:
     from eyas.data.fitting import ChatFitter
 
     before = ChatFitter(model, None, False, 0).identity
     (Path(model) / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 1]}))
     assert ChatFitter(model, None, False, 0).identity != before
+
+
+def test_tokens_that_a_chat_carries_are_kept_if_they_are_this_target_s(tmp_path: Path, model: str) -> None:
+    asked = exchange("a", "What is 48/2?", "24 clips")
+    row = tokenize_chat(tokenizer(), asked)
+    first = int(row.loss_mask.argmax())
+    own = asked.model_copy(update={"tokens": (9, *row.tokens.tolist()), "answers": ((first + 1, len(row.tokens) + 1),)})
+    other = exchange("b", "What?", "a hawk").model_copy(update={"tokens": own.tokens, "answers": own.answers})
+    high = exchange("c", "Who?", "24 clips").model_copy(update={"tokens": (10**6,), "answers": ((0, 1),)})
+    file = write_rows(tmp_path / "a.jsonl", [chat.model_dump(mode="json") for chat in (own, other, high)])
+    report = run(tmp_path, str(file), model=model)
+    assert [chat.tokens for chat in everything(tmp_path)] == [own.tokens]
+    assert report["sources"][0]["dropped"]["tokens of another target"]["count"] == 2
 
 
 def test_a_finished_folder_is_left_as_it_is_and_another_refused(tmp_path: Path, two: tuple[str, str]) -> None:

@@ -11,6 +11,7 @@ from eyas.errors import RowError
 
 TOO_LONG = "too long"
 FEW_TOKENS = "too few answer tokens"
+FOREIGN = "tokens of another target"
 
 
 class ChatFitter:
@@ -20,7 +21,7 @@ class ChatFitter:
         """Loads the target's tokenizer only."""
         from eyas.target import load_tokenizer
 
-        tokenizer = load_tokenizer(model)
+        self._tokenizer = tokenizer = load_tokenizer(model)
         stops = _generation_stops(model)
         self._chats = ChatTokenizer(tokenizer, stops)
         self._max_length, self._cut, self._min_answer_tokens = max_length, cut, min_answer_tokens
@@ -33,12 +34,21 @@ class ChatFitter:
         """The chat with tokens and answers, and whether it lost turns. One without any answer stays as it is."""
         if not any(message.role == "assistant" for message in chat.messages):
             return chat, False
+        if chat.tokens is not None:
+            self._check_own(chat)
         exact = self._chats.exact(chat)
         fitted = exact if self._fits(exact) else self._shortened(exact)
         count = sum(stop - start for start, stop in fitted.answers or ())
         if count < self._min_answer_tokens:
             raise RowError(FEW_TOKENS, f"{count} answer tokens, fewer than {self._min_answer_tokens}")
         return fitted, fitted is not exact
+
+    def _check_own(self, chat: Chat) -> None:
+        """RowError if the tokens that a chat carries don't say, to this tokenizer, what its last answer says."""
+        said = next(message.content or "" for message in reversed(chat.messages) if message.role == "assistant")
+        known = max(chat.tokens or (0,)) < len(self._tokenizer)
+        if not known or said.strip() not in self._tokenizer.decode(chat.tokens):
+            raise RowError(FOREIGN, "its tokens don't hold its last answer: prepare the chats without them")
 
     def _fits(self, chat: Chat) -> bool:
         return self._max_length is None or len(chat.tokens or ()) <= self._max_length

@@ -20,7 +20,7 @@ STDLIB = "stdlib"
 BAD_TOKENS = "bad tokens or answers"
 _HUB = "hf:"
 _ID_KEYS = ("id", "question_id", "conversation_id", "prompt_id", "uuid")
-_SAVED = ("dataset_info.json", "dataset_dict.json")  # what `Dataset.save_to_disk` leaves
+_SAVED = ("state.json", "dataset_dict.json")  # what `Dataset.save_to_disk` leaves
 
 
 class Source(StrictModel):
