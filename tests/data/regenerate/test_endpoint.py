@@ -197,6 +197,19 @@ def test_an_endpoint_that_is_not_there_stops_the_run(tmp_path: Path) -> None:
     assert not output.exists()
 
 
+def test_an_endpoint_that_rejects_every_request_alike_stops_the_run(tmp_path: Path) -> None:
+    def script(body: dict[str, Any], _: int) -> Said:
+        text = "seed is not supported" if alike else f"{body['messages'][0]['content']} is too long"
+        return Said(422, {"error": text})
+
+    chats, output, alike = asked(tmp_path / "in.jsonl", 60), tmp_path / "out.jsonl", True
+    with endpoint(script) as server:
+        with pytest.raises(EndpointError, match=r"50 for the same reason: .* says 422: seed is not supported"):
+            regenerate(chats, output, answerer(server))
+        alike = False
+        assert len(regenerate(chats, output, answerer(server)).unanswered) == 60
+
+
 def test_an_endpoint_that_goes_away_stops_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     def script(body: dict[str, Any], _: int) -> Said:
         return echo(body) if len(server.asked) <= 12 or well else Said(401, {"error": {"message": "no more credit"}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.data.regenerate.rewrite import Rewrite
 from eyas.data.tokenize import tokenize_chat
 from eyas.engine import Engine, Speculation
-from eyas.errors import DataError, UsageError
+from eyas.errors import UsageError
 from eyas.target import Target
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
@@ -129,12 +130,21 @@ def test_what_cannot_be_asked_is_reported_and_the_rest_goes_on(tmp_path: Path) -
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
-def test_a_template_that_refuses_everything_stops_the_run(tmp_path: Path) -> None:
-    write_chats(tmp_path / "in.jsonl", talk(60))
-    bare = engine()
-    bare.tokenizer = None
-    with pytest.raises(DataError, match=r"no chat is answered, 50 for the same reason: .*no chat template"):
-        regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(bare, PARAMS))
+def test_a_template_that_refuses_most_chats_stops_nothing(tmp_path: Path) -> None:
+    chats = [Chat(id=f"bad{i}", messages=(Message(role="user", content="BAD"),)) for i in range(60)]
+    write_chats(tmp_path / "in.jsonl", [*chats, *talk(1)])
+    strict = engine()
+    strict.tokenizer = deepcopy(tokenizer())
+    strict.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['content'] == 'BAD' %}{{ raise_exception('no') }}{% endif %}"
+        "{{ m['content'] }}{% endfor %}"
+    )
+    summary = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(strict, PARAMS))
+    assert (summary.chats, len(summary.unanswered)) == (1, 60)
+    assert summary.unanswered[0] == ("bad0", "the chat template refuses this chat: no")
+    strict.tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="no chat template"):
+        EngineAnswerer(strict, PARAMS)
 
 
 def test_unfinished_answers_are_kept_or_dropped(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ class EndpointAnswerer:
                     return Reply(self._completions.answer(question, _json(response)))
                 reason = f"{self._url} says {response.status_code}: {_message(response)}"
                 if response.status_code < 500 and response.status_code not in TRY_AGAIN:
-                    return unanswered(question, reason, outage=response.status_code in WRONG_FOR_ALL)
+                    wrong_for_all = response.status_code in WRONG_FOR_ALL
+                    return unanswered(question, reason, outage=wrong_for_all, rejected=not wrong_for_all)
                 asked = retry_after(response.headers.get("Retry-After"))
             except GarbageError as error:
                 reason = f"{self._url}: {error}"

@@ -81,7 +81,9 @@ class Unanswered(_Entry):
     kind: Literal["unanswered"] = "unanswered"
     reason: str
     outage: bool = False
-    """Whoever should answer is at fault, not the question."""
+    """The endpoint is at fault, not the question."""
+    rejected: bool = False
+    """The endpoint said no to the request. If it does so to every one, the request is wrong, not the question."""
 
 
 Entry = Annotated[Answer | Unanswered, Field(discriminator="kind")]
@@ -116,6 +118,15 @@ class Answerer(Protocol):
         """
 
 
-def unanswered(question: Question, reason: str, *, outage: bool = False) -> Reply:
+def unanswered(question: Question, reason: str, *, outage: bool = False, rejected: bool = False) -> Reply:
     """The reply to a question that can't be answered."""
-    return Reply(Unanswered(id=question.id, turn=question.turn, asked=question.digest, reason=reason, outage=outage))
+    return Reply(
+        Unanswered(
+            id=question.id,
+            turn=question.turn,
+            asked=question.digest,
+            reason=reason,
+            outage=outage,
+            rejected=rejected,
+        )
+    )

@@ -22,6 +22,8 @@ class EngineAnswerer:
     def __init__(self, engine: Engine, params: SamplingParams) -> None:
         if not engine.rule.lossless:
             raise UsageError("answers are to be the target's own: regenerate with a lossless engine")
+        if not getattr(engine.tokenizer, "chat_template", None):
+            raise UsageError("the target's tokenizer has no chat template, so it can't be asked chats")
         self._engine, self._params = engine, params
 
     @property

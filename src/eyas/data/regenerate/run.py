@@ -18,7 +18,7 @@ from eyas.data.regenerate.layout import Layout, layout
 from eyas.data.regenerate.output import Summary, write_output
 from eyas.data.regenerate.rewrite import Rule
 from eyas.data.regenerate.work import Work, open_questions
-from eyas.errors import DataError, EndpointError
+from eyas.errors import EndpointError
 from eyas.types import Stats
 
 OUTAGES, REFUSALS = 10, 50
@@ -59,7 +59,7 @@ class Tally:
 
 
 class Fuse:
-    """Stops a run in which nothing works: nobody answers any more, or every question so far is refused alike."""
+    """Stops a run in which nothing works: nobody answers any more, or every request so far is rejected alike."""
 
     def __init__(self, answered: int) -> None:
         self._answered = answered > 0
@@ -67,7 +67,7 @@ class Fuse:
         self._refusals: Counter[str] = Counter()
 
     def add(self, reply: Reply) -> None:
-        """Raises EndpointError or DataError when it is time to stop."""
+        """Raises EndpointError when it is time to stop."""
         entry = reply.entry
         if isinstance(entry, Answer):
             self._answered, self._outages = True, 0
@@ -77,10 +77,10 @@ class Fuse:
                 raise EndpointError(
                     f"{self._outages} chats in a row got no answer; the last one: {entry.reason}. {SAFE}"
                 )
-        elif not self._answered:
+        elif entry.rejected and not self._answered:
             self._refusals[entry.reason] += 1
             if self._refusals[entry.reason] >= REFUSALS:
-                raise DataError(f"no chat is answered, {REFUSALS} for the same reason: {entry.reason}. {SAFE}")
+                raise EndpointError(f"no chat is answered, {REFUSALS} for the same reason: {entry.reason}. {SAFE}")
 
 
 def regenerate(
