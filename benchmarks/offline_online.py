@@ -4,7 +4,7 @@ The store is captured first (its seconds are reported beside the others), then b
 each in a fresh folder. Speed is tokens of the micro-batches, padding counted, per second of training (validation left
 out); every step counts with its fastest repeat, because whatever else the machine does only slows it down.
 
-    python benchmarks/offline_online.py CHATS [--model demo] [--kind eagle3] [--steps 30] [--states bf16] [--output FILE.json]
+    python benchmarks/offline_online.py CHATS [--kind eagle3] [--steps 30] [--states bf16] [--output FILE.json]
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from eyas.assets import named_target
 from eyas.bench.machine import describe_machine
 from eyas.data.batches import ChatBatches
 from eyas.data.capture import Capture, CaptureConfig
@@ -32,9 +31,8 @@ from eyas.train.drafter_recipe import DrafterTrainConfig
 
 def capture(options: argparse.Namespace, chats: Path, folder: Path) -> tuple[float, CaptureRows]:
     """Store the features; returns the seconds it took, and the rows."""
-    name = named_target(options.model)
-    target = load_target(name, dtype=options.dtype, device=options.device)
-    rows = read_rows(load_tokenizer(name), chats, options.share, options.max_length, target.vocab_size)
+    target = load_target(options.model, dtype=options.dtype, device=options.device)
+    rows = read_rows(load_tokenizer(options.model), chats, options.share, options.max_length, target.vocab_size)
     config = CaptureConfig(states=options.states, longest=options.max_length, batch_tokens=options.batch_tokens)
     began = time.perf_counter()
     made = Capture(target, rows, config, folder, name=options.model, chats=chats.name)

@@ -5,16 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from eyas.config import load_config
 from eyas.errors import ConfigError
+from eyas.target import Target
+from eyas.target.ends import load_ends
 from eyas.train.recipes import Recipe
+from eyas.train.shape import fresh_network
+from eyas.tree import parse_tree
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 
+KINDS = ("eagle1", "eagle3", "eagle3_1", "mla", "mlp")
+
+
 def test_there_are_recipes() -> None:
-    assert {path.name for path in RECIPES} >= {"demo_target.yaml", "demo_drafter.yaml"}
+    assert {path.stem for path in RECIPES} >= {"demo_target", "demo_drafter", *KINDS}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Target:
+    return load_ends("demo", dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("name", [*KINDS, "demo_drafter"])
+def test_recipe_builds_its_network(name: str, demo: Target) -> None:
+    recipe = load_config(Recipe, next(path for path in RECIPES if path.stem == name)).drafter
+    assert recipe is not None
+    assert recipe.shape.kind == name.replace("_", ".") or name == "demo_drafter"
+    network = fresh_network(recipe.shape, demo, torch.arange(recipe.shape.draft_vocab_size or demo.vocab_size))
+    assert any(p.requires_grad for p in network.parameters())
+    states = torch.zeros(1, 2, network.config.tap_count, demo.hidden_size)
+    assert network.fuse(states).shape == (1, 2, demo.hidden_size)
+    if recipe.validation.tree is not None:
+        parse_tree(recipe.validation.tree)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from eyas.assets import named_drafter
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
@@ -57,7 +58,7 @@ def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: Target, name
 
 def local_directory(source: str | Path) -> Path:
     """`source` itself if it is a directory, else the Hub snapshot of that name (safetensors and JSON only)."""
-    path = Path(source)
+    path = Path(named_drafter(source))
     if path.is_dir():
         return path
     try:

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eyas.assets import named_target
 from eyas.bench.ledger import write_json
 from eyas.bench.tasks import Task, read_tasks, run_group
 from eyas.data.digest import file_hash
@@ -44,12 +43,12 @@ class Scorer:
     @cached_property
     def target(self) -> Target:
         """The recipe's target."""
-        return load_target(named_target(self.recipe.target), dtype=self.config.dtype, device=self.config.device)
+        return load_target(self.recipe.target, dtype=self.config.dtype, device=self.config.device)
 
     @cached_property
     def tokenizer(self) -> Any:
         """The target's tokenizer."""
-        return load_tokenizer(named_target(self.recipe.target))
+        return load_tokenizer(self.recipe.target)
 
     @cached_property
     def params(self) -> SamplingParams:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from eyas.assets import named_target
 from eyas.target.loading import read_config, read_model, resolve_device, resolve_dtype
 from eyas.target.target import Target
 
@@ -22,7 +23,7 @@ class TargetEnds(Target):
 
 def load_ends(model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None) -> TargetEnds:
     """Load embedding, final norm and head. ModelError as `load_target`."""
-    name = str(model)
+    name = named_target(model)
     config = read_config(name)
     short = _shortened(config)
     verbosity = logging.get_verbosity()

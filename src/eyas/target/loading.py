@@ -1,4 +1,4 @@
-"""Load a target from a local directory or a Hub id."""
+"""Load a target from a local directory or a Hub id, or the embedded one by the name `demo`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from eyas.assets import named_target
 from eyas.errors import ModelError, UsageError
 from eyas.runtime import keep_freed_memory
 from eyas.target.architecture import causal_lm_class, refuse_unsupported
@@ -60,7 +61,7 @@ def load_target(
     if attention not in (None, "sdpa", "eager"):
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
     torch_dtype, torch_device = resolve_dtype(dtype), resolve_device(device)
-    name = str(model)
+    name = named_target(model)
     config = read_config(name)
     known = causal_lm_class(config)
     if known is not None:
@@ -101,7 +102,7 @@ def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None
 def read_config(name: str) -> Any:
     """The transformers config of a local directory or Hub id."""
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(named_target(name))
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         where = "" if Path(name).is_dir() else " (it is no local directory, so it was taken for a Hub id)"
         raise ModelError(f"can't read a model config at {name}{where}: {error}") from error
@@ -110,6 +111,6 @@ def read_config(name: str) -> Any:
 def load_tokenizer(name: str | Path) -> Any:
     """The model's tokenizer."""
     try:
-        return AutoTokenizer.from_pretrained(str(name))
+        return AutoTokenizer.from_pretrained(named_target(name))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"can't load the tokenizer of {name}: {error}") from error

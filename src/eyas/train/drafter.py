@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import yaml
 
-from eyas.assets import named_drafter, named_target
 from eyas.data.batches import ChatBatches
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.loading import local_directory
@@ -35,11 +34,10 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     """Train and save; returns the last drafter's directory. An interrupted run goes on from its last state."""
     with joined(config.loop.parallel, resolve_device(config.device)) as team:
         check_loop(config.loop, team)
-        name = named_target(config.target)
         computes = config.source != "offline" or (config.validation.decode and team.leads)
         load = load_target if computes else load_ends
-        target = load(name, dtype=config.target_dtype, device=team.device)
-        tokenizer = load_tokenizer(name)
+        target = load(config.target, dtype=config.target_dtype, device=team.device)
+        tokenizer = load_tokenizer(config.target)
         data = open_data(
             config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
         )
@@ -86,6 +84,6 @@ def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainC
     """Warm-start; what to say of it."""
     if config.warm_start is None:
         return None
-    path = local_directory(named_drafter(config.warm_start))
+    path = local_directory(config.warm_start)
     known = warm_start(network, taps, load_network(path, target), config.warm_start)
     return f"{config.warm_start} ({known} of {network.config.draft_vocab_size} draft tokens known to it)"

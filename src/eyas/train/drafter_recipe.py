@@ -41,10 +41,10 @@ class DrafterTrainConfig(StrictModel):
         if not isinstance(values, dict) or isinstance(values.get("loss"), LossConfig):
             return values
         shape = values.get("shape") or {}
-        kind = shape.kind if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape).kind
+        family = (shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)).family
         return {
             **values,
-            "loss": {**LossConfig.for_kind(kind.removesuffix(".1")).model_dump(), **(values.get("loss") or {})},
+            "loss": {**LossConfig.for_kind(family).model_dump(), **(values.get("loss") or {})},
         }
 
     @model_validator(mode="after")
