@@ -1,0 +1,107 @@
+"""The feature store on the demo target: bytes a token, what the teacher loses, and the speed of capture and reading.
+
+    python benchmarks/store.py CHATS.jsonl [--limit 300] [--threads 2]
+
+`kl` is the mean KL divergence, over answer tokens, of the teacher made from stored final states (or top tokens, the
+tail spread as the exact teacher has it) against the exact one; `greedy` how often its best token is the same.
+Reading goes over every batch twice, the second time from the page cache. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.assets import DEMO_TARGET
+from eyas.bench.machine import describe_machine
+from eyas.data.batches import ChatBatches
+from eyas.data.capture import Capture, CaptureConfig
+from eyas.data.capture_rows import CaptureRows, read_rows
+from eyas.data.features import OnlineSource, taught
+from eyas.data.plan import VARIANTS
+from eyas.data.store import FeatureStore, StoreSource, classic_bytes
+from eyas.target import Target, load_target, load_tokenizer
+
+LONGEST, BATCH_TOKENS = 1024, 4096
+
+
+def teacher_loss(target: Target, stored: StoreSource, exact: OnlineSource, batches: int) -> dict[str, float]:
+    """Mean KL and greedy agreement of the stored teacher."""
+    total = same = count = 0.0
+    for number in range(batches):
+        a, b = stored(number), exact(number)
+        assert b.final is not None
+        where = taught(b.loss_mask)
+        log_p = target.head(b.final[where]).float().log_softmax(-1)  # [M, V]
+        if a.final is not None:
+            log_q = target.head(a.final[where].to(b.final.dtype)).float().log_softmax(-1)
+            total += (log_p.exp() * (log_p - log_q)).sum().item()
+            best = log_q.argmax(-1)
+        else:
+            assert a.top is not None
+            log_q = a.top.logprobs[where]  # [M, k]
+            kept = log_p.gather(1, a.top.ids[where])
+            tail = 1 - kept.exp().sum(-1)
+            total += (kept.exp() * (kept - log_q)).sum().item()
+            total += (tail * (tail.clamp_min(1e-9) / a.top.tail[where].clamp_min(1e-9)).log()).sum().item()
+            best = a.top.ids[where][:, 0]
+        same += (best == log_p.argmax(-1)).sum().item()
+        count += len(log_p)
+    return {"kl": total / count, "greedy": same / count}
+
+
+def measure(target: Target, found: CaptureRows, options: dict[str, Any], folder: Path) -> dict[str, float]:
+    config = CaptureConfig(**options, longest=LONGEST, batch_tokens=BATCH_TOKENS)
+    capture = Capture(target, found, config, folder, name="demo", chats="chats")
+    tokens = sum(split.tokens for split in capture.settings.splits.values())
+    start = time.perf_counter()
+    with capture.begun():
+        capture.run()
+    seconds = time.perf_counter() - start
+    store = FeatureStore.open(folder)
+    batches = ChatBatches(store.rows("train"), BATCH_TOKENS, LONGEST, seed=0)
+    taps = store.served_taps
+    source = StoreSource(store, batches, taps)
+    reads = []
+    for _ in range(2):
+        start = time.perf_counter()
+        for number in range(batches.per_epoch):
+            source(number)
+        reads.append(store.settings.splits["train"].tokens / (time.perf_counter() - start))
+    exact = OnlineSource(target, batches, taps)
+    return {
+        "bytes_per_token": capture.total_bytes / tokens,
+        "of_classic": capture.total_bytes / classic_bytes(tokens, target.hidden_size),
+        "capture_tokens_per_second": tokens / seconds,
+        "read_tokens_per_second": reads[1],
+        **teacher_loss(target, source, exact, min(8, batches.per_epoch)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("chats", type=Path)
+    parser.add_argument("--limit", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    target = load_target(DEMO_TARGET, dtype="bfloat16")
+    found = read_rows(load_tokenizer(DEMO_TARGET), given.chats, 0.0, LONGEST, target.vocab_size)
+    found = replace(found, rows={"train": list(islice(found.rows["train"], given.limit))}, dropped={"train": 0})
+    results = {}
+    for name, options in VARIANTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = measure(target, found, options, Path(folder) / "store")
+    print(json.dumps({"machine": describe_machine(), "threads": given.threads, "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
