@@ -1,6 +1,6 @@
 """kill -9 at random moments: does a verb, started again and again, end with the bytes of an uninterrupted run?
 
-    python benchmarks/kills.py regenerate [--kills 10] [--seed 0] [--folder DIRECTORY]
+    python benchmarks/kills.py regenerate capture [--kills 10] [--seed 0] [--folder DIRECTORY]
 
 A verb is a `Case`: what to run for a given output folder, and which of its files must be the same in the end. To add
 one, write a function from the working folder to a `Case` and enter it in `CASES`. The killer knows nothing else: it
@@ -41,8 +41,8 @@ class Case:
     """Files of the output folder, as glob patterns, that must not depend on interruptions."""
 
 
-def regenerate(work: Path) -> Case:
-    """Forty chats about Python's library, every answer at a temperature, four at a time, speculating."""
+def forty_chats(work: Path) -> Path:
+    """A chat folder about Python's library."""
     source = work / "chats"
     source.mkdir(parents=True)
     chats = [chat for module in islice(sources(), 120) for chat in chats_of(module)]
@@ -50,6 +50,24 @@ def regenerate(work: Path) -> Case:
     write_chats(source / "train.jsonl", chosen[:36])
     write_chats(source / "validation.jsonl", chosen[36:])
     write_report(source, {"chats": 40})
+    return source
+
+
+def capture(work: Path) -> Case:
+    """Forty chats, a shard for every one or two of them."""
+    source = forty_chats(work)
+
+    def arguments(output: Path) -> list[str]:
+        paths = {"model": DEMO_TARGET, "chats": source, "output": output}
+        options = "data capture --shard-mib 0.25 --batch-tokens 1024"
+        return [*options.split(), *(f"--{name}={path}" for name, path in paths.items())]
+
+    return Case(arguments, ("*",))
+
+
+def regenerate(work: Path) -> Case:
+    """Forty chats about Python's library, every answer at a temperature, four at a time, speculating."""
+    source = forty_chats(work)
 
     def arguments(output: Path) -> list[str]:
         paths = {"model": DEMO_TARGET, "draft-model": DEMO_DRAFTER, "chats": source, "output": output}
@@ -59,7 +77,7 @@ def regenerate(work: Path) -> Case:
     return Case(arguments, ("train.jsonl", "validation.jsonl", "report.json"))
 
 
-CASES: dict[str, Callable[[Path], Case]] = {"regenerate": regenerate}
+CASES: dict[str, Callable[[Path], Case]] = {"capture": capture, "regenerate": regenerate}
 
 
 def start(case: Case, output: Path) -> subprocess.Popen[bytes]:

@@ -106,7 +106,7 @@ def test_a_store_of_another_target_is_refused(target: Path, sure_target: Path, s
     with pytest.raises(StoreError, match="another target"):
         train_drafter(recipe(target, tmp_path, source="offline", store=store, validation=decoding))
     deeper = save_target(tmp_path / "deeper", embedding=1, layers=6)
-    with pytest.raises(StoreError, match=r"\(4, 32, 270\), this one's \(6, 32, 270\)"):
+    with pytest.raises(StoreError, match=r"4 layers, .* this one has 6 layers"):
         train_drafter(recipe(deeper, tmp_path, source="offline", store=store))
     place = train_drafter(recipe(sure_target, tmp_path / "run", source="offline", store=store, validation=decoding))
     assert "decoded_accept_length" in json.loads((place / "config.json").read_text())["eyas"]["validation"]

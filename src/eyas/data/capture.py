@@ -44,7 +44,7 @@ from eyas.errors import StoreError
 from eyas.runtime import versions
 from eyas.target import Target
 from eyas.target.architecture import choose_taps, why_taps
-from eyas.target.fingerprint import fingerprint
+from eyas.target.fingerprint import ends_fingerprint, fingerprint
 
 SHARD_BYTES = 2**29
 _SPARE_BYTES = 2**20
@@ -223,6 +223,7 @@ def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, 
     facts = TargetFacts(
         name=name,
         fingerprint=fingerprint(target.model),
+        ends=ends_fingerprint(target.model, target.layers),
         dtype=str(target.dtype).removeprefix("torch."),
         layers=target.num_layers,
     )

@@ -157,15 +157,14 @@ def why_taps(config: Any, taps: tuple[int, ...]) -> str:
     config = config.get_text_config()
     defaults, full = default_taps(config.num_hidden_layers), _full_boundaries(config)
     shown = ", ".join(map(str, taps))
-    if len(full) == config.num_hidden_layers:
-        where = "every layer attends to the whole context" if taps == defaults else "as asked for"
-        return f"taps {shown}: {where}"
+    if not attention_plan(config).hybrid:
+        return f"taps {shown}: " + ("the usual ones, all layers being alike" if taps == defaults else "as asked for")
     carried = sum(k in full for k in taps)
     nearest = f", nearest the usual {', '.join(map(str, defaults))}" if taps == choose_taps(config) != defaults else ""
     return f"taps {shown}: {carried} of {len(taps)} are outputs of full-attention layers{nearest}"
 
 
 def _full_boundaries(config: Any) -> list[int]:
-    """Boundaries that are the output of a layer which attends to everything."""
-    types = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
+    """Boundaries that are the output of a layer which attends to everything; all of them where layers are alike."""
+    types = config.layer_types if attention_plan(config).hybrid else [FULL] * config.num_hidden_layers
     return [i + 1 for i, kind in enumerate(types) if kind == FULL]

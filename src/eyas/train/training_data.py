@@ -16,10 +16,9 @@ from eyas.data.features import FeatureSource, OnlineSource
 from eyas.data.folder import SPLITS
 from eyas.data.store import FeatureStore, HybridSource, StoreSource
 from eyas.data.tokenize import TokenRow
-from eyas.errors import ConfigError, DataError, StoreError
+from eyas.errors import ConfigError, DataError
 from eyas.target import Target
 from eyas.target.architecture import choose_taps
-from eyas.target.ends import TargetEnds
 from eyas.target.fingerprint import fingerprint
 from eyas.train.shape import DrafterShape, drafter_config
 
@@ -60,7 +59,7 @@ def open_data(
     """Open what the recipe names. DataError and StoreError say what is missing or doesn't fit the target."""
     opened = None if store is None else FeatureStore.open(store)
     if opened is not None:
-        _check_store(opened, target)
+        opened.check_target(target)
 
     def features(batches: ChatBatches, taps: tuple[int, ...]) -> FeatureSource:
         if opened is None:
@@ -79,19 +78,6 @@ def open_data(
         raise ConfigError(f"{chats} is a chat folder with a split of its own: leave out held_out_share")
     found = read_rows(tokenizer, chats, HELD_OUT_SHARE if share is None else share, longest, target.vocab_size)
     return TrainingData(found.rows, tuple(found.reasons), served, fingerprint(target.model), features)
-
-
-def _check_store(store: FeatureStore, target: Target) -> None:
-    """Refuse a store of another target; of one whose layers aren't loaded, the sizes are all that can be compared."""
-    if not isinstance(target, TargetEnds):
-        return store.check_target(target)
-    there = (store.settings.target.layers, store.layout.hidden, store.layout.vocab)
-    here = (target.num_layers, target.hidden_size, target.vocab_size)
-    if there != here:
-        raise StoreError(
-            f"{store.folder} was captured from another target, {store.settings.target.name}: its layers, width and "
-            f"vocabulary are {there}, this one's {here}. Capture it again, or train for that target"
-        )
 
 
 def with_taps(shape: DrafterShape, target: Target, served: tuple[int, ...]) -> DrafterShape:

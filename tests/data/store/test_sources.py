@@ -173,7 +173,7 @@ def test_taps_and_targets_it_was_not_captured_for(store: Made) -> None:
     with pytest.raises(StoreError, match=r"not \[5\]: capture it again with --final all"):
         StoreSource(made, batches(made), (5,))
     other = Target(tiny.build_model("llama", seed=9))
-    with pytest.raises(StoreError, match="captured from another target: tiny with fingerprint"):
+    with pytest.raises(StoreError, match="captured from another target: tiny, 4 layers, fingerprint"):
         HybridSource(made, other, batches(made), (1, 2, 4))
     made.check_target(tiny.target())
     with pytest.raises(RequestError, match="boundaries"):

@@ -30,6 +30,8 @@ class TargetFacts(StrictModel):
 
     name: str
     fingerprint: str
+    ends: str
+    """Fingerprint of embedding, head and first layer: what training from the store loads."""
     dtype: str
     layers: int
 

@@ -16,7 +16,8 @@ from eyas.data.store.shard import RECAPTURE, Shard, StoredRow, data_digest
 from eyas.data.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.target import Target
-from eyas.target.fingerprint import fingerprint
+from eyas.target.ends import TargetEnds
+from eyas.target.fingerprint import ends_fingerprint, fingerprint
 
 OPEN_SHARDS = 256
 
@@ -59,13 +60,17 @@ class FeatureStore:
         return found
 
     def check_target(self, target: Target) -> None:
-        """Refuse a target whose states these aren't."""
-        found = fingerprint(target.model)
+        """Refuse a target whose states these aren't; of one whose layers weren't all loaded, what was."""
         facts = self.settings.target
-        if found != facts.fingerprint:
+        if isinstance(target, TargetEnds):
+            found, wanted = ends_fingerprint(target.model, target.layers), facts.ends
+        else:
+            found, wanted = fingerprint(target.model), facts.fingerprint
+        if (found, target.num_layers) != (wanted, facts.layers):
             raise StoreError(
-                f"{self.folder} was captured from another target: {facts.name} with fingerprint {facts.fingerprint}, "
-                f"this one has {found}. Capture it again, or train for that target"
+                f"{self.folder} was captured from another target: {facts.name}, {facts.layers} layers, fingerprint "
+                f"{wanted}; this one has {target.num_layers} layers, fingerprint {found}. Capture it again, or train "
+                "for that target"
             )
 
     def check_taps(self, taps: Sequence[int]) -> None:
