@@ -70,8 +70,8 @@ def traced_rows(target: Target, batch: TokenBatch, layout: Layout) -> Iterator[S
         final = _split(encode_states(states, layout.states), asked)
     else:
         best = top_rows(target.head, states, layout.vocab, layout.top)
-        ids = best.ids.to(torch.uint16 if layout.vocab <= 2**16 else torch.int32)
-        parts = (ids.cpu(), best.logprobs.to(torch.float16).cpu(), best.tail.cpu())
+        ids = best.ids.cpu().to(torch.uint16 if layout.vocab <= 2**16 else torch.int32)
+        parts = (ids, best.logprobs.to(torch.float16).cpu(), best.tail.cpu())
         top = list(zip(*(torch.split(part, asked) for part in parts), strict=True))
     for b, count in enumerate(counts):
         yield StoredRow(

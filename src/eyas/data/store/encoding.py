@@ -45,7 +45,7 @@ def encode_states(states: Tensor, encoding: StateEncoding) -> Encoded:
         return Encoded(states.to(STATE_TYPES[encoding]), None)
     wide = states.float()
     exponents = torch.frexp(wide.abs().amax(-1) / _LARGEST).exponent.clamp(-126, 126)
-    values = torch.ldexp(wide, -exponents.unsqueeze(-1)).to(torch.float8_e4m3fn)
+    values = (wide * _power_of_two(-exponents).unsqueeze(-1)).to(torch.float8_e4m3fn)
     return Encoded(values, exponents.to(torch.int8))
 
 
@@ -54,7 +54,12 @@ def decode_states(encoded: Encoded, dtype: torch.dtype) -> Tensor:
     states = encoded.values.to(dtype)
     if encoded.exponents is None:
         return states
-    return states.mul_(torch.exp2(encoded.exponents.float()).to(dtype).unsqueeze(-1))
+    return states.mul_(_power_of_two(encoded.exponents).to(dtype).unsqueeze(-1))
+
+
+def _power_of_two(exponents: Tensor) -> Tensor:
+    """2^e in float32 for -127 < e < 128, made of its bits: exact on every device, which `exp2` need not be."""
+    return ((exponents.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
 def pack_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
