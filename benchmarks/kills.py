@@ -77,7 +77,24 @@ def regenerate(work: Path) -> Case:
     return Case(arguments, ("train.jsonl", "validation.jsonl", "report.json"))
 
 
-CASES: dict[str, Callable[[Path], Case]] = {"capture": capture, "regenerate": regenerate}
+def train(work: Path) -> Case:
+    """Thirty steps of an EAGLE-3 drafter, the target in the loop, validated and decoded every five."""
+    recipe = {
+        "target": "demo", "source": "online", "chats": str(forty_chats(work)), "output": "",
+        "device": "cpu", "shape": {"kind": "eagle3", "draft_vocab_size": 512}, "batch_tokens": 512, "max_length": 256,
+        "validation": {"batches": 1, "prompts": 2, "max_tokens": 8, "tree": "chain:3"},
+        "loop": {"steps": 30, "log_every": 1, "validate_every": 5, "save_seconds": 1},
+    }  # fmt: skip
+    path = work / "recipe.yaml"
+    path.write_text(json.dumps({"drafter": recipe}), encoding="utf-8")
+
+    def arguments(output: Path) -> list[str]:
+        return ["train", str(path), f"drafter.output={output}"]
+
+    return Case(arguments, ("drafter/model.safetensors", "best/*.safetensors", "checkpoints/*/*.safetensors"))
+
+
+CASES: dict[str, Callable[[Path], Case]] = {"regenerate": regenerate, "capture": capture, "train": train}
 
 
 def start(case: Case, output: Path) -> subprocess.Popen[bytes]:

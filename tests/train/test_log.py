@@ -63,8 +63,11 @@ def test_a_missing_tensorboard_is_said(
 
 
 def test_lines_where_nobody_watches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, 0, [4], Console(stderr=True, force_terminal=False))
-    assert "step 4 loss 0.25" in capsys.readouterr().err
+    console = Console(stderr=True, force_terminal=False)
+    with RunLog(9, 0, writers(tmp_path, 0, None, console), console) as out:
+        out.record(4, 1.0, {"loss": 0.25, "accuracy_0": 0.5, "accuracy_1": 0.4, "accuracy_12": 0.3})
+    assert capsys.readouterr().err == "step 4 loss 0.25 accuracy_0 0.5\n"
+    assert lines(tmp_path)[0]["accuracy_12"] == 0.3
 
 
 def test_wandb_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,8 @@ from eyas.errors import ConfigError
 from eyas.train.checkpoint import write_text
 
 Values = Mapping[str, float]
+
+_LATER = re.compile(r"_[1-9]\d*$")
 
 
 class Writer(Protocol):
@@ -166,4 +169,6 @@ class RunLog:
 
 
 def _shown(values: Values, most: int | None = None) -> str:
-    return " ".join(f"{name} {value:.4g}" for name, value in list(values.items())[:most])
+    """What fits a console: of figures by step of a chain only the first."""
+    few = [(name, value) for name, value in values.items() if not _LATER.search(name)]
+    return " ".join(f"{name} {value:.4g}" for name, value in few[:most])
