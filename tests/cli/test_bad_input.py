@@ -47,7 +47,7 @@ def refused(result: Result, code: int, *words: str) -> None:
         (("--tree", "chain:0"), ("chain",)),
         (("--tree", "chain:2", "-n", 3), ("--num-speculative-tokens", "--tree", "give one")),
         (("-n", 0), ("--num-speculative-tokens",)),
-        (("--method", "medusa"), ("unknown method 'medusa'", "eagle3 or none")),
+        (("--method", "medusa"), ("unknown method 'medusa'", "eagle1, eagle3, mla, mlp or none")),
         (("--acceptance", "kind"), ("unknown acceptance 'kind'", "typical:EPSILON,DELTA")),
         (("--acceptance", "typical:2,1"), ("epsilon 2.0",)),
         (("--dtype", "int8"), ("unknown dtype 'int8'", "bfloat16")),
@@ -100,7 +100,7 @@ def test_targets_that_cannot_be_loaded(run: Run, tmp_path: Path) -> None:
         ({"target_hidden_size": 48}, ("states 48 wide, the target's are 32",)),
         ({"vocab_size": 97, "draft_vocab_size": 60}, ("97 tokens, the target's",)),
         ({"num_aux_hidden_states": 2}, ("reads 2 taps, but 3 are named",)),
-        ({"taps": [1, 2, 40]}, ("outside the target's boundaries 0..4",)),
+        ({"taps": [1, 2, 40]}, ("outside the target's boundaries 0..5",)),
     ],
     ids=["hidden size", "vocabulary", "tap count", "tap range"],
 )

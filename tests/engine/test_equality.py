@@ -47,6 +47,15 @@ def test_equal_with_a_disagreeing_drafter(name: str, tree: str, batch: int) -> N
     assert [c.token_ids for c in done] == _reference(name)
 
 
+@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek3"])
+@pytest.mark.parametrize(("tree", "batch"), [("dynamic:4,3,8", 4)])
+def test_equal_with_every_kind_of_drafter(name: str, kind: str, tree: str, batch: int) -> None:
+    drafter = tiny.drafter(kind)
+    done = _run(Engine(tiny.target(name), None, Speculation(drafter, parse_tree(tree)), batch_size=batch))
+    assert [c.token_ids for c in done] == _reference(name)
+
+
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("tree", TREES)

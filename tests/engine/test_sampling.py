@@ -52,6 +52,13 @@ def test_speculation_changes_nothing(name: str, tree: str, batch: int, drafter: 
         assert sum(c.stats.walked for c in done) > 10
 
 
+@pytest.mark.parametrize("kind", ["eagle1", "mla", "mlp"])
+def test_no_kind_of_drafter_changes_anything(kind: str) -> None:
+    spec = Speculation(tiny.drafter(kind), parse_tree("dynamic:4,4,12"))
+    done = Engine(tiny.target("qwen3"), None, spec, batch_size=3).generate(requests("hot"))
+    assert [c.token_ids for c in done] == plain("hot")
+
+
 def test_mixed_requests_share_a_batch() -> None:
     mixed = [requests(name)[i] for i, name in enumerate(PARAMS)]
     spec = Speculation(tiny.eagle3_drafter(), parse_tree("dynamic:4,4,12"))

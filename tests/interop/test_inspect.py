@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eyas.drafters.checkpoint import save_network
 from eyas.drafters.files import read_json
 from eyas.errors import CheckpointError
 from eyas.interop.detect import detect
@@ -117,7 +118,7 @@ def test_what_is_suspicious(tmp_path: Path) -> None:
     report = examine(path, facts(path, rope_theta=500000.0, max_length=8192))
     assert report.problems == []
     assert report.taps is None
-    assert "the target's defaults" in report.tap_source
+    assert "the kind's default" in report.tap_source
     for words in (
         "no tap list",
         "max_position_embeddings is 2048",
@@ -137,9 +138,9 @@ def test_taps_that_count_layer_outputs(tmp_path: Path) -> None:
 
 
 def test_a_drafter_of_another_target(tmp_path: Path) -> None:
-    path = save_drafter(tmp_path)
+    path = save_drafter(tmp_path, taps=[1, 2, 9])
     report = examine(path, facts(path, hidden_size=48, vocab_size=50, layers=3))
-    for words in ("states of 32, the target's 48", "the target's 50", "[4] lie outside the target's boundaries 0..3"):
+    for words in ("states of 32, the target's 48", "the target's 50", "[9] lie outside the target's boundaries 0..4"):
         assert any(words in problem for problem in report.problems), words
 
 
@@ -179,8 +180,19 @@ def test_kinds(config: dict[str, Any], names: tuple[str, ...], kind: str) -> Non
 
 
 def test_other_kinds_of_drafters_are_named(tmp_path: Path) -> None:
-    report = report_drafter(tmp_path, {}, headers_of("fc.weight"), "eagle1")
-    assert report.problems == ["kind eagle1: this version of eyas loads EAGLE-3 drafters only"]
+    report = report_drafter(tmp_path, {}, headers_of("fc.weight"), "p-eagle")
+    assert report.problems == ["kind p-eagle: eyas loads eagle1, eagle3, mla, mlp"]
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "mla", "mlp"])
+def test_every_kind_is_examined(tmp_path: Path, kind: str) -> None:
+    save_network(tiny.network(kind), tmp_path, {"target_fingerprint": "abc"})
+    fits = facts(tmp_path, fingerprint="abc")
+    assert (examine(tmp_path, fits).kind, examine(tmp_path, fits).problems) == (kind, [])
+    other = examine(tmp_path, facts(tmp_path, fingerprint="def")).warnings
+    assert any("trained for other weights" in warning and "abc" in warning for warning in other)
+    retensor(tmp_path, "layers.0.self_attn.o_proj.weight", "layers.0.weight")
+    assert len(examine(tmp_path).missing) == 1
 
 
 def test_headers_count_without_reading(tmp_path: Path) -> None:

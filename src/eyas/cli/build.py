@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from eyas.types import SamplingParams
     from eyas.verify import WalkRule
 
+METHODS = ("eagle1", "eagle3", "mla", "mlp")
 _OPTION_OF = {"max_tokens": "max_new_tokens", "stop_token_ids": "stop_token_id"}
 
 
@@ -35,8 +36,8 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
 
 def tree_text(options: DraftOptions) -> str | None:
     """The tree asked for; None = the drafter's own. Refuses combinations in which an option would be ignored."""
-    if options.method not in ("eagle3", "none"):
-        raise UsageError(f"unknown method {options.method!r}: write eagle3 or none")
+    if options.method not in (None, *METHODS, "none"):
+        raise UsageError(f"unknown method {options.method!r}: write {', '.join(METHODS)} or none")
     if options.method == "none":
         _refuse_draft_options(options)
         return None
@@ -69,6 +70,7 @@ def open_engine(target: TargetOptions, draft: DraftOptions, batch_size: int) -> 
         compiled=target.compile,
         draft_weights=draft.draft_weights,
         ignore_config_keys=draft.ignore_config_key,
+        method=None if draft.method == "none" else draft.method,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import replace
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,19 @@ def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
         return report_target(source, None if found.path is None else headers)
     assert found.path is not None  # a drafter's files are always fetched
     facts = None if model is None else report_target(model, None).facts
+    report = report_drafter(found.path, found.config, headers, kind, facts)
+    if model is None or facts is None or report.target_fingerprint is None or locate(model).path is None:
+        return report
+    # the weights are at hand, and the drafter says which ones it was made for
+    facts = replace(facts, fingerprint=_fingerprint(model))
     return report_drafter(found.path, found.config, headers, kind, facts)
+
+
+def _fingerprint(model: str) -> str:
+    from eyas.target import load_target
+    from eyas.target.fingerprint import fingerprint
+
+    return fingerprint(load_target(model, dtype="bfloat16", device="cpu", packed=False).model)
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -59,7 +59,10 @@ class DraftOptions(DrafterFileOptions):
     """Whether and how to speculate."""
 
     draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None
-    method: Annotated[str, Option(help="eagle3, or none for plain decoding.")] = "eagle3"
+    method: Annotated[
+        str | None,
+        Option(help="eagle1, eagle3, mla or mlp (default: what the drafter's files say); none for plain decoding."),
+    ] = None
     num_speculative_tokens: Annotated[
         int | None,
         Option("--num-speculative-tokens", "-n", min=1, help="A chain of N draft tokens (= --tree chain:N)."),

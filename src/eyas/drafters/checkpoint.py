@@ -59,6 +59,13 @@ def load_network(
     return network.eval().requires_grad_(False)
 
 
+def recorded_target(path: Path) -> str | None:
+    """The fingerprint of the target that the drafter in `path` says it was trained for."""
+    provenance = read_json(path / CONFIG).get(PROVENANCE)
+    found = provenance.get("target_fingerprint") if isinstance(provenance, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def save_network(network: DraftNetwork, path: Path, provenance: Mapping[str, Any] | None = None) -> None:
     """Write `path`; config.json is written last, so a directory with one is whole."""
     path.mkdir(parents=True, exist_ok=True)

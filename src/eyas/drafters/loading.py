@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,12 +10,16 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter
-from eyas.drafters.checkpoint import load_network
+from eyas.drafters.checkpoint import load_network, recorded_target
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.errors import CheckpointError, DrafterMismatchError
+from eyas.drafters.kinds import kind_for
+from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.target import Target
+from eyas.target.fingerprint import fingerprint
 from eyas.target.packed import can_pack, pack_linears
+
+_LOG = logging.getLogger("eyas")
 
 
 def load_drafter(
@@ -23,16 +28,38 @@ def load_drafter(
     *,
     weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
+    method: str | None = None,
 ) -> NetworkDrafter:
-    """Load strictly, check against `target`, and put it on the target's device in the target's dtype."""
+    """Load strictly, check against `target`, and put it on the target's device in the target's dtype.
+
+    `method` is the kind the caller expects. A drafter trained for other weights than the target's is used, and said so
+    in the log: it stays lossless, but may draft badly.
+    """
     path = local_directory(source)
     network = load_network(path, target, weights=weights, ignore=ignore_config_keys)
+    kind = kind_for(network.config).name
+    if method not in (None, kind):
+        raise UsageError(f"{source} is an {kind} drafter, not {method}: leave the method out, the files say what it is")
     taps = network.config.taps or network.config.default_taps(target.num_layers)
     check_fit(network.config, taps, target, str(source))
     network = network.to(device=target.device, dtype=target.dtype)
     if can_pack(target.device, target.dtype):
         pack_linears(network)
+    _compare_targets(path, target, str(source))
     return NetworkDrafter(network, taps)
+
+
+def _compare_targets(path: Path, target: Target, name: str) -> None:
+    recorded = recorded_target(path)
+    if recorded is None:
+        return
+    found = fingerprint(target.model)
+    if recorded != found:
+        _LOG.warning(
+            "the drafter %s was trained for other weights than this target's (fingerprint %s, here %s): output is "
+            "the target's own all the same, but the drafter may guess badly; check its accept length",
+            name, recorded, found,
+        )  # fmt: skip
 
 
 def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: Target, name: str) -> None:

@@ -34,10 +34,12 @@ def load(
     compiled: bool = False,
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
+    method: str | None = None,
 ) -> Engine:
     """An engine for `model`, speculating with `draft_model` if one is given.
 
-    `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default. `rule` replaces the
+    `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default. `method` is the
+    drafter kind that is expected, None for whatever the files hold. `rule` replaces the
     lossless walk. Errors: ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     if draft_model is None and tree is not None:
@@ -46,7 +48,9 @@ def load(
     target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled)
     speculation = None
     if draft_model is not None:
-        drafter = load_drafter(draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys)
+        drafter = load_drafter(
+            draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method
+        )
         speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
     return Engine(target, load_tokenizer(model), speculation, batch_size=batch_size, rule=rule)
 

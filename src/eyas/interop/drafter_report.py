@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from eyas.drafters.checkpoint import expected_tensors
-from eyas.drafters.eagle3 import Eagle3Config
-from eyas.drafters.eagle3.config import config_from_dict
-from eyas.drafters.kinds import kind_for, tensor_name
+from eyas.drafters.checkpoint import computed, expected_tensors
+from eyas.drafters.config import DrafterConfig, TransformerConfig
+from eyas.drafters.eagle3.config import FusedTapsConfig
+from eyas.drafters.kinds import KINDS, kind_for, tensor_name
 from eyas.errors import ConfigError
-from eyas.interop.detect import Kind
 from eyas.interop.headers import Headers
 
 OPTIONAL = frozenset({"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"})
@@ -31,6 +30,8 @@ class TargetFacts:
     vocab_size: int
     max_length: int | None
     rope_theta: float | None
+    fingerprint: str | None = None
+    """None = its weights were not read."""
 
 
 @dataclass
@@ -38,7 +39,7 @@ class DrafterReport:
     """Facts, problems (it won't load or won't fit) and warnings (it may draft badly)."""
 
     path: str
-    kind: Kind
+    kind: str
     parameters: int
     dtypes: list[str]
     files: list[str]
@@ -54,13 +55,19 @@ class DrafterReport:
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def target_fingerprint(self) -> str | None:
+        """Of the target it says it was trained for."""
+        found = self.provenance.get("target_fingerprint") if isinstance(self.provenance, dict) else None
+        return found if isinstance(found, str) else None
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON object."""
         return {"role": "drafter", "usable": not self.problems} | asdict(self)
 
 
 def report_drafter(
-    path: Path, raw: dict[str, Any], headers: Headers, kind: Kind, target: TargetFacts | None = None
+    path: Path, raw: dict[str, Any], headers: Headers, kind: str, target: TargetFacts | None = None
 ) -> DrafterReport:
     """Examine a drafter directory; with `target`, whether they fit."""
     names = {tensor_name(name) for name in headers.tensors}
@@ -74,8 +81,8 @@ def report_drafter(
         own_head="lm_head.weight" in names,
         provenance=raw.get("eyas"),
     )
-    if kind != "eagle3":
-        report.problems.append(f"kind {kind}: this version of eyas loads EAGLE-3 drafters only")
+    if kind not in KINDS:
+        report.problems.append(f"kind {kind}: eyas loads {', '.join(KINDS)}")
         return report
     if not headers.files:
         found = f"only pickles ({', '.join(headers.pickles)})" if headers.pickles else "no weight files"
@@ -83,7 +90,7 @@ def report_drafter(
             f"{found}: eyas reads safetensors" + ("; a pickle you trust: --draft-weights" if headers.pickles else "")
         )
     try:
-        config = config_from_dict(raw, str(path / "config.json"))
+        config = KINDS[kind].read(raw, str(path / "config.json"), (), names if headers.files else None)
     except ConfigError as error:
         report.problems.append(str(error))
         return report
@@ -108,16 +115,12 @@ def _tap_source(raw: dict[str, Any]) -> str:
         for key in ("eagle_aux_hidden_state_layer_ids", "layer_ids")
         if nested.get(key) is not None
     ]
-    return ", ".join(keys) or "not written: the target's defaults [2, n//2, n-3]"
+    return ", ".join(keys) or "not written: the kind's default"
 
 
-def _check_tensors(report: DrafterReport, config: Eagle3Config, headers: Headers) -> None:
+def _check_tensors(report: DrafterReport, config: DrafterConfig, headers: Headers) -> None:
     expected = expected_tensors(kind_for(config), config)
-    found = {
-        tensor_name(name): info.shape
-        for name, info in headers.tensors.items()
-        if not name.endswith("rotary_emb.inv_freq")
-    }
+    found = {tensor_name(name): info.shape for name, info in headers.tensors.items() if not computed(name)}
     report.missing = sorted(set(expected) - set(found) - OPTIONAL)
     report.extra = sorted(set(found) - set(expected))
     if report.missing or report.extra:
@@ -129,7 +132,7 @@ def _check_tensors(report: DrafterReport, config: Eagle3Config, headers: Headers
     ]
 
 
-def _check_map(report: DrafterReport, config: Eagle3Config, headers: Headers) -> None:
+def _check_map(report: DrafterReport, config: DrafterConfig, headers: Headers) -> None:
     full, draft = config.vocab_size, config.draft_vocab_size
     if "d2t" not in headers.tensors:
         if draft != full:
@@ -150,16 +153,21 @@ def _check_map(report: DrafterReport, config: Eagle3Config, headers: Headers) ->
             report.problems.append("t2d and d2t name different tokens: the vocabulary map is damaged")
 
 
-def _suspect(report: DrafterReport, config: Eagle3Config, raw: dict[str, Any]) -> None:
-    if config.taps is not None and len(set(config.taps)) != config.num_aux_hidden_states:
-        report.problems.append(
-            f"reads {config.num_aux_hidden_states} different taps, but the config names {list(config.taps)}"
-        )
-    if config.taps is None:
+def _suspect(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> None:
+    if config.taps is not None and len(set(config.taps)) != config.tap_count:
+        report.problems.append(f"reads {config.tap_count} different taps, but the config names {list(config.taps)}")
+    if config.taps is None and isinstance(config, FusedTapsConfig):
         report.warnings.append(
             "no tap list in config.json: every reader falls back on its own default, and the defaults differ by one "
             "between projects (boundaries or layer outputs)"
         )
+    if isinstance(config, TransformerConfig):
+        _suspect_positions(report, config, raw)
+    if report.provenance is None:
+        report.warnings.append("no provenance (key `eyas`): nothing says what it was trained for or on")
+
+
+def _suspect_positions(report: DrafterReport, config: TransformerConfig, raw: dict[str, Any]) -> None:
     if config.max_position_embeddings <= 2048:
         report.warnings.append(
             f"max_position_embeddings is {config.max_position_embeddings}: eyas goes on past it, two other engines "
@@ -169,31 +177,39 @@ def _suspect(report: DrafterReport, config: Eagle3Config, raw: dict[str, Any]) -
         report.warnings.append(
             "no rope_theta: 10000 is assumed; if the drafter was trained with another, it drafts badly"
         )
-    if report.provenance is None:
-        report.warnings.append("no provenance (key `eyas`): nothing says what it was trained for or on")
 
 
-def _compare(report: DrafterReport, config: Eagle3Config, target: TargetFacts) -> None:
+def _compare(report: DrafterReport, config: DrafterConfig, target: TargetFacts) -> None:
     for what, mine, theirs in (
         ("states", config.target_hidden_size, target.hidden_size),
         ("vocabulary", config.vocab_size, target.vocab_size),
     ):
         if mine != theirs:
             report.problems.append(f"doesn't fit the target: {what} of {mine}, the target's {theirs}")
-    if not report.own_embedding and config.hidden_size != target.hidden_size:
+    if config.embedding == "shared" and config.hidden_size != target.hidden_size:
         report.problems.append(
             f"no embedding of its own, and the target's is {target.hidden_size} wide, not {config.hidden_size}"
         )
     n = target.layers
     if config.taps is not None:
-        outside = [tap for tap in config.taps if not 0 <= tap <= n]
+        outside = [tap for tap in config.taps if not 0 <= tap <= n + 1]
         if outside:
-            report.problems.append(f"taps {outside} lie outside the target's boundaries 0..{n}")
+            report.problems.append(f"taps {outside} lie outside the target's boundaries 0..{n + 1}")
         if list(config.taps) == [1, n // 2 - 1, n - 4]:
             report.warnings.append(
                 f"taps {list(config.taps)} are what trainers that count layer *outputs* write by default; as "
                 f"boundaries that would be {[tap + 1 for tap in config.taps]}: compare acceptance with both"
             )
+    if isinstance(config, TransformerConfig):
+        _compare_positions(report, config, target)
+    recorded = report.target_fingerprint
+    if target.fingerprint is not None and recorded is not None and recorded != target.fingerprint:
+        report.warnings.append(
+            f"trained for other weights than this target's: fingerprint {recorded}, the target's {target.fingerprint}"
+        )
+
+
+def _compare_positions(report: DrafterReport, config: TransformerConfig, target: TargetFacts) -> None:
     theta = float(config.rope_parameters["rope_theta"])
     if target.rope_theta is not None and theta != target.rope_theta:
         report.warnings.append(
