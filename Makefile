@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 export MALLOC_MMAP_THRESHOLD_ ?= 2147483647
 export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
 
-.PHONY: install demo test lint types unit slow format clean
+.PHONY: install demo pipeline test lint types unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -17,6 +17,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	$(RUN)/eyas demo
+
+# prepare, regenerate, capture, train, choose checkpoint and tree for the demo target; ends in runs/pipeline/report.html
+pipeline: install
+	$(RUN)/python recipes/pipeline.py
 
 test: install lint types unit
 

@@ -7,7 +7,9 @@ import json
 import yaml
 from typer.testing import CliRunner
 
+from eyas.bench.page import render
 from eyas.cli.app import app
+from eyas.sweep.page import sweep_section
 
 from .conftest import Setup
 
@@ -28,5 +30,8 @@ def test_table_results_and_plots(setup: Setup) -> None:
     assert f"Best: {good[0]['trial']} has the best mean accept length" in result.stdout
     assert (setup.folder / "sweep" / "knobs.svg").is_file()
     assert (setup.folder / "sweep" / "trade.svg").is_file()
+    page = render("Sweep", [], [sweep_section(report)])
+    assert good[0]["trial"] in page
+    assert page.count("data:image/svg+xml") == 2
     again = CliRunner().invoke(app, ["sweep", str(file), "knob=1"])
     assert (again.exit_code, "knob: Extra inputs" in again.stderr) == (2, True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.bench.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, canvas, label, seconds_axis, svg
+from eyas.bench.training_figure import curve
 from eyas.bench.training_run import TrainingRun
 
 
@@ -19,11 +20,11 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
     tasks = list(report["ranked"][0]["tasks"])
     with canvas(3, 1, 7.0, 7.5, sharex=True) as (figure, grid):
         loss, length, speed = (line[0] for line in grid)
-        _curve(loss, run, "loss", unit, GREY, "training", marker="")
-        _curve(loss, run, "validation_loss", unit, BLUE, "validation")
-        label(loss, "", "loss (nats a position)", "What training says")
-        _curve(length, run, "validation_accept_length", unit, ORANGE, "simulated on validation")
-        _curve(length, run, "decoded_accept_length", unit, GREEN, "decoded on validation chats")
+        curve(loss, run, "loss", unit, GREY, "training", marker="")
+        curve(loss, run, "validation_loss", unit, BLUE, "validation")
+        label(loss, "", "loss", "What training says")
+        curve(length, run, "validation_accept_length", unit, ORANGE, "simulated on validation")
+        curve(length, run, "decoded_accept_length", unit, GREEN, "decoded on validation chats")
         for axes, figures in ((length, "accept_length"), (speed, "speedup")):
             for number, task in enumerate(tasks):
                 values = [candidate["tasks"][task][figures] for _, candidate in rows]
@@ -39,9 +40,3 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
             axes.axvline(pick, color=GREY, linestyle=":", label=f"pick: {report['pick']}")
             axes.legend(fontsize=7)
         return svg(figure)
-
-
-def _curve(axes: Any, run: TrainingRun, metric: str, unit: float, colour: str, name: str, marker: str = ".") -> None:
-    moments, values = run.curve(metric)
-    if values:
-        axes.plot([moment / unit for moment in moments], values, color=colour, marker=marker, label=name)

@@ -61,8 +61,13 @@ class Ledger:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a file by a JSON document; nobody ever reads half of it."""
+    """Replace a file by a JSON document."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file; nobody ever reads half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 import eyas
 from eyas.cli.bench import bench
 from eyas.cli.bench_checkpoints import checkpoints
+from eyas.cli.bench_report import report
 from eyas.cli.bench_trees import trees
 from eyas.cli.chat import chat
 from eyas.cli.data_capture import capture as data_capture
@@ -44,8 +45,8 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure: methods, a run's checkpoints, draft trees.",
-        {"measure": bench, "checkpoints": checkpoints, "trees": trees},
+        "Measure: methods, a run's checkpoints, draft trees; report.",
+        {"measure": bench, "checkpoints": checkpoints, "trees": trees, "report": report},
     ),
 }
 # groups whose first verb is meant where none is named

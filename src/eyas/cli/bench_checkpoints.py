@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
+from eyas.assets import named_target
 from eyas.cli.build import open_target, sampling_params
 from eyas.cli.display import note, output, row_bar
 from eyas.cli.measuring import check_json, report_errors, settings_of
@@ -107,4 +108,4 @@ def _target_of(run: TrainingRun) -> str:
     target = run.recipe.get("target")
     if not isinstance(target, str):
         raise UsageError(f"{run.path / 'config.yaml'} names no target: give --model")
-    return target
+    return named_target(target)
