@@ -320,6 +320,16 @@ def test_a_token_half_in_an_answer_is_not_its() -> None:
     assert tokenizer.decode(row.tokens[row.loss_mask]) == "return a<|im_end|>"
 
 
+def test_a_space_before_an_answer_is_not_its_where_offsets_are_shortened() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role + ':  ' + m.content + '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:  ' }}{% endif %}"
+    )
+    tokenizer = _with(source, "llama3")
+    row = tokenize_chat(tokenizer, Chat(id="x", messages=(TALK[0], said("assistant", "(1)"))))
+    assert tokenizer.decode(row.tokens[row.loss_mask]) == "(1)<|eot_id|>"
+
+
 def test_a_slow_tokenizer_is_refused() -> None:
     class Slow:
         chat_template, name_or_path, is_fast = "x", "old/model", False
