@@ -21,6 +21,20 @@ _FUSED = {"draft_vocab_size": DRAFT, "num_aux_hidden_states": 3}
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3": ("eagle3", {**_GROUPED, **_FUSED}),
     "eagle3.1": ("eagle3", {**_GROUPED, **_FUSED, "fc_norm": True, "norm_output": True}),
+    "mla": (
+        "mla",
+        {
+            **_LAYERS,
+            **_FUSED,
+            "q_lora_rank": 10,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 5,
+        },
+    ),
+    "eagle1": ("eagle1", {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
+    "mlp": ("mlp", {"draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
     "two layers": ("eagle3", {**_GROUPED, **_FUSED, "num_hidden_layers": 2, "norm_before_residual": True}),
 }
 

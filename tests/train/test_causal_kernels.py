@@ -75,9 +75,10 @@ def test_bfloat16_keeps_sums_in_float32(kernel: CausalKernel) -> None:
 
 
 def test_the_choice_follows_sizes_and_types() -> None:
-    q, _, v = inputs(1, 2, 2, 3, 8, 8)
+    q, _, v = inputs(1, 2, 2, 2000, 8, 8)
     assert isinstance(choose_kernel(q, v), CpuFlash)
     assert isinstance(choose_kernel(q, v[..., :6]), Blocked)
+    assert isinstance(choose_kernel(q[:, :, :500], v[:, :, :500]), Blocked)
 
 
 def test_cuda_kernels_are_called_with_the_shapes_they_take() -> None:

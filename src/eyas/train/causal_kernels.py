@@ -9,6 +9,7 @@ Shapes: B chats, S positions, D / Dv head size of keys / values, heads = kv * G.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 
 BLOCK = 64
 """Query rows of `Blocked` handled together: keys after the block's end are never touched, which halves the work."""
+
+LONG = 1024
+"""Positions from which on a CPU's flash kernel beats `Blocked`."""
 
 
 class Attended(NamedTuple):
@@ -38,12 +42,12 @@ class CausalKernel(Protocol):
 def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
     """The fastest kernel that takes these tensors.
 
-    On CPU torch's flash kernel and blocked matmuls differ by less than a tenth at 512 positions; from there on flash is
-    faster, and it keeps bfloat16 scores in float32 (docs/log.md has the numbers).
+    On CPU blocked matmuls take 0.6 to 0.7 of torch's flash kernel's time at 512 positions; at 2048 it is flash that is
+    faster, by a seventh (docs/log.md).
     """
-    size, same = q.shape[-1], q.shape[-1] == v.shape[-1]
+    size, width, same = q.shape[-1], q.shape[2], q.shape[-1] == v.shape[-1]
     if not q.is_cuda:
-        return CpuFlash() if same else Blocked()
+        return CpuFlash() if same and width > LONG else Blocked()
     half = q.dtype in (torch.float16, torch.bfloat16)
     if half and same and size % 8 == 0 and size <= 256 and torch.cuda.get_device_capability(q.device)[0] >= 8:
         return CudaFlash()
@@ -100,57 +104,69 @@ class CudaEfficient:
 
 
 class Blocked:
-    """Plain matmuls over blocks of rows, scores made again in the backward pass: any device, size and type."""
+    """Plain matmuls over blocks of rows, scores made again in the backward pass: any device, size and type.
+
+    Inside, queries lie as [B*kv, S*G, D], rows of a group side by side: those that share keys are one matrix, and a
+    block of rows is a view.
+    """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Attended:
-        batch, heads, width, _ = q.shape
-        out = q.new_empty(batch, width, heads, v.shape[-1]).transpose(1, 2)  # rows together, as the next linear reads
-        lse = q.new_empty(batch, heads, width, dtype=_precise(q.dtype))
-        for start in range(0, width, BLOCK):
-            stop = min(start + BLOCK, width)
-            scores = _scores(q, k, start, stop)  # [B, kv, G*R, stop]
+        kv, groups = k.shape[1], q.shape[1] // k.shape[1]
+        rows, keys, values = _folded(q * q.shape[-1] ** -0.5, kv), k.flatten(0, 1), v.flatten(0, 1)
+        out = rows.new_empty(*rows.shape[:2], v.shape[-1])
+        lse = rows.new_empty(*rows.shape[:2], 1, dtype=_precise(q.dtype))
+        for block, stop in _blocks(q.shape[2], groups):
+            scores = (rows[:, block] @ keys[:, :stop].transpose(1, 2)).to(lse.dtype)  # [B*kv, R*G, stop]
+            _hide_later(scores, groups)
             peak = scores.amax(-1, keepdim=True)
             weights = scores.sub_(peak).exp_()
             total = weights.sum(-1, keepdim=True)
-            mixed = weights.to(v.dtype) @ v[:, :, :stop] / total.to(v.dtype)
-            out[:, :, start:stop] = _rows(mixed, heads)
-            lse[:, :, start:stop] = _rows(peak + total.log(), heads).squeeze(-1)
-        return Attended(out, lse)
+            out[:, block] = (weights.to(v.dtype) @ values[:, :stop]).div_(total)
+            lse[:, block] = total.log_().add_(peak)
+        return Attended(_unfolded(out, q), _unfolded(lse, q).squeeze(-1))
 
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: Attended) -> tuple[Tensor, Tensor, Tensor]:
-        heads, kv, scale = q.shape[1], k.shape[1], q.shape[-1] ** -0.5
-        dq = torch.empty_like(q)
-        dk, dv = (torch.zeros(x.shape, dtype=done.lse.dtype, device=x.device) for x in (k, v))
-        delta = (grad * done.out).sum(-1, dtype=done.lse.dtype).unsqueeze(-1)  # [B, heads, S, 1]
-        for start in range(0, q.shape[2], BLOCK):
-            stop = min(start + BLOCK, q.shape[2])
-            folded = [_folded(x[:, :, start:stop], kv) for x in (grad, delta, done.lse.unsqueeze(-1), q)]
-            dout, shift, lse, rows = folded
-            weights = _scores(q, k, start, stop).sub_(lse).exp_()
-            dv[:, :, :stop] += weights.to(v.dtype).transpose(2, 3) @ dout
-            dscores = (dout @ v[:, :, :stop].transpose(2, 3)).to(lse.dtype).sub_(shift).mul_(weights).to(q.dtype)
-            dq[:, :, start:stop] = _rows(dscores @ k[:, :, :stop] * scale, heads)
-            dk[:, :, :stop] += dscores.transpose(2, 3) @ (rows * scale)
-        return dq, dk.to(k.dtype), dv.to(v.dtype)
+        kv, groups, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+        rows, keys, values = _folded(q * scale, kv), k.flatten(0, 1), v.flatten(0, 1)
+        dout, lse = _folded(grad, kv), _folded(done.lse.unsqueeze(-1), kv)
+        delta = _folded((grad * done.out).sum(-1, keepdim=True, dtype=lse.dtype), kv)  # [B*kv, S*G, 1]
+        drows = torch.empty_like(rows)
+        dkeys, dvalues = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (keys, values))
+        for block, stop in _blocks(q.shape[2], groups):
+            weights = torch.sub(rows[:, block] @ keys[:, :stop].transpose(1, 2), lse[:, block]).exp_()
+            _hide_later(weights, groups, 0.0)
+            dvalues[:, :stop] += weights.to(v.dtype).transpose(1, 2) @ dout[:, block]
+            slope = torch.sub(dout[:, block] @ values[:, :stop].transpose(1, 2), delta[:, block])
+            dscores = slope.mul_(weights).to(q.dtype)
+            drows[:, block] = dscores @ keys[:, :stop]
+            dkeys[:, :stop] += dscores.transpose(1, 2) @ rows[:, block]
+        return _unfolded(drows.mul_(scale), q), dkeys.view(k.shape).to(k.dtype), dvalues.view(v.shape).to(v.dtype)
 
 
-def _scores(q: Tensor, k: Tensor, start: int, stop: int) -> Tensor:
-    """Scaled, masked scores of query rows start..stop against keys ..stop: [B, kv, G*R, stop]."""
-    rows = _folded(q[:, :, start:stop], k.shape[1]) * q.shape[-1] ** -0.5
-    scores: Tensor = (rows @ k[:, :, :stop].transpose(2, 3)).to(_precise(q.dtype))
-    later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
-    torch.unflatten(scores, 2, (-1, stop - start))[..., start:].masked_fill_(later, float("-inf"))
-    return scores
+def _blocks(width: int, groups: int) -> Iterator[tuple[slice, int]]:
+    """Rows of each block, as a slice of S*G, and the position after its last."""
+    for start in range(0, width, BLOCK):
+        stop = min(start + BLOCK, width)
+        yield slice(start * groups, stop * groups), stop
+
+
+def _hide_later(scores: Tensor, groups: int, value: float = float("-inf")) -> None:
+    """Overwrite what a block's rows [B*kv, R*G, stop] may not see; only the last R keys hold any."""
+    count = scores.shape[1] // groups
+    later = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1).unsqueeze(1)
+    torch.unflatten(scores, 1, (count, groups))[..., -count:].masked_fill_(later, value)
 
 
 def _folded(x: Tensor, kv: int) -> Tensor:
-    """[B, heads, R, D] -> [B, kv, G*R, D]: queries of a group share keys, so they are one matrix."""
-    return torch.unflatten(x, 1, (kv, -1)).flatten(2, 3)
+    """[B, heads, S, D] -> [B*kv, S*G, D]."""
+    return torch.unflatten(x, 1, (kv, -1)).transpose(2, 3).flatten(2, 3).flatten(0, 1)
 
 
-def _rows(x: Tensor, heads: int) -> Tensor:
-    """[B, kv, G*R, D] -> [B, heads, R, D]."""
-    return torch.unflatten(x, 2, (heads // x.shape[1], -1)).flatten(1, 2)
+def _unfolded(x: Tensor, like: Tensor) -> Tensor:
+    """[B*kv, S*G, D] -> [B, heads, S, D], where heads lie together in memory, as the next linear reads them."""
+    batch, heads, width, _ = like.shape
+    split = x.view(batch, -1, width, heads // (x.shape[0] // batch), x.shape[-1])  # [B, kv, S, G, D]
+    return split.transpose(1, 2).flatten(2, 3).transpose(1, 2)
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:

@@ -18,6 +18,7 @@ from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
 from eyas.train.chain_rows import ChainRows, chain_rows
+from eyas.train.cpu_linear import fast_linears
 from eyas.train.draft_loss import TokenLoss
 from eyas.train.draft_metrics import Sums, draft_metrics
 from eyas.train.loss_config import LossConfig
@@ -48,11 +49,14 @@ class DraftLoss(nn.Module):
 
         Precision is the caller's autocast. Raises ConfigError for a feature loss on a network it doesn't fit.
         """
-        network, config = self.network, self._config
-        ids = network.target_ids
-        taps = batch.taps.to(network.dtype)
-        rows = chain_rows(batch.loss_mask, config.unroll)
+        taps = batch.taps.to(self.network.dtype)
+        rows = chain_rows(batch.loss_mask, self._config.unroll)
         seen = taps if noise is None else taps + noise
+        with fast_linears(taps.device):
+            return self._run(batch, seen, taps, rows)
+
+    def _run(self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows) -> Outcome:
+        network, config, ids = self.network, self._config, self.network.target_ids
         steps = list(unrolled(network, batch.tokens, seen, rows))
         token_loss = TokenLoss(
             teacher_of(batch, self._head, ids, self._vocab_size), network.logits, head_parameters(network),
