@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.loading import load_drafter, local_directory
-from eyas.errors import CheckpointError, DrafterMismatchError
+from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.target import Target
+from eyas.target.fingerprint import fingerprint
 
 from .. import tiny
 
@@ -47,6 +48,24 @@ def test_it_borrows_the_target_s_embedding_and_head(tmp_path: Path) -> None:
     tokens, states = torch.arange(9), torch.randn(3, tiny.HIDDEN)
     assert torch.equal(network.embed(tokens), target.model.model.embed_tokens.weight[:9])
     torch.testing.assert_close(network.logits(states), target.head(states)[:, network.target_ids])
+
+
+def test_weights_of_another_target_are_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = tiny.target()
+    own = {"target_fingerprint": fingerprint(target.model)}
+    for recorded, said in (({}, 0), (own, 0), ({"target_fingerprint": "0"}, 1)):
+        caplog.clear()
+        save_network(tiny.eagle3_module(), tmp_path, recorded)
+        assert load_drafter(tmp_path, target)
+        assert len(caplog.records) == said
+    assert "trained for other weights" in caplog.text
+    assert str(tmp_path) in caplog.text
+
+
+def test_a_kind_may_be_insisted_on(tmp_path: Path) -> None:
+    assert load_drafter(saved(tmp_path), tiny.target(), method="eagle3")
+    with pytest.raises(UsageError, match="is an eagle3 drafter, not mlp"):
+        load_drafter(tmp_path, tiny.target(), method="mlp")
 
 
 def test_a_mismatch_names_every_reason(tmp_path: Path) -> None:

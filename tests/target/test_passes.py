@@ -76,6 +76,19 @@ def test_trace_is_a_plain_pass_whatever_the_padding_and_the_head_agrees(target: 
         assert not torch.allclose(trace.taps[row, :size, -1], trace.final[row, :size], atol=1e-2)  # before the norm
 
 
+def test_the_boundary_after_the_final_norm_is_what_the_head_reads(target: Target) -> None:
+    """Caught in passes of the model and of its base alike."""
+    prompt, last = tiny.prompts(13)[0], target.final_boundary
+    target.resize(1)
+    (piece,) = target.prefill(range(1), [prompt], (1, last))
+    verified = target.verify(range(1), torch.tensor(prompt[-1:]), DraftTree.empty(1, target.device), (last,))
+    caught = torch.cat((piece.taps[0, :, 1], verified.taps[0, :, 0]))
+    traced = target.trace(torch.tensor([prompt]), torch.tensor([len(prompt)]), (0, last))
+    assert torch.equal(traced.taps[:, :, 1], traced.final)
+    torch.testing.assert_close(caught, traced.final[0], **CLOSE)
+    torch.testing.assert_close(target.head(verified.taps[:, :, 0]), verified.logits, **CLOSE)
+
+
 def test_the_last_boundary_is_the_input_of_the_final_norm() -> None:
     target = tiny.target("llama")
     prompts = fill(target)
