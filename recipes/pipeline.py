@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
+from eyas.assets import DEMO
 from eyas.data.evaluation import write_prompts
 from eyas.data.folder import splits
 from eyas.data.tokenize import TokenRow, tokenize_chat
@@ -53,7 +53,7 @@ def group_of(chat_id: str) -> str:
 
 def held_out_prompts(chats: Path, folder: Path, count: int) -> list[Path]:
     """A prompt file for each group of held-out chats, `count` prompts each."""
-    tokenizer = load_tokenizer(DEMO_TARGET)
+    tokenizer = load_tokenizer(DEMO)
     groups: dict[str, list[TokenRow]] = defaultdict(list)
     for chat in splits(chats)["validation"]:
         groups[group_of(chat.id)].append(tokenize_chat(tokenizer, chat))
@@ -79,17 +79,17 @@ def main() -> None:
 
     stage(
         "prepare", prepared / "report.json",
-        "data", "prepare", *sources, "--output", prepared, "--model", DEMO_TARGET, "--samples", str(options.samples),
+        "data", "prepare", *sources, "--output", prepared, "--model", DEMO, "--samples", str(options.samples),
         "--held-out-share", "0.1", "--max-length", "400", "--drop-unanswered",
     )  # fmt: skip
     stage(
         "regenerate", answered / "report.json",
-        "data", "regenerate", "--model", DEMO_TARGET, "--draft-model", DEMO_DRAFTER, "--chats", prepared,
+        "data", "regenerate", "--model", DEMO, "--draft-model", DEMO, "--chats", prepared,
         "--output", answered, "--dtype", "bfloat16", "--batch-size", "16", "--max-new-tokens", "96",
     )  # fmt: skip
     stage(
         "capture", store / "manifest.json",
-        "data", "capture", "--model", DEMO_TARGET, "--chats", answered, "--output", store, "--max-length", "512",
+        "data", "capture", "--model", DEMO, "--chats", answered, "--output", store, "--max-length", "512",
         "--batch-tokens", "2048",
     )  # fmt: skip
     stage(
@@ -108,7 +108,7 @@ def main() -> None:
     )  # fmt: skip
     stage(
         "bench trees", run / "bench" / "trees.json",
-        "bench", "trees", "--model", DEMO_TARGET, "--draft-model", run / "pick", *measuring, "--repeats", "2",
+        "bench", "trees", "--model", DEMO, "--draft-model", run / "pick", *measuring, "--repeats", "2",
         "--coarse", "1", "--tree-depth", "2,3,5", "--tree-top-k", "2,4", "--tree-nodes", "4,8,15,24", "--write",
         "--json", run / "bench" / "trees.json",
     )  # fmt: skip

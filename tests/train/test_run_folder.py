@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from eyas.drafters.folders import place_folder
 from eyas.errors import CheckpointError
-from eyas.train.run_folder import RunFolder, place_folder, score
+from eyas.train.run_folder import RunFolder, score
 
 
 def drafter(value: float, by: str = "decoded_accept_length") -> Callable[[Path], None]:

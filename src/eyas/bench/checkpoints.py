@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -81,15 +78,3 @@ def _figures(candidate: Candidate, tasks: Sequence[str]) -> list[str]:
     cells = [f"{score.figure('accept_length'):.2f} {score.figure('speedup'):.2f}x" for score in scores]
     mean = f"{candidate.mean('accept_length'):.3f} {candidate.mean('speedup'):.2f}x"
     return [*cells, *([mean] if len(tasks) > 1 else [])]
-
-
-def write_pick(source: Path, place: Path) -> None:
-    """Replace the directory `place` by a copy of `source`."""
-    beside, old = (place.with_name(place.name + suffix) for suffix in (".new", ".old"))
-    for leftover in (beside, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    shutil.copytree(source, beside)
-    if place.exists():
-        os.replace(place, old)
-    os.replace(beside, place)
-    shutil.rmtree(old, ignore_errors=True)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from eyas.assets import named_target
 from eyas.cli.build import open_target, sampling_params
 from eyas.cli.display import note, output, row_bar
 from eyas.cli.measuring import check_json, report_errors, settings_of
@@ -40,7 +39,7 @@ def checkpoints(
     are checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis.
     """
     from eyas.bench.checkpoint_figure import checkpoint_figure
-    from eyas.bench.checkpoints import CheckpointReport, write_pick
+    from eyas.bench.checkpoints import CheckpointReport
     from eyas.bench.choice import choose
     from eyas.bench.drafters import DrafterBench
     from eyas.bench.ledger import Ledger, write_json
@@ -50,6 +49,7 @@ def checkpoints(
     from eyas.bench.tasks import read_tasks
     from eyas.bench.training_run import TrainingRun
     from eyas.data.digest import file_hash
+    from eyas.drafters.folders import copy_folder
     from eyas.errors import DataError
     from eyas.target import load_tokenizer
     from eyas.target.fingerprint import fingerprint
@@ -99,7 +99,7 @@ def checkpoints(
     console.print(report.table())
     console.print(f"Pick: {report.choice.reason}")
     if write:
-        write_pick(drafters[report.choice.best.name], run / "pick")
+        copy_folder(drafters[report.choice.best.name], run / "pick")
         note(f"copied {report.choice.best.name} to {run / 'pick'}")
     return report_errors(errors)
 
@@ -108,4 +108,4 @@ def _target_of(run: TrainingRun) -> str:
     target = run.recipe.get("target")
     if not isinstance(target, str):
         raise UsageError(f"{run.path / 'config.yaml'} names no target: give --model")
-    return named_target(target)
+    return target

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from eyas.data.tokenize import TokenRow
 from eyas.errors import DataError
+
+ItemT = TypeVar("ItemT")
 
 
 def prompt_of(row: TokenRow) -> tuple[int, ...]:
@@ -19,10 +22,10 @@ def prompt_of(row: TokenRow) -> tuple[int, ...]:
     return tuple(row.tokens[: int(row.loss_mask.argmax())].tolist()) if row.loss_mask.any() else ()
 
 
-def spread(rows: Sequence[TokenRow], count: int) -> list[TokenRow]:
-    """At most `count` rows, at equal distances."""
-    count = min(count, len(rows))
-    return [rows[i * len(rows) // count] for i in range(count)]
+def spread(items: Sequence[ItemT], count: int) -> list[ItemT]:
+    """At most `count` of them, at equal distances."""
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 def write_prompts(path: Path, rows: Iterable[TokenRow], count: int) -> int:

@@ -6,12 +6,12 @@ interruptions.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from eyas.drafters.files import read_json
+from eyas.drafters.folders import copy_folder, place_folder
 from eyas.errors import CheckpointError
 
 PREFIX = "step-"
@@ -65,29 +65,3 @@ def score(checkpoint: Path) -> float:
     """The figure a checkpoint is chosen by: the one its provenance names."""
     provenance = read_json(checkpoint / "config.json").get("eyas", {})
     return float(provenance["validation"][provenance["chosen_by"]])
-
-
-def place_folder(place: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder beside `place`, then put it there in place of what was there."""
-    beside, old = (place.with_name(f".{place.name}.{end}") for end in ("new", "old"))
-    for path in (beside, old):
-        shutil.rmtree(path, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write(beside)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    if place.exists():
-        os.replace(place, old)
-    os.replace(beside, place)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def copy_folder(source: Path, place: Path) -> None:
-    """Replace `place` by a copy of `source`."""
-
-    def write(beside: Path) -> None:
-        shutil.copytree(source, beside)
-
-    place_folder(place, write)

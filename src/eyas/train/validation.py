@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from eyas.config import StrictModel
+from eyas.data.evaluation import prompt_of, spread
 from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.data.tokenize import TokenRow
 from eyas.drafters.decoding import NetworkDrafter
@@ -84,9 +85,8 @@ class HeldOutDecoding:
 
 def choose_prompts(rows: Sequence[TokenRow], count: int, longest: int | None) -> list[tuple[int, ...]]:
     """What comes before the first answer in up to `count` rows, at equal distances among those that fit."""
-    prompts = [tuple(row.tokens[: int(row.loss_mask.argmax())].tolist()) for row in rows if row.loss_mask.any()]
+    prompts = map(prompt_of, rows)
     fitting = [prompt for prompt in prompts if prompt and (longest is None or len(prompt) <= longest)]
     if not fitting:
         raise DataError("no held-out chat has a prompt to decode: hold out more, or set validation.decode to false")
-    count = min(count, len(fitting))
-    return [fitting[i * len(fitting) // count] for i in range(count)]
+    return spread(fitting, count)
