@@ -46,9 +46,7 @@ def network(name: str, dtype: torch.dtype = torch.float64) -> DraftNetwork:
     torch.manual_seed(0)
     made = kind.network(kind.config.model_validate({**_SIZES, **settings})).to(dtype)
     for parameter in made.parameters():
-        torch.nn.init.normal_(
-            parameter, mean=0.5 if parameter.ndim == 1 else 0.0, std=0.5 if dtype.itemsize > 4 else 0.3
-        )
+        torch.nn.init.normal_(parameter, mean=0.5 if parameter.ndim == 1 else 0.0, std=0.25)
     made.set_vocabulary(torch.randperm(VOCAB)[: made.config.draft_vocab_size].sort().values)
     return made
 

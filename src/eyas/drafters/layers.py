@@ -32,7 +32,10 @@ Rope = tuple[Tensor, Tensor]
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` under the name checkpoints use."""
+    """`torch.nn.RMSNorm` under the name checkpoints use; it computes in its weight's type, under autocast too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
 
 
 class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships no types

@@ -17,7 +17,7 @@ Sums = dict[str, tuple[float, float]]
 def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
     """`accuracy_j` greedy agreement, `overlap_j` sum of min(p, q), `accept_length` of greedy chains.
 
-    right [M, K] bool, overlap [M, K]. One transfer from the device.
+    right [M, K] bool, overlap [M, K]; fewer columns where no row was left to guess. One transfer from the device.
     """
     steps = right.shape[1]
     there = rows.guesses[:steps].T >= 0
@@ -25,7 +25,7 @@ def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
     sums = torch.cat(
         [(right & there).sum(0).double(), (overlap * there).sum(0).double(), there.sum(0), lengths.sum()[None].double()]
     ).tolist()
-    found: Sums = {}
+    found: Sums = {f"{name}_{step}": (0.0, 0.0) for step in range(len(rows.counts)) for name in ("accuracy", "overlap")}
     for step in range(steps):
         count = sums[2 * steps + step]
         found[f"accuracy_{step}"] = (sums[step], count)
