@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.data.chats import Message
@@ -46,6 +46,7 @@ def fill(path: Path) -> bytes:
     return path.read_bytes()
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_killed_after_any_byte_it_goes_on(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
