@@ -28,12 +28,14 @@ from eyas.bench.machine import describe_machine
 from eyas.data.features import FeatureBatch
 from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
 from eyas.runtime import keep_freed_memory
+from eyas.train.cpu_linear import fast_linears
 from eyas.train.loss_config import LossConfig
 from eyas.train.objective import DraftObjective
 
 WIDTH, VOCAB, DRAFT, LENGTH = 512, 4096, 1024, 512
 CONFIG = LossConfig()
-SIDES = ("eyas", "plain", "plain_fused")
+SIDES = ("eyas", "plain", "plain_fused", "plain_onednn")
+"""eyas; attention as masked matmuls; through torch's masked kernel; as matmuls, with eyas's float32 linear layers."""
 
 
 def build(chats: int, bf16: bool, prompts: bool) -> tuple[Eagle3Network, dict[str, Callable[[], torch.Tensor]]]:
@@ -58,10 +60,15 @@ def build(chats: int, bf16: bool, prompts: bool) -> tuple[Eagle3Network, dict[st
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             return plain_loss(network, head, batch, CONFIG.unroll, CONFIG.decay, fused)
 
+    def onednn() -> torch.Tensor:
+        with fast_linears(batch.tokens.device):
+            return plain(False)
+
     return network, {
         "eyas": lambda: objective.score(batch).loss,
         "plain": lambda: plain(False),
         "plain_fused": lambda: plain(True),
+        "plain_onednn": onednn,
     }
 
 
