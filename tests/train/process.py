@@ -1,4 +1,4 @@
-"""Runs a recipe in a process of its own: `process.py RECIPE...`, one after the other, as torchrun would.
+"""Runs recipes in a process of its own: `process.py RECIPE...`, one after the other, as one of the processes of a group.
 
 Or, as `process.py RECIPE --kill SECONDS...`: for every number in a fork that is killed with SIGKILL so long after it
 began to write records (in a step, a validation, or the writing of a state), and once to the end.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import yaml
+from torch import distributed as dist
 
 from eyas.train.recipes import run_recipe
 
@@ -42,10 +43,12 @@ def kill_at(recipe: str, seconds: float, folder: Path) -> bool:
 
 def main() -> None:
     if "--kill" not in sys.argv:
-        port = int(os.environ["MASTER_PORT"])
-        for number, recipe in enumerate(sys.argv[1:]):
-            os.environ["MASTER_PORT"] = str(port + number)  # a port that was just closed can't be listened on
+        # meeting in a file: ports may be taken, and one group is enough for all recipes
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=world)
+        for recipe in sys.argv[1:]:
             run(recipe)
+        dist.destroy_process_group()
         return
     at = sys.argv.index("--kill")
     recipe = sys.argv[1]

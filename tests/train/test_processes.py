@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,10 +53,7 @@ def without_time(folder: Path) -> list[dict[str, float]]:
 
 def together(world: int, *recipes: str) -> None:
     """Run recipes on `world` processes, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {"WORLD_SIZE": str(world), "MEETING": f"{recipes[0]}.meeting"}
     started = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), *recipes],

@@ -80,8 +80,12 @@ class Team:
 
 @contextmanager
 def joined(parallel: Parallel, device: torch.device) -> Iterator[Team]:
-    """Join the processes torchrun started, or be alone. ConfigError when `parallel` doesn't fit how we were started."""
-    world = int(os.environ.get("WORLD_SIZE", "0"))
+    """Join the processes torchrun started, or be alone. ConfigError when `parallel` doesn't fit how we were started.
+
+    A process group that is there already is used and left as it is.
+    """
+    joining = not dist.is_initialized()
+    world = int(os.environ.get("WORLD_SIZE", "0")) if joining else dist.get_world_size()
     if not world:
         if parallel in ("ddp", "fsdp"):
             raise ConfigError(
@@ -95,12 +99,14 @@ def joined(parallel: Parallel, device: torch.device) -> Iterator[Team]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    if joining:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
     try:
         mode = "ddp" if parallel == "auto" else parallel
         yield Team(dist.get_rank(), dist.get_world_size(), device, mode)
     finally:
-        dist.destroy_process_group()
+        if joining:
+            dist.destroy_process_group()
 
 
 def whole(tensor: Tensor) -> Tensor:
