@@ -80,3 +80,11 @@ def test_a_constant_lead_is_no_tie_however_the_prompts_vary() -> None:
 
 def test_pooling_nothing_is_zero() -> None:
     assert pooled(()) == (0, 0, 0, 0.0)
+
+
+def test_a_disturbed_run_hardly_moves_the_pace() -> None:
+    calm = Candidate("calm", {"t": task(*[(100, 50, 50, 1.0)] * 5)})
+    disturbed = Candidate("disturbed", {"t": task(*[(100, 50, 50, 1.0)] * 4, (100, 50, 50, 60.0))})
+    assert calm.pace == disturbed.pace == 2.0 / (1.0 / 50)
+    assert disturbed.mean("tokens_per_second") < calm.mean("tokens_per_second") / 5
+    assert Candidate("nothing", {"t": task()}).pace == 0.0

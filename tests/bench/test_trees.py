@@ -91,6 +91,20 @@ def test_a_dropped_setting_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert clock.calls.count(("chain:1", "g8")) == 2
 
 
+def test_a_busy_moment_does_not_drop_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = {"chain:1": 50.0, "dynamic:3,2,3": 40.0, "dynamic:3,2,4": 30.0}
+    made, clock = sweep(speed, monkeypatch, coarse=3, finalists=1)
+
+    def disturbed(engine: str, group: Any, params: SamplingParams) -> GroupRun:
+        run = clock(engine, group, params)
+        if (engine, group[0].id) == ("chain:1", "g1"):
+            run.stats.decode_seconds *= 100
+        return run
+
+    monkeypatch.setattr(runner, "run_group", disturbed)
+    assert made.run().best.name == "chain:1"
+
+
 def test_default_tree_is_the_only_change(tmp_path: Path) -> None:
     drafter = save_drafter(tmp_path)
     before = json.loads((drafter / "config.json").read_text())

@@ -54,12 +54,13 @@ def choose(candidates: Sequence[Candidate], by: Criterion) -> Choice:
 
 def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by: Criterion) -> str:
     scope = "over tasks" if len(best.tasks) > 1 else f"on {next(iter(best.tasks))}"
-    parts = [f"{best.name} has the best mean {WORDS[by]} {scope}, {best.mean(by):.3f}."]
+    digits = 1 if by == "tokens_per_second" else 3
+    parts = [f"{best.name} has the best mean {WORDS[by]} {scope}, {best.mean(by):.{digits}f}."]
     if rest:
         second = rest[0]
         gap, error = best.mean(by) - second.mean(by), uncertainty(best, second, by)
-        margin = "" if error is None else f" (standard error over prompts {error:.3f})"
-        parts.append(f"Next is {second.name}, {gap:.3f} lower{margin}.")
+        margin = "" if error is None else f" (standard error over prompts {error:.{digits}f})"
+        parts.append(f"Next is {second.name}, {gap:.{digits}f} lower{margin}.")
     else:
         parts.append("There was nothing else to choose from.")
     if ties:

@@ -1,7 +1,7 @@
 """Successive halving: many settings on few prompts, ever fewer settings on ever more prompts.
 
-Every rung is a measurement of its own. Only the last, on all prompts, gives the figures of the finalists; what an
-earlier rung said is used to drop settings, and reported as what it is.
+Every rung is a measurement of its own, everything in it interleaved. Only the last, on all prompts, gives the figures
+of the finalists; what an earlier rung said is used to drop settings, and reported as what it is.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,18 @@ def describe_machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     return machine
+
+
+def busy(machine: Mapping[str, Any]) -> str | None:
+    """A warning, if more was running than this process while it measured."""
+    load = (machine.get("load_average") or [0.0])[0]
+    cores = machine["cores"]
+    if load <= max(cores, machine["threads"]) + 0.5:
+        return None
+    return (
+        f"the machine was busy (load {load:g} on {cores} cores): tokens/s and speedups are unreliable; accept lengths "
+        "are counts and not affected"
+    )
 
 
 def _cpu_model() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from eyas.bench.checkpoint_figure import checkpoint_figure
 from eyas.bench.checkpoints import METRICS
+from eyas.bench.machine import busy
 from eyas.bench.page import Block, Grid, Image, Json, Section, Text, cell, pairs
 from eyas.bench.training_figure import training_figure
 from eyas.bench.training_run import TrainingRun
@@ -29,7 +30,7 @@ def trained_section(run: TrainingRun, drafter: Report) -> Section:
         "kind": (made.get("shape") or {}).get("kind") or (run.recipe.get("shape") or {}).get("kind"),
         **sizes,
         "taps": made.get("taps") or drafter.get("eagle_aux_hidden_state_layer_ids"),
-        "answer tokens the draft vocabulary covers": made.get("covered"),
+        "answer tokens the draft vocabulary covers": f"{made['covered']:.2%}" if "covered" in made else None,
         "warm start": made.get("warm_start"),
         "data": made.get("data"),
         "chats trained on": made.get("rows"),
@@ -79,14 +80,14 @@ def _prepared(report: Report) -> list[Block]:
     return [*blocks, Grid(("source", "dropped because", "rows"), dropped)] if dropped else blocks
 
 
-def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: int) -> Section:
-    """The store: bytes as planned from counts and as they lie on disk. `planned`: (layout, bytes)."""
+def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: int, ours: str) -> Section:
+    """The store: bytes as planned and as they lie on disk. `planned`: (layout, bytes), the classic one first."""
     splits = manifest["settings"]["splits"]
     tokens = sum(split["tokens"] for split in splits.values())
     classic = planned[0][1]
     rows = [
         (name, f"{total:,}", f"{total / tokens:,.0f}", f"{total / classic:.2f}")
-        for name, total in (*planned, ("on disk", actual))
+        for name, total in (*planned, (f"on disk: {ours}", actual))
     ]
     columns = ("rows", "tokens", "taught", "dropped")
     counts = [(name, *(cell(split[key]) for key in columns)) for name, split in splits.items()]
@@ -94,10 +95,14 @@ def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: 
         "Store: plan and reality",
         [
             Grid(("split", *columns), counts),
-            Grid(("layout", "bytes", "bytes a token", "of classic"), rows, marked=[len(rows) - 1]),
+            Grid(
+                ("layout", "bytes", "bytes a token", "of classic"),
+                rows,
+                marked=[i for i, row in enumerate(rows) if ours in row[0]],
+            ),
             Text(
-                "classic: bf16 states of three taps and the final one, and ids and mask as int64. The planned figures "
-                "come from counts and the layout alone.",
+                "classic: bf16 states of three taps and the final one, ids and mask as int64. Planned figures are those "
+                "of `eyas plan` for so many chats of their mean length.",
                 faint=True,
             ),
         ],
@@ -133,6 +138,7 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
             Text(f"Pick: {report['reason']}"),
             Image(checkpoint_figure(run, report), "Training metrics, accept length and speedup on one time axis."),
             Grid(headers, rows, caption="accept length / speedup over plain decoding", marked=[place]),
+            *_warning(report),
         ],
     )
 
@@ -155,13 +161,19 @@ def tree_section(report: Report) -> Section:
             Text(f"Pick: {report['reason']}"),
             Image(tree_figure(report), "Heat map of speedup and accept length by depth, beam and nodes."),
             Text(
-                f"The map shows the first pass, {first['prompts']} prompts a file; framed trees reached the last pass, "
-                "the star is the pick.",
+                f"The map shows the first pass (prompts a file: {first['prompts']}); framed trees reached the last "
+                f"pass (prompts a file: {report['passes'][-1]['prompts']}), the star is the pick.",
                 faint=True,
             ),
+            *_warning(report),
             Grid(("finalist", "tokens/s", "speedup", "accept length"), rows, marked=[0]),
         ],
     )
+
+
+def _warning(report: Report) -> list[Block]:
+    warning = busy(report["machine"])
+    return [] if warning is None else [Text(f"Beware: {warning}.")]
 
 
 def provenance_section(drafter: Report, machine: Report, recipe: Report) -> Section:

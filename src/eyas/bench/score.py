@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
 from eyas.bench.runner import Measured
@@ -94,6 +94,21 @@ class Candidate:
     def mean(self, by: Criterion) -> float:
         """Arithmetic mean of the tasks' figures."""
         return fmean(score.figure(by) for score in self.tasks.values())
+
+    @property
+    def pace(self) -> float:
+        """Tokens/s from accept length and the median time of a pass over all groups.
+
+        Less exact than tokens/s, but a moment in which the machine was busy with something else hardly moves it: for
+        comparing many candidates on few runs.
+        """
+        passes = [
+            run.decode_seconds / run.target_passes
+            for score in self.tasks.values()
+            for run in score.method
+            if run.target_passes
+        ]
+        return self.mean("accept_length") / median(passes) if passes and median(passes) else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object."""

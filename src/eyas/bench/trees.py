@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from eyas.bench.choice import Choice, choose
 from eyas.bench.halving import Rung, rungs
 from eyas.bench.runner import PLAIN, Plan, Progress, measure
-from eyas.bench.score import Candidate, Criterion, rank, task_score
+from eyas.bench.score import Candidate, Criterion, task_score
 from eyas.bench.tasks import Task
 from eyas.engine import Engine
 from eyas.errors import CheckpointError, UsageError
@@ -100,8 +100,12 @@ class TreeSweep:
             names = alive[: rung.settings]
             candidates = self._measure(names, rung.groups, plan, advance)
             self.passes.append(Pass(rung, tuple(candidates)))
-            alive = [candidate.name for candidate in rank(candidates, self.by)]
+            alive = [candidate.name for candidate in sorted(candidates, key=self._promise, reverse=True)]
         return choose(self.passes[-1].candidates, self.by)
+
+    def _promise(self, candidate: Candidate) -> float:
+        """What decides who goes on: few runs are easily disturbed, so speed is judged by the pace."""
+        return candidate.mean(self.by) if self.by == "accept_length" else candidate.pace
 
     def _measure(self, names: Sequence[str], groups: int, plan: Plan, advance: Progress) -> list[Candidate]:
         engines = {name: self.engines[name] for name in (PLAIN, *names)}

@@ -8,7 +8,7 @@ from typer import Option
 
 from eyas.cli.build import open_target, sampling_params
 from eyas.cli.display import output, row_bar
-from eyas.cli.measuring import check_json, report_errors, settings_of
+from eyas.cli.measuring import check_json, finish, settings_of
 from eyas.cli.options import (
     Coupled,
     DrafterFileOptions,
@@ -62,6 +62,7 @@ def bench(
     with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
         for task in tasks:
             results[task.name] = measure(task, engines, params, plan, advance)
+    machine = describe_machine()
     lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
     errors = [error for task in tasks for error in task.errors]
     console = output()
@@ -71,8 +72,8 @@ def bench(
     if json is not None:
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
-        write_json(json, report_dict(describe_machine(), settings, results, errors))
-    return report_errors(errors)
+        write_json(json, report_dict(machine, settings, results, errors))
+    return finish(machine, errors)
 
 
 def _engines(

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from eyas.cli.build import open_target, sampling_params
 from eyas.cli.display import note, output, row_bar
-from eyas.cli.measuring import check_json, report_errors, settings_of
+from eyas.cli.measuring import check_json, finish, settings_of
 from eyas.cli.options import Coupled, JsonFile, MeasureOptions, RuntimeOptions, SamplingOptions
 from eyas.errors import UsageError
 
@@ -89,7 +89,7 @@ def checkpoints(
     errors += [f"{checkpoint}: {reason}" for checkpoint, reason in bench.failures.items()]
     if not candidates:
         raise DataError("no checkpoint could be measured: " + "; ".join(errors))
-    report = CheckpointReport(trained, choose(candidates, by), settings, machine, errors)
+    report = CheckpointReport(trained, choose(candidates, by), settings, describe_machine(), errors)
     content = report.as_dict()
     write_json(run / "bench" / "checkpoints.json", content)
     save(checkpoint_figure(trained, content), run / "bench" / "checkpoints.svg")
@@ -101,7 +101,7 @@ def checkpoints(
     if write:
         copy_folder(drafters[report.choice.best.name], run / "pick")
         note(f"copied {report.choice.best.name} to {run / 'pick'}")
-    return report_errors(errors)
+    return finish(report.machine, errors)
 
 
 def _target_of(run: TrainingRun) -> str:

@@ -13,6 +13,7 @@ from eyas.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.page import Section
+    from eyas.bench.training_run import TrainingRun
 
 
 def report(
@@ -71,8 +72,15 @@ def report(
         sections.append(sweep_section(_read(sweep)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
     sections += [provenance_section(drafter, machine, trained.recipe), WORDS]
-    write_text(output, render(f"Drafter {trained.path.resolve().name}", _lead(checkpoints, grown), sections))
+    write_text(output, render(_title(trained, drafter), _lead(checkpoints, grown), sections))
     note(f"wrote {output}")
+
+
+def _title(run: TrainingRun, drafter: Any) -> str:
+    made = drafter.get("eyas", {})
+    kind = made.get("shape", {}).get("kind")
+    target = made.get("target") or run.recipe.get("target")
+    return f"{kind or 'A'} drafter for {Path(target).name if target else 'a target'}"
 
 
 def _lead(checkpoints: Any, trees: Any) -> list[str]:
@@ -117,7 +125,11 @@ def _store(place: Path) -> list[Section]:
     work = Work(rows, tokens // rows, sum(split.taught for split in splits) / tokens)
     planned = [(line.name, line.total) for line in storage(manifest.settings.layout, work)]
     actual = sum(file.stat().st_size for file in place.iterdir() if file.is_file())
-    return [store_section(manifest.model_dump(mode="json"), planned, actual)]
+    layout = manifest.settings.layout
+    final = f"top:{layout.top}" if layout.final == "top" else layout.final
+    return [
+        store_section(manifest.model_dump(mode="json"), planned, actual, f"--states {layout.states} --final {final}")
+    ]
 
 
 def _optional(path: Path) -> Any:

@@ -9,7 +9,7 @@ from typer import Option
 
 from eyas.cli.build import open_target, sampling_params
 from eyas.cli.display import note, output, row_bar
-from eyas.cli.measuring import check_json, report_errors, settings_of, whole_numbers
+from eyas.cli.measuring import check_json, finish, settings_of, whole_numbers
 from eyas.cli.options import Coupled, DrafterFileOptions, JsonFile, MeasureOptions, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
 
@@ -95,4 +95,4 @@ def trees(
     if write:
         write_default_tree(Path(draft_model), choice.best.name)
         note(f"default_tree of {draft_model} is now {choice.best.name}")
-    return report_errors(errors)
+    return finish(report.machine, errors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,12 @@ def settings_of(
     }
 
 
-def report_errors(errors: Sequence[str]) -> int:
-    """Name them; the exit code."""
+def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
+    """Say what is wrong with the figures and with the rows; the exit code."""
+    from eyas.bench.machine import busy
+
+    if (warning := busy(machine)) is not None:
+        note(f"warning: {warning}")
     for error in errors:
         note(f"error: {error}")
     return FAILURE if errors else 0
