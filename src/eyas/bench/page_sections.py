@@ -101,8 +101,8 @@ def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: 
                 marked=[i for i, row in enumerate(rows) if ours in row[0]],
             ),
             Text(
-                "classic: bf16 states of three taps and the final one, ids and mask as int64. Planned figures are those "
-                "of `eyas plan` for so many chats of their mean length.",
+                "classic: bf16 states of three taps and the final one, ids and mask as int64. Planned figures are "
+                "those of `eyas plan` for so many chats of their mean length.",
                 faint=True,
             ),
         ],
