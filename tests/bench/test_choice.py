@@ -23,6 +23,11 @@ def test_the_reason_names_the_margin_and_the_ties() -> None:
     assert choose(made, "speedup").best.name == "early"
 
 
+def test_a_single_prompt_tells_nothing_of_the_uncertainty() -> None:
+    reason = choose([candidate("a", 2.0), candidate("b", 2.5)], "accept_length").reason
+    assert "Next is a, 0.500 lower (one prompt a file: no telling how sure that is)." in reason
+
+
 def test_a_single_candidate_is_the_pick() -> None:
     choice = choose([candidate("only", 2.0)], "speedup")
     assert (choice.best.name, choice.ties) == ("only", ())

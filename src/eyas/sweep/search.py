@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, Protocol
@@ -86,11 +87,15 @@ class Tpe:
         self._optuna, self._knobs = optuna, config.knobs
         self._spaces = {name: self._space(knob) for name, knob in config.knobs.items()}
         done, pending = list(history), list(pending)
-        # another seed after a resumption, or the sampler would begin with the same draws again
-        sampler = optuna.samplers.TPESampler(
-            seed=config.seed + len(done) + len(pending), multivariate=True, constant_liar=config.parallel > 1,
-            n_startup_trials=max(4, min(10, (config.trials or 0) // 3)),
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(
+                # another seed after a resumption, or the sampler would begin with the same draws again
+                seed=config.seed + len(done) + len(pending),
+                multivariate=True,
+                constant_liar=config.parallel > 1,
+                n_startup_trials=max(4, min(10, (config.trials or 0) // 3)),
+            )
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         for values, score in done:
             self._study.add_trial(
