@@ -62,10 +62,6 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
         sure = "one prompt a file: no telling how sure that is"
         if error is not None:
             sure = f"standard error over prompts {error:.{digits}f}"
-            " (one prompt a file: no telling how sure that is)"
-            if error is None
-            else f" (standard error over prompts {error:.{digits}f})"
-        )
         parts.append(f"Next is {second.name}, {gap:.{digits}f} lower ({sure}).")
     else:
         parts.append("There was nothing else to choose from.")
