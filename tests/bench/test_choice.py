@@ -33,3 +33,9 @@ def test_a_single_candidate_is_the_pick() -> None:
     assert (choice.best.name, choice.ties) == ("only", ())
     assert "nothing else to choose from" in choice.reason
     assert choice.as_dict()["pick"] == "only"
+
+
+def test_of_equals_the_first_is_picked() -> None:
+    choice = choose([candidate("early", 2.0, 3.0), candidate("late", 3.0, 2.0)], "accept_length")
+    assert (choice.best.name, choice.ties) == ("early", ("late",))
+    assert "Next is late, no lower, but later in order" in choice.reason

@@ -62,7 +62,8 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
         sure = "one prompt a file: no telling how sure that is"
         if error is not None:
             sure = f"standard error over prompts {error:.{digits}f}"
-        parts.append(f"Next is {second.name}, {gap:.{digits}f} lower ({sure}).")
+        lower = f"{gap:.{digits}f} lower" if gap else "no lower, but later in order"
+        parts.append(f"Next is {second.name}, {lower} ({sure}).")
     else:
         parts.append("There was nothing else to choose from.")
     if ties:
