@@ -1,4 +1,4 @@
-"""Runs recipes in a process of its own: `process.py RECIPE...`, one after the other, as one of the processes of a group.
+"""Runs recipes in a process of its own: `process.py RECIPE...`, one after the other, as one process of a group.
 
 Or, as `process.py RECIPE --kill SECONDS...`: for every number in a fork that is killed with SIGKILL so long after it
 began to write records (in a step, a validation, or the writing of a state), and once to the end.
