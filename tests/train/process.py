@@ -46,7 +46,6 @@ def main() -> None:
         # meeting in a file: ports may be taken, and one group is enough for all recipes
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=world)
-        Path(f"{os.environ['MEETING']}.{rank}").touch()
         for recipe in sys.argv[1:]:
             run(recipe)
         dist.destroy_process_group()

@@ -7,8 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,40 +52,18 @@ def without_time(folder: Path) -> list[dict[str, float]]:
 
 
 def together(world: int, *recipes: str) -> None:
-    """Run recipes on `world` processes that share a gloo group.
-
-    Where loopback connections are refused for a while, as sandboxes do, the processes never meet: they start again.
-    """
-    for attempt in range(3):
-        meeting = Path(f"{recipes[0]}.meeting{attempt}")
-        started = [start(rank, world, meeting, recipes) for rank in range(world)]
-        try:
-            if all(met(Path(f"{meeting}.{rank}"), process) for rank, process in enumerate(started)):
-                said = [process.communicate(timeout=150)[1].decode() for process in started]
-                assert [process.returncode for process in started] == [0] * world, "\n".join(said)
-                return
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
-    pytest.fail(f"{world} processes could not meet over loopback, three times")
-
-
-def start(rank: int, world: int, meeting: Path, recipes: Sequence[str]) -> subprocess.Popen[bytes]:
-    shared = {"WORLD_SIZE": str(world), "RANK": str(rank), "LOCAL_RANK": str(rank), "MEETING": str(meeting)}
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *recipes], env={**ONE_THREAD, **shared}, stderr=subprocess.PIPE
-    )
-
-
-def met(mark: Path, process: subprocess.Popen[bytes]) -> bool:
-    """Wait until the process has joined the group; false if it ends before, or takes too long."""
-    until = time.monotonic() + 60
-    while not mark.exists():
-        if process.poll() is not None or time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
+    """Run recipes on `world` processes, as torchrun starts them."""
+    shared = {"WORLD_SIZE": str(world), "MEETING": f"{recipes[0]}.meeting"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), *recipes],
+            env={**ONE_THREAD, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world)
+    ]
+    errors = [process.communicate(timeout=100)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0] * world, "\n".join(errors)
 
 
 def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -> None:
