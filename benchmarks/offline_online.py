@@ -33,7 +33,10 @@ def capture(options: argparse.Namespace, chats: Path, folder: Path) -> tuple[flo
     """Store the features; returns the seconds it took, and the rows."""
     target = load_target(options.model, dtype=options.dtype, device=options.device)
     rows = read_rows(load_tokenizer(options.model), chats, options.share, options.max_length, target.vocab_size)
-    config = CaptureConfig(states=options.states, longest=options.max_length, batch_tokens=options.batch_tokens)
+    config = CaptureConfig(
+        states=options.states, longest=options.max_length, batch_tokens=options.batch_tokens,
+        final="all" if options.kind in ("eagle1", "mlp") else "answers",
+    )  # fmt: skip
     began = time.perf_counter()
     made = Capture(target, rows, config, folder, name=options.model, chats=chats.name)
     with made.begun():
@@ -47,6 +50,7 @@ def run(options: argparse.Namespace, output: Path, **source: Any) -> list[dict[s
         {
             "target": options.model, "target_dtype": options.dtype, "device": options.device, "output": output,
             "shape": {"kind": options.kind, "draft_vocab_size": options.vocabulary},
+            "loss": {} if options.unroll is None else {"unroll": options.unroll},
             "batch_tokens": options.batch_tokens, "max_length": options.max_length,
             "validation": {"batches": 1, "decode": False},
             "loop": {"steps": options.steps, "log_every": 1, "bf16": options.dtype == "bfloat16"}, **source,
@@ -69,6 +73,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--kind", default="eagle3", help="its sizes are the target's")
     parser.add_argument("--vocabulary", type=int, default=2048, help="draft tokens")
+    parser.add_argument("--unroll", type=int, help="steps of the training-time test (default: the kind's)")
     parser.add_argument("--limit", type=int, default=400, help="chats used")
     parser.add_argument("--share", type=float, default=0.1, help="of them held out")
     parser.add_argument("--steps", type=int, default=30)
