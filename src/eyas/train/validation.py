@@ -32,7 +32,6 @@ from eyas.types import Request, SamplingParams, Stats
 class ValidationConfig(StrictModel):
     """What is looked at every `loop.validate_every` steps."""
 
-    held_out_share: float = Field(default=0.02, gt=0, lt=1)  # of a single chat file; folders and stores are split
     batches: int = Field(default=4, gt=0)  # scored teacher-forced
     decode: bool = True  # false: no target is needed in memory, and `best` goes by the simulated accept length
     prompts: int = Field(default=8, gt=0)
