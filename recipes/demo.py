@@ -1,4 +1,4 @@
-"""Reproduce the embedded demo pair: shallow target, deep target, regenerated answers, drafter.
+"""Reproduce the embedded demo pair: shallow target, deep target, regenerated answers, their states, drafter.
 
     python recipes/demo.py path/to/gsm8k_train.jsonl [--runs runs]
 
@@ -9,6 +9,8 @@ interrupted. The results are runs/demo_target/model and runs/demo_drafter/drafte
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import eyas
@@ -26,12 +28,11 @@ def spread(chats: list[Chat], count: int) -> list[Chat]:
 
 
 def prompts(maths: Path, library: Path) -> list[Chat]:
-    """Maths, functions and prose in the proportion 7 : 5 : 3; the same ones each time."""
+    """5,800 questions: maths, functions to complete and prose; the same ones each time."""
     chats = list(read_chats(library))
     code = [chat for chat in chats if chat.id.startswith("stdlib-code")]
     prose = [chat for chat in chats if chat.id.startswith("stdlib-ask")]
-    chosen = [*spread(list(read_chats(maths)), 3500), *spread(code, 2500), *spread(prose, 1500)]
-    return chosen[::2]
+    return [*spread(list(read_chats(maths)), 2730), *spread(code, 2030), *spread(prose, 1040)]
 
 
 def main() -> None:
@@ -57,13 +58,17 @@ def main() -> None:
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
     asked, answers = target / "asked.jsonl", target / "regenerated.jsonl"
     write_chats(asked, prompts(options.maths, shallow / "library_chats.jsonl"))
-    regenerate(asked, answers, EngineAnswerer(engine, eyas.SamplingParams(max_tokens=200)))
+    regenerate(asked, answers, EngineAnswerer(engine, eyas.SamplingParams(max_tokens=256)))
+
+    store = target / "store"
+    capture = ["--model", target / "model", "--chats", answers, "--output", store, "--states", "bf16"]
+    subprocess.run([sys.executable, "-m", "eyas", "data", "capture", *map(str, capture)], check=True)
 
     run_recipe(
         RECIPES / "demo_drafter.yaml",
         [
             f"drafter.target={target / 'model'}",
-            f"drafter.chats={answers}",
+            f"drafter.store={store}",
             f"drafter.output={drafter}",
             f"drafter.device={options.device}",
         ],
