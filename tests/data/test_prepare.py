@@ -162,6 +162,20 @@ def test_a_model_s_generation_config_counts(model: str) -> None:
     assert ChatFitter(model, None, False, 0).identity != before
 
 
+def test_demo_is_the_embedded_target_for_the_generation_config_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub is not asked for a model called `demo`."""
+    from transformers import GenerationConfig
+
+    from eyas.assets import DEMO_TARGET
+    from eyas.data.fitting import ChatFitter
+
+    asked: list[str] = []
+    read = GenerationConfig.from_pretrained
+    monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda name: asked.append(name) or read(name))
+    ChatFitter("demo", None, False, 0)
+    assert asked == [str(DEMO_TARGET)]
+
+
 def test_tokens_that_a_chat_carries_are_kept_if_they_are_this_target_s(tmp_path: Path, model: str) -> None:
     asked = exchange("a", "What is 48/2?", "24 clips")
     row = tokenize_chat(tokenizer(), asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from eyas.assets import named_target
 from eyas.data.chats import Chat
 from eyas.data.tokenize import ChatTokenizer
 from eyas.errors import RowError
@@ -70,7 +71,7 @@ def _generation_stops(model: str) -> list[int]:
     from transformers import GenerationConfig
 
     try:
-        stops: Any = GenerationConfig.from_pretrained(model).eos_token_id
+        stops: Any = GenerationConfig.from_pretrained(named_target(model)).eos_token_id
     except OSError:
         return []
     return [stops] if isinstance(stops, int) else list(stops or ())
