@@ -73,3 +73,8 @@ def test_what_is_neither(run: Run, tmp_path: Path) -> None:
     gone = run("inspect", "no/such-model")
     assert gone.exit_code == 1
     assert "neither a directory nor a Hub model" in gone.stderr
+
+
+def test_demo_is_the_embedded_target(run: Run) -> None:
+    report = json.loads(run("inspect", "demo", "--json").stdout)
+    assert (report["role"], report["layers"], report["hidden_size"]) == ("target", 32, 256)

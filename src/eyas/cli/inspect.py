@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from eyas.assets import named_target
 from eyas.cli.build import quiet
 from eyas.cli.display import output
 from eyas.cli.guard import FAILURE
@@ -28,7 +29,7 @@ def inspect(
 ) -> int:
     """Say what a target or drafter directory is, and what is suspicious about it (exit code 1: it can't be used)."""
     quiet()
-    report = _examine(source, model)
+    report = _examine(named_target(source), None if model is None else named_target(model))
     if json:
         typer.echo(jsonlib.dumps(report.as_dict()))
     else:
