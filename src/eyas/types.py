@@ -40,6 +40,8 @@ class Request:
     """Prompt token ids, at least one."""
     params: SamplingParams = field(default_factory=SamplingParams)
     id: str = ""
+    trace: bool = False
+    """Report the draft tree of each round in `Chunk.draft`."""
 
 
 @dataclass
@@ -163,6 +165,22 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class DraftRound:
+    """The tree a round offered to one sequence, and the way the target walked through it."""
+
+    root: int
+    """The token the tree grows from: the sequence's last one before the round."""
+    tokens: tuple[int, ...]
+    """One per node, parents before their children."""
+    parents: tuple[int, ...]
+    """The index of each node's parent, -1 = the root."""
+    logprob: tuple[float, ...]
+    """The drafter's cumulative log-probability of the path to each node (natural logarithm)."""
+    path: tuple[int, ...]
+    """The accepted nodes, from the root down."""
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one round added to one sequence, for streaming."""
 
@@ -173,6 +191,8 @@ class Chunk:
     """How many of `token_ids`, from the first, were draft tokens."""
     completion: Completion | None = None
     """The whole result, with the sequence's last chunk."""
+    draft: DraftRound | None = None
+    """The round's tree, for requests with `trace`; None in a round without one."""
 
 
 def _extend(counts: list[int], length: int) -> None:
