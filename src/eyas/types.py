@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,31 @@ class SamplingParams(BaseModel):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = Field(default=0, ge=0, lt=2**63)
+    logprobs: int | None = Field(default=None, ge=0, le=20, description="None = off, k = with k alternatives")
+
+
+@dataclass(frozen=True)
+class GrammarSpec:
+    """What an answer must look like: only tokens are emitted after which it still can."""
+
+    kind: Literal["json_schema", "json_object", "regex", "lark", "choice"]
+    text: str = ""
+    """The JSON schema, the regular expression (of the whole answer), the Lark grammar (llguidance's dialect), or the
+    choices as a JSON array of strings; nothing for `json_object`."""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """What the target thought of an emitted token.
+
+    Natural logarithms of the target's own distribution: the softmax of its unmodified logits, before bias,
+    penalties, constraints, temperature and filters. A token that none of those favours can rank low here.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens with theirs, best first, as many as were asked for."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +67,8 @@ class Request:
     id: str = ""
     trace: bool = False
     """Report the draft tree of each round in `Chunk.draft`."""
+    grammar: GrammarSpec | None = None
+    """None = any text."""
 
 
 @dataclass
@@ -147,6 +174,8 @@ class Completion:
     lossy: bool = False
     """True when a verification rule that may change the output was used."""
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One a token, if they were asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of one row."""
@@ -159,6 +188,8 @@ class Completion:
         }
         if self.lossy:
             row["lossy"] = True
+        if self.logprobs is not None:
+            row["logprobs"] = [asdict(each) for each in self.logprobs]
         if self.error is not None:
             row["error"] = self.error
         return row
@@ -193,6 +224,8 @@ class Chunk:
     """The whole result, with the sequence's last chunk."""
     draft: DraftRound | None = None
     """The round's tree, for requests with `trace`; None in a round without one."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `token_ids`, if they were asked for."""
 
 
 def _extend(counts: list[int], length: int) -> None:

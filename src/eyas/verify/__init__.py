@@ -2,6 +2,7 @@
 
 from eyas.verify.admission import check_request
 from eyas.verify.coupling import Coupling
+from eyas.verify.grammar import Grammar, compile_grammar
 from eyas.verify.noise import gumbel
 from eyas.verify.path import PathState
 from eyas.verify.sampler import Sampler
@@ -10,6 +11,7 @@ from eyas.verify.walk import SeededWalk, Walk, WalkRule
 
 __all__ = [
     "Coupling",
+    "Grammar",
     "PathState",
     "Sampler",
     "SeededWalk",
@@ -17,5 +19,6 @@ __all__ = [
     "Walk",
     "WalkRule",
     "check_request",
+    "compile_grammar",
     "gumbel",
 ]

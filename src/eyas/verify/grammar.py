@@ -1,0 +1,150 @@
+"""A grammar made ready for a tokenizer: llguidance compiles it, within limits, or says what is wrong with it.
+
+What users send is hostile until proven otherwise: texts are bounded, llguidance counts what parsing costs, and its
+first mask is computed here, so whoever compiles a grammar before queueing a request learns then that it can't run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from eyas.errors import RequestError, UsageError
+from eyas.types import GrammarSpec
+
+MOST_TEXT = 1 << 16
+"""Characters of a grammar."""
+MOST_DEPTH = 64
+"""Brackets inside brackets: parsers of nested texts recurse, and a stack that overflows takes the process along."""
+_KEPT = 64
+"""Compiled grammars remembered, so that checking a request and running it compile once."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A compiled grammar. Its matcher stands at the beginning and is never moved: sequences take copies."""
+
+    matcher: Any  # llguidance.LLMatcher
+    vocabulary: Any  # llguidance.LLTokenizer
+
+
+def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
+    """`spec` compiled for a fast Hugging Face tokenizer; the same objects again from memory.
+
+    RequestError says what is wrong with the grammar; UsageError that this model can't be constrained at all.
+    """
+    if tokenizer is None:
+        raise RequestError("a grammar needs a tokenizer: the target was loaded without one")
+    _check_size(spec.text)
+    return _compiled(tokenizer, spec)
+
+
+@lru_cache(maxsize=_KEPT)
+def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
+    vocabulary = _vocabulary(tokenizer)
+    library = _library()
+    try:
+        source = _SOURCES[spec.kind](spec.text)
+        matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
+    except ValueError as error:  # json.JSONDecodeError among them
+        raise RequestError(f"the {spec.kind} grammar can't be read: {error}") from error
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise RequestError(f"the {spec.kind} grammar can't be used: {_first_lines(matcher.get_error())}")
+    return Grammar(matcher, vocabulary)
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: Any) -> Any:
+    """llguidance's trie of a tokenizer: about a second for a large one."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UsageError(f"constrained output needs a fast tokenizer, this model has {type(tokenizer).__name__}")
+    from llguidance.hf import from_tokenizer
+
+    return from_tokenizer(tokenizer)
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UsageError("constrained output needs llguidance: pip install 'eyas[serve]'") from error
+    return llguidance
+
+
+def _limits() -> Any:
+    """Tighter than llguidance's own: a step of a sane grammar needs a hundredth of this."""
+    return _library().LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _json_schema(text: str) -> str:
+    whitespace = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}  # bounded: models can get lost in blanks
+    source: str = _library().LLMatcher.grammar_from_json_schema(text, overrides=whitespace)
+    return source
+
+
+def _json_object(text: str) -> str:
+    if text:
+        raise ValueError("json_object takes no text: use json_schema for a schema")
+    return _json_schema('{"type": "object"}')
+
+
+def _regex(text: str) -> str:
+    source: str = _library().LLMatcher.grammar_from_regex(text)
+    return source
+
+
+def _lark(text: str) -> str:
+    source: str = _library().LLMatcher.grammar_from_lark(text)
+    return source
+
+
+def _choice(text: str) -> str:
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise ValueError("give a JSON array of at least one string, none of them empty")
+    return _lark("start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
+
+
+_SOURCES: dict[str, Callable[[str], str]] = {
+    "json_schema": _json_schema,
+    "json_object": _json_object,
+    "regex": _regex,
+    "lark": _lark,
+    "choice": _choice,
+}
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MOST_TEXT:
+        raise RequestError(f"the grammar has {len(text)} characters, at most {MOST_TEXT} are taken")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the grammar has a lone surrogate, which is no character") from error
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    if deepest > MOST_DEPTH:
+        raise RequestError(f"the grammar nests {deepest} brackets deep, at most {MOST_DEPTH} are taken")
+
+
+def _first_lines(message: str) -> str:
+    return " ".join(message.split())[:300]
