@@ -13,6 +13,19 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """What a beam offered, level by level, in host memory; to be read after the round's host sync only.
+
+    Shapes: F frontier nodes of a level, K children offered by each, W' of the level's children that go on.
+    """
+
+    scores: tuple[Tensor, ...]
+    """A level each: [B, F * K] cumulative log-probability, child `k` of frontier node `f` in column `f * K + k`."""
+    beams: tuple[Tensor, ...]
+    """A level each but the last: [B, W'] columns of the children that are the next frontier, best first."""
+
+
+@dataclass(frozen=True)
 class DraftTree:
     """A batch of padded trees. Parents come before their children; an invalid node has no valid descendant."""
 
@@ -23,6 +36,10 @@ class DraftTree:
     max_depth: int
     """Depth no node exceeds, known on the host; 0 for an empty tree."""
     shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
+    counted: int | None = None
+    """Valid nodes of all rows together, where the host knows; None = it would have to ask the device."""
+    candidates: Candidates | None = None
+    """Everything the nodes were chosen from, where the tree's spec keeps it."""
 
     @staticmethod
     def empty(batch: int, device: torch.device) -> DraftTree:
