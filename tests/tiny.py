@@ -212,6 +212,13 @@ class OracleDrafter:
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
         self._taps: list[list[Tensor]] = [[] for _ in range(slots)]
 
+    def reshape(self, slots: int, columns: int) -> None:  # noqa: ARG002
+        more = range(slots - len(self._tokens))
+        self._tokens, self._taps = (kept[:slots] + [[] for _ in more] for kept in (self._tokens, self._taps))
+
+    def length(self, slot: int) -> int:
+        return len(self._tokens[slot])
+
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
             self._tokens[slot] += next_tokens[row, :count].tolist()

@@ -28,6 +28,12 @@ class Drafter(Protocol):
     def resize(self, slots: int) -> None:
         """Start over with `slots` empty slots."""
 
+    def reshape(self, slots: int, columns: int) -> None:
+        """Have `slots` slots of `columns` columns, keeping what lies in both."""
+
+    def length(self, slot: int) -> int:
+        """Pairs known of a slot."""
+
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Learn what the target has committed (prefill included).
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from eyas.drafters.layers import Attend, grouped_attention
 from eyas.drafters.network import DraftNetwork
@@ -40,6 +41,14 @@ class NetworkDrafter:
         # the state at each slot's last pair: as it is fed back, and as the head reads it
         self._fed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
         self._normed = torch.zeros_like(self._fed)
+
+    def reshape(self, slots: int, columns: int) -> None:
+        self._cache.reshape(slots, columns)
+        more = max(0, slots - self._fed.shape[0])
+        self._fed, self._normed = (F.pad(state[:slots], (0, 0, 0, more)) for state in (self._fed, self._normed))
+
+    def length(self, slot: int) -> int:
+        return self._cache.lengths[slot]
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:

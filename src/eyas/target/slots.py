@@ -29,6 +29,10 @@ class KVShape(NamedTuple):
     size: int
 
 
+Saved = list[Tensor]
+"""Columns copied out of a slot: [G, Hkv, n, D] for each shape."""
+
+
 class SlotCache:
     """Keys and values of `layers` = one (key shape, value shape) pair per layer, for `slots` sequences."""
 
@@ -77,12 +81,21 @@ class SlotCache:
         if columns <= self._capacity:
             return
         wanted = max(columns, 2 * self._capacity)
-        wanted += -wanted % _GRANULE
-        for shape, old in self._groups.items():
-            new = self._allocate(old.shape[0], old.shape[1], shape, wanted)
-            new[..., : old.shape[3], :] = old  # staged columns too: a draft may be half-way
-            self._groups[shape] = new
-        self._capacity = wanted
+        self.reshape(self.slots, wanted + -wanted % _GRANULE)
+
+    def reshape(self, slots: int, capacity: int) -> None:
+        """Become `slots` x `capacity`, keeping what lies in both; nothing changes if there is no memory for it."""
+        if (slots, capacity) == (self.slots, self._capacity):
+            return
+        made = {
+            shape: self._allocate(old.shape[0], slots, shape, capacity) for shape, old in self._groups.items()
+        }  # fmt: skip
+        both, columns = min(slots, self.slots), min(capacity, self._capacity)
+        for shape, new in made.items():
+            # staged columns too: a draft may be half-way
+            new[:, :both, :, :columns] = self._groups[shape][:, :both, :, :columns]
+        self._groups, self._capacity = made, capacity
+        self.lengths = [min(length, capacity) for length in self.lengths[:both]] + [0] * (slots - both)
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: range, start: int) -> tuple[Tensor, Tensor]:
         """Stage key, value [R, Hkv, Q, D] of one layer; returns views of all columns up to the staged ones."""
@@ -123,6 +136,18 @@ class SlotCache:
         for group in self._groups.values():
             group[:, target, :, :used] = group[:, source, :, :used]
         self.lengths[target], self.lengths[source] = used, 0
+
+    def copy_out(self, slot: int, start: int, stop: int) -> Saved:
+        """A copy of the committed columns `[start, stop)` of a slot."""
+        return [group[:, slot, :, start:stop].clone() for group in self._groups.values()]
+
+    def copy_in(self, slot: int, saved: Saved, count: int) -> None:
+        """Append the first `count` columns that `copy_out` saved."""
+        start = self.lengths[slot]
+        self.reserve(start + count)
+        for group, kept in zip(self._groups.values(), saved, strict=True):
+            group[:, slot, :, start : start + count] = kept[:, :, :count]
+        self.lengths[slot] = start + count
 
     def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
         size = (count, slots, shape.heads, capacity, shape.size)

@@ -105,6 +105,14 @@ class Target:
         """Start over with an empty cache of `slots` slots."""
         self.cache = SlotCache(self._shapes, slots, self.dtype, self.device)
 
+    def reshape(self, slots: int, columns: int) -> None:
+        """Let the cache be `slots` x `columns`, keeping what lies in both."""
+        self.cache.reshape(slots, columns)
+
+    def length(self, slot: int) -> int:
+        """Tokens of a slot that are in the cache."""
+        return self.cache.lengths[slot]
+
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything of `slot` from position `length` on."""
         self.cache.truncate(slot, length)
