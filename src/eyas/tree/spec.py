@@ -1,4 +1,5 @@
-"""The textual names of tree shapes: `chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]`."""
+"""The textual names of tree shapes: `chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]` and
+`shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]]`, whose budget is the whole batch's."""
 
 from __future__ import annotations
 
@@ -6,9 +7,13 @@ from eyas.errors import UsageError
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.growth import TreeSpec
 from eyas.tree.presets import PRESETS
+from eyas.tree.shared import SharedTree
 from eyas.tree.static import StaticTree
 
-_FORMS = "chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or dynamic:DEPTH,TOPK,NODES,THRESHOLD"
+_FORMS = (
+    "chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES[,THRESHOLD] or shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]] "
+    "(what is in brackets may be left out)"
+)
 
 
 def parse_tree(text: str) -> TreeSpec:
@@ -22,9 +27,12 @@ def parse_tree(text: str) -> TreeSpec:
         numbers = [float(part) for part in rest.split(",")]
     except ValueError:
         numbers = []
-    whole = [int(number) for number in numbers[:3] if number.is_integer()]
+    whole = [int(number) for number in numbers[: 4 if kind == "shared" else 3] if number.is_integer()]
     if kind == "chain" and len(numbers) == len(whole) == 1:
         return StaticTree.chain(whole[0])
     if kind == "dynamic" and len(whole) == 3 and len(numbers) in (3, 4):
         return DynamicTree(whole[0], whole[1], whole[2], threshold=numbers[3] if len(numbers) == 4 else 0.0)
+    if kind == "shared" and len(whole) == min(len(numbers), 4) and len(numbers) in (3, 4, 5):
+        per_row = whole[3] if len(whole) == 4 else None
+        return SharedTree(whole[0], whole[1], whole[2], per_row, numbers[4] if len(numbers) == 5 else 0.0)
     raise UsageError(f"unknown tree {text!r}: write {_FORMS}")

@@ -1,0 +1,185 @@
+"""Dynamic trees for a whole batch under one node budget.
+
+Every row grows candidates as in EAGLE-2 (a beam of `width`); at the end the `budget` most valuable candidates of all
+rows together are kept, so a row whose drafter is sure gets many nodes and a doubtful one few or none. Value is the path
+probability, or what a `ValueTable` says that probabilities are worth. A parent is never worth less than its child and
+comes before it, so ties can't part them.
+Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels of a row, N node columns.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from eyas.errors import UsageError
+from eyas.tree.draft_tree import Candidates, DraftTree
+from eyas.tree.growth import Frontier
+from eyas.tree.values import ValueTable, ranking
+
+_IMPOSSIBLE = -1e4
+"""Stands for a log-probability of minus infinity, so that how many nodes are kept is known beforehand."""
+
+
+@dataclass(frozen=True)
+class SharedTree:
+    """`depth` levels, beams of `width`, at most `budget` nodes in the batch and `per_row` in a row (None: no limit).
+
+    `threshold` > 0 leaves out nodes worth less. Only on a CPU, where counting them needs no sync, does that make the
+    pass smaller; there drafting also stops as soon as no row has a node left that is worth going on from.
+    """
+
+    depth: int
+    width: int
+    budget: int
+    per_row: int | None = None
+    threshold: float = 0.0
+    values: ValueTable | None = None
+    groups: tuple[int, ...] | None = None
+    """Each row's group in `values`; None = all in group 0."""
+    barred: frozenset[int] = frozenset()
+    """Rows that get no node."""
+    keeps_candidates: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "width", "budget", "per_row"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise UsageError(f"shared tree: {name} must be at least 1, got {number}")
+        if not 0.0 <= self.threshold < 1.0:
+            raise UsageError(f"shared tree: threshold must be in [0, 1), got {self.threshold}")
+
+    @property
+    def max_fanout(self) -> int:
+        return self.width
+
+    def start(self, batch: int, device: torch.device) -> SharedGrowth:
+        return SharedGrowth(self, batch, device)
+
+
+class SharedGrowth:
+    """A batch of trees being grown."""
+
+    def __init__(self, spec: SharedTree, batch: int, device: torch.device) -> None:
+        self._spec, self._batch, self._device = spec, batch, device
+        self._counts_freely = device.type == "cpu"
+        self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W]
+        self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
+        self._tokens: list[Tensor] = []  # each [B, W * K]
+        self._scores: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self._beams: list[Tensor] = []  # each [B, W'] into the level's candidates
+        self._count = 0
+        self._open = [row for row in range(batch) if row not in spec.barred]
+        self._groups = (0,) * batch if spec.groups is None else spec.groups
+
+    @property
+    def fanout(self) -> int:
+        return self._spec.width
+
+    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
+        fanout = tokens.shape[2]
+        # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
+        scores = (self._beam_score.unsqueeze(2) + logprob.clamp(max=0.0)).flatten(1)  # [B, W * K]
+        flat = tokens.flatten(1)
+        self._tokens.append(flat)
+        self._scores.append(scores)
+        self._parents.append(self._beam_index.repeat_interleave(fanout, dim=1))
+        offset, self._count = self._count, self._count + flat.shape[1]
+        if len(self._tokens) == self._spec.depth:
+            return None
+        self._beam_score, best = scores.topk(min(self._spec.width, scores.shape[1]), dim=1)  # [B, W']
+        if not self._worth_going_on():
+            return None
+        self._beam_index = best + offset
+        self._beams.append(best)
+        return Frontier(flat.gather(1, best), best // fanout)
+
+    def _worth_going_on(self) -> bool:
+        """Could any row's next level hold a node worth the threshold?"""
+        spec = self._spec
+        if spec.threshold == 0.0 or not self._counts_freely:
+            return True
+        best = self._beam_score[:, 0].tolist()
+        depth = len(self._tokens) + 1
+        floors = {group: self._floor(group, depth) for group in set(self._groups)}
+        return any(best[row] > floors[self._groups[row]] for row in self._open)
+
+    def _floor(self, group: int, depth: int) -> float:
+        if self._spec.values is None:
+            return math.nextafter(math.log(self._spec.threshold), -math.inf)
+        return self._spec.values.floor(group, depth, self._spec.threshold)
+
+    def tree(self) -> DraftTree:
+        spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
+        kept = self._chosen(scores)
+        columns = scores.shape[1]
+        ends = list(accumulate(level.shape[1] for level in self._scores))
+        if self._counts_freely:
+            per_row = kept.sum(1)
+            counted, width = int(per_row.sum()), int(per_row.max())
+            deepest = bisect_right(ends, int(kept.any(0).nonzero().max())) + 1 if width else 0
+        else:
+            cap = min(columns, spec.per_row or columns)
+            counted, width = min(spec.budget, len(self._open) * cap), min(spec.budget, cap)
+            deepest = min(len(ends), width)
+        # kept candidates move together, in their order, which puts parents first
+        at = kept.cumsum(1).masked_fill_(~kept, width + 1) - 1  # [B, M], `width` = nowhere
+        index = torch.arange(columns, device=self._device).expand_as(at)
+        chosen = torch.zeros(self._batch, width + 1, dtype=torch.int64, device=self._device)
+        chosen = chosen.scatter_(1, at, index)[:, :width]  # [B, N]
+        valid = torch.arange(width, device=self._device) < kept.sum(1, keepdim=True)
+        place = torch.cat((torch.full_like(at[:, :1], -1), at), dim=1)
+        parents = place.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1)
+        return DraftTree(
+            tokens=torch.cat(self._tokens, dim=1).gather(1, chosen),
+            # an invalid column copies a candidate that may not be kept: it hangs at the root
+            parents=parents.masked_fill(~valid, -1),
+            logprob=scores.gather(1, chosen),
+            valid=valid,
+            max_depth=deepest,
+            counted=None if spec.threshold > 0.0 and not self._counts_freely else counted,
+            candidates=self._candidates() if spec.keeps_candidates else None,
+        )
+
+    def _chosen(self, scores: Tensor) -> Tensor:
+        """[B, M] bool: the candidates that stay."""
+        spec = self._spec
+        worth = scores.clamp(min=_IMPOSSIBLE)
+        if spec.values is not None:
+            depths = [torch.full((level.shape[1],), depth) for depth, level in enumerate(self._scores, start=1)]
+            groups = torch.tensor(self._groups, device=self._device)
+            value = spec.values.look_up(scores, torch.cat(depths).to(self._device), groups)
+            worth = ranking(value, worth).masked_fill_(value < spec.threshold, -math.inf)
+        elif spec.threshold > 0.0:
+            worth.masked_fill_(scores < math.log(spec.threshold), -math.inf)
+        if spec.barred:
+            worth[torch.tensor(sorted(spec.barred), device=self._device)] = -math.inf
+        if spec.per_row is not None and spec.per_row < worth.shape[1]:
+            worth.masked_fill_(~greatest(worth, spec.per_row), -math.inf)
+        kept = worth > -math.inf
+        if spec.budget < worth.numel():
+            kept &= greatest(worth.view(1, -1), spec.budget).view_as(kept)
+        return kept
+
+    def _candidates(self) -> Candidates:
+        return Candidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))
+
+
+def greatest(worth: Tensor, count: int) -> Tensor:
+    """[B, M] bool: the `count` greatest of each row of `worth` [B, M], the earlier among equals."""
+    least = worth.topk(count, dim=1).values[:, -1:]
+    above, level = worth > least, worth == least
+    return above | (level & (level.cumsum(1) <= count - above.sum(1, keepdim=True)))
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory that needn't be there before the next sync."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

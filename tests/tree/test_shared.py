@@ -1,0 +1,254 @@
+"""Shared trees against the same rule in plain Python: the best nodes of the whole batch, ties included."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eyas.errors import UsageError
+from eyas.tree import DraftTree, parse_tree
+from eyas.tree.shared import SharedTree, greatest
+from eyas.tree.values import BINS, ValueTable, bin_floor, bins
+
+CPU = torch.device("cpu")
+GRIDS = [None, (0.0,), (-1.0,), (0.0, -1.0), (0.0, 1e-7), (-math.inf, 0.0)]
+
+
+class Node(NamedTuple):
+    """A candidate of the oracle."""
+
+    row: int
+    at: int
+    """Index among its row's candidates, level by level."""
+    depth: int
+    score: float
+    parent: int
+    token: int
+
+
+class Text:
+    """Children's log-probabilities, made up when first asked for; a token names its whole path."""
+
+    def __init__(self, seed: int, width: int, grid: tuple[float, ...] | None) -> None:
+        self.seed, self.width, self.grid = seed, width, grid
+
+    def children(self, token: int) -> list[float]:
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + token % 999_983)
+        if self.grid is None:
+            made = torch.randn(self.width + 2, generator=draw).mul(2).log_softmax(0)
+        else:
+            made = torch.tensor(self.grid)[torch.randint(len(self.grid), (self.width,), generator=draw)]
+        return made.sort(descending=True).values[: self.width].tolist()
+
+    def child(self, token: int, rank: int) -> int:
+        return token * (self.width + 1) + rank + 1
+
+
+def grow(spec: SharedTree, rows: list[Text]) -> DraftTree:
+    growth = spec.start(len(rows), CPU)
+    frontier = torch.zeros(len(rows), 1, dtype=torch.int64)
+    while True:
+        scores = [[text.children(t) for t in ids] for text, ids in zip(rows, frontier.tolist(), strict=True)]
+        tokens = [
+            [[text.child(t, r) for r in range(spec.width)] for t in ids]
+            for text, ids in zip(rows, frontier.tolist(), strict=True)
+        ]
+        grown = growth.expand(torch.tensor(scores), torch.tensor(tokens))
+        if grown is None:
+            return growth.tree()
+        frontier = grown.tokens
+
+
+def candidates(spec: SharedTree, rows: list[Text]) -> list[Node]:
+    """Every candidate of every row's beam."""
+    made = []
+    for row, text in enumerate(rows):
+        here: list[Node] = []
+        beam = [Node(row, -1, 0, 0.0, -1, 0)]
+        for depth in range(1, spec.depth + 1):
+            level = []
+            for above in beam:
+                for rank, step in enumerate(text.children(above.token)):
+                    score = float(torch.tensor(above.score) + torch.tensor(min(step, 0.0)))
+                    at = len(here) + len(level)
+                    level.append(Node(row, at, depth, score, above.at, text.child(above.token, rank)))
+            here += level
+            beam = sorted(level, key=lambda node: -node.score)[: spec.width]
+        made += here
+    return made
+
+
+def check(spec: SharedTree, tree: DraftTree, rows: int) -> None:
+    """A tree of the promised shape: parents first and valid, within all limits."""
+    assert tree.counted == int(tree.valid.sum()) <= spec.budget
+    assert tree.size == int(tree.valid.sum(1).max())
+    if spec.per_row is not None:
+        assert tree.size <= spec.per_row
+    assert tree.parents.shape == tree.tokens.shape == tree.valid.shape == (rows, tree.size)
+    assert (tree.parents < torch.arange(tree.size)).all()
+    assert (tree.parents >= -1).all()
+    above = tree.valid.gather(1, tree.parents.clamp(min=0)) | (tree.parents < 0)
+    assert (above | ~tree.valid).all()
+    deepest = int((tree.depth[:, 1:] * tree.valid).max()) if tree.size else 0
+    assert tree.max_depth == deepest <= spec.depth
+    assert not tree.valid[sorted(spec.barred)].any()
+
+
+specs = st.builds(
+    SharedTree,
+    depth=st.integers(1, 4),
+    width=st.integers(1, 4),
+    budget=st.integers(1, 60),
+    per_row=st.none() | st.integers(1, 30),
+)
+
+
+@given(specs, st.integers(0, 10_000), st.integers(1, 5), st.floats(0.0, 0.6))
+@settings(max_examples=80)
+def test_it_keeps_the_batch_s_best(spec: SharedTree, seed: int, batch: int, threshold: float) -> None:
+    """With distinct scores the choice is unique."""
+    spec = dataclasses.replace(spec, threshold=threshold)
+    rows = [Text(seed + row, spec.width, None) for row in range(batch)]
+    tree = grow(spec, rows)
+    check(spec, tree, batch)
+    best: list[Node] = []
+    for row in range(batch):
+        mine = sorted((n for n in candidates(spec, rows) if n.row == row), key=lambda n: -n.score)
+        best += [n for n in mine[: spec.per_row] if threshold == 0.0 or n.score >= math.log(threshold)]
+    best = sorted(best, key=lambda node: -node.score)[: spec.budget]
+    for row in range(batch):
+        mine = sorted((node for node in best if node.row == row), key=lambda node: node.at)
+        place = {-1: -1, **{node.at: i for i, node in enumerate(mine)}}
+        count = len(mine)
+        assert tree.valid[row].tolist() == [i < count for i in range(tree.size)]
+        assert tree.tokens[row, :count].tolist() == [node.token for node in mine]
+        assert tree.parents[row, :count].tolist() == [place[node.parent] for node in mine]
+        torch.testing.assert_close(tree.logprob[row, :count], torch.tensor([node.score for node in mine]))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> ValueTable:
+    """Any table, plateaus included."""
+    numbers = draw(st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=4 * BINS, max_size=4 * BINS))
+    return ValueTable(np.array(numbers).reshape(2, 2, BINS))
+
+
+@given(specs, tables(), st.integers(0, 10_000), st.integers(1, 4), st.sampled_from(GRIDS), st.sampled_from([0.0, 0.5]))
+@settings(max_examples=150)
+def test_whatever_things_are_worth_a_tree_stays_a_tree(
+    spec: SharedTree, table: ValueTable, seed: int, batch: int, grid: tuple[float, ...] | None, threshold: float
+) -> None:
+    groups = tuple(row % 2 for row in range(batch))
+    spec = dataclasses.replace(spec, values=table, groups=groups, threshold=threshold)
+    rows = [Text(seed + row, spec.width, grid) for row in range(batch)]
+    tree = grow(spec, rows)
+    check(spec, tree, batch)
+
+    def worth(row: int, depth: int, score: float) -> float:
+        return float(table.values[groups[row], min(depth, 2) - 1, bins(np.array([score], dtype=np.float32))[0]])
+
+    kept = [
+        worth(row, int(tree.depth[row, node + 1]), float(tree.logprob[row, node]))
+        for row, node in tree.valid.nonzero().tolist()
+    ]
+    assert all(value >= threshold for value in kept)
+    if grid is not None:
+        return  # which of equals goes on is the beam's own affair
+    offered = [(n.row, n.token, worth(n.row, n.depth, n.score)) for n in candidates(spec, rows)]
+    chosen = {(row, int(tree.tokens[row, node])) for row, node in tree.valid.nonzero().tolist()}
+    left = [value for row, token, value in offered if (row, token) not in chosen and value >= threshold]
+    if spec.per_row is None:
+        assert len(kept) == min(spec.budget, len(kept) + len(left))
+        assert not left or not kept or max(left) <= min(kept)
+
+
+@given(specs, st.integers(0, 1000), st.sets(st.integers(0, 3)))
+@settings(max_examples=40)
+def test_barred_rows_get_nothing_and_leave_the_budget_to_others(spec: SharedTree, seed: int, barred: set[int]) -> None:
+    spec = dataclasses.replace(spec, barred=frozenset(barred))
+    tree = grow(spec, [Text(seed + row, spec.width, None) for row in range(4)])
+    check(spec, tree, 4)
+    offered = spec.width + spec.width * sum(min(spec.width, spec.width**d) for d in range(1, spec.depth))
+    assert tree.counted == min(spec.budget, (4 - len(barred)) * min(offered, spec.per_row or offered))
+
+
+def test_sure_rows_get_more() -> None:
+    sure: list[float] = [-0.05, -4.0]
+    unsure: list[float] = [-2.0, -2.1]
+
+    class Fixed(Text):
+        def __init__(self, steps: list[float]) -> None:
+            super().__init__(0, 2, None)
+            self.steps = steps
+
+        def children(self, token: int) -> list[float]:
+            del token
+            return self.steps
+
+    tree = grow(SharedTree(4, 2, 6), [Fixed(unsure), Fixed(sure)])
+    assert tree.valid.sum(1).tolist() == [2, 4]
+    hopeless = grow(SharedTree(4, 2, 6, threshold=0.5), [Fixed(unsure), Fixed(unsure)])
+    assert (hopeless.size, hopeless.counted, hopeless.max_depth) == (0, 0, 0)
+
+
+def test_drafting_stops_when_no_row_has_a_node_worth_going_on_from() -> None:
+    growth = SharedTree(8, 2, 10, threshold=0.3, barred=frozenset({1})).start(2, CPU)
+    tokens = torch.zeros(2, 1, 2, dtype=torch.int64)
+    barred = [[-0.01, -0.5]]
+    assert growth.expand(torch.tensor([[[-0.6, -2.0]], barred]), tokens) is not None
+    assert growth.expand(torch.tensor([[[-0.7, -2.0]] * 2, barred * 2]), tokens.expand(-1, 2, -1)) is None
+    assert growth.tree().counted == 1
+
+
+def test_candidates_are_kept_only_when_wanted() -> None:
+    rows = [Text(1, 3, None), Text(2, 3, None)]
+    assert grow(SharedTree(3, 3, 5), rows).candidates is None
+    offered = grow(SharedTree(3, 3, 5, keeps_candidates=True), rows).candidates
+    assert offered is not None
+    assert [level.shape[1] for level in offered.scores] == [3, 9, 9]
+    assert [beam.shape[1] for beam in offered.beams] == [3, 3]
+    for row in range(2):
+        made = [n.score for n in candidates(SharedTree(3, 3, 5), rows) if n.row == row]
+        torch.testing.assert_close(torch.cat(offered.scores, dim=1)[row], torch.tensor(made))
+
+
+@given(st.lists(st.floats(-1e4, 0.0, width=32), min_size=2, max_size=50))
+def test_bins_never_fall_as_probability_falls(scores: list[float]) -> None:
+    ordered = np.sort(np.array(scores, dtype=np.float32))[::-1]
+    found = bins(ordered)
+    assert (np.diff(found) >= 0).all()
+    for score, index in zip(ordered, found, strict=True):
+        assert score > bin_floor(int(index)) - 1e-4 * abs(score)
+    table = ValueTable(np.linspace(1, 0, BINS).reshape(1, 1, BINS))
+    looked = table.look_up(
+        torch.tensor(ordered.copy()).unsqueeze(0), torch.ones(len(ordered)).long(), torch.zeros(1).long()
+    )
+    np.testing.assert_allclose(looked[0].numpy(), np.linspace(1, 0, BINS)[found], atol=1e-6)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, -math.inf]), min_size=1, max_size=12), st.integers(1, 12))
+def test_greatest_prefers_the_earlier_among_equals(worth: list[float], count: int) -> None:
+    count = min(count, len(worth))
+    best = sorted(range(len(worth)), key=lambda i: -worth[i])[:count]
+    assert greatest(torch.tensor([worth]), count)[0].nonzero().flatten().tolist() == sorted(best)
+
+
+def test_texts() -> None:
+    assert parse_tree("shared:5,4,16") == SharedTree(5, 4, 16)
+    assert parse_tree("shared:5,4,16,8") == SharedTree(5, 4, 16, 8)
+    assert parse_tree("shared:5,4,16,8,0.25") == SharedTree(5, 4, 16, 8, 0.25)
+    for wrong in ("shared:5,4", "shared:5,4,1.5", "shared:5,4,16,0.5", "shared:1,2,3,4,0.5,6"):
+        with pytest.raises(UsageError, match="shared:DEPTH,WIDTH,BUDGET"):
+            parse_tree(wrong)
+    for numbers, name in (("0,1,1", "depth"), ("1,0,1", "width"), ("1,1,0", "budget"), ("1,1,1,0", "per_row")):
+        with pytest.raises(UsageError, match=f"shared tree: {name} must be at least 1"):
+            parse_tree(f"shared:{numbers}")
+    with pytest.raises(UsageError, match="threshold"):
+        parse_tree("shared:1,1,1,1,1.0")
