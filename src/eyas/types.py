@@ -65,6 +65,8 @@ class Request:
     """Prompt token ids, at least one."""
     params: SamplingParams = field(default_factory=SamplingParams)
     id: str = ""
+    speculate: bool = True
+    """Draft for this sequence, where the engine has a drafter."""
     trace: bool = False
     """Report the draft tree of each round in `Chunk.draft`."""
     grammar: GrammarSpec | None = None

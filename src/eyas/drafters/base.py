@@ -41,8 +41,13 @@ class Drafter(Protocol):
         first `counts[r]` of each row are real.
         """
 
-    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:
-        """Grow a tree below each row's last known token."""
+    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        """Like `observe`, but nothing is computed before a draft is wanted of the row: if none ever is, only copies."""
+
+    def draft(
+        self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None
+    ) -> DraftTree:
+        """Grow a tree below the last known token of each `live` row (None = of all); the others get no nodes."""
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything learnt from position `length` on."""

@@ -7,8 +7,8 @@ Shapes: R rows, Q pairs, W frontier nodes, F staged guesses so far, H draft hidd
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,10 +16,15 @@ from torch.nn import functional as F
 
 from eyas.drafters.layers import Attend, grouped_attention
 from eyas.drafters.network import DraftNetwork
+from eyas.drafters.pending import PendingPairs
 from eyas.target.masks import visible
+from eyas.target.ragged import Ragged
 from eyas.target.slots import SlotCache
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
+
+_CHUNK = 1024
+"""Most deferred pairs read in one pass."""
 
 
 class NetworkDrafter:
@@ -38,45 +43,44 @@ class NetworkDrafter:
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
-        # the state at each slot's last pair: as it is fed back, and as the head reads it
+        self._pending = PendingPairs(slots)
+        # the state at each slot's last read pair: as it is fed back, and as the head reads it
         self._fed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
         self._normed = torch.zeros_like(self._fed)
 
     def reshape(self, slots: int, columns: int) -> None:
         self._cache.reshape(slots, columns)
+        self._pending.reshape(slots)
         more = max(0, slots - self._fed.shape[0])
         self._fed, self._normed = (F.pad(state[:slots], (0, 0, 0, more)) for state in (self._fed, self._normed))
 
     def length(self, slot: int) -> int:
-        return self._cache.lengths[slot]
+        return self._cache.lengths[slot] + self._pending.lengths[slot]
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        if not any(counts):
-            return
-        start = self._cache.start(rows)
-        lengths = self._lengths(rows)
-        steps = torch.arange(next_tokens.shape[1], device=lengths.device)
-        positions = lengths.unsqueeze(1) + steps
-        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
-        attend = self._attend(rows, start, visible(lengths, start, causal, positions, None))
-        fed, normed = self.network.step(next_tokens, self.network.fuse(taps), positions, attend)
-        self._cache.commit(rows, [range(count) for count in counts])
-        known = [i for i, count in enumerate(counts) if count]
-        at = torch.tensor(known, device=lengths.device)
-        last = torch.tensor([counts[i] - 1 for i in known], device=lengths.device)
-        self._fed[at + rows.start] = fed[at, last]
-        self._normed[at + rows.start] = normed[at, last]
+        self._catch_up(rows, [count > 0 for count in counts])
+        self._learn(rows, next_tokens, taps, counts)
 
     @torch.inference_mode()
-    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:
+    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        self._pending.append(rows, next_tokens, taps, counts)
+
+    @torch.inference_mode()
+    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None) -> DraftTree:
+        wanted = [True] * len(rows) if live is None else list(live)
+        self._catch_up(rows, wanted)
+        # a one-token prompt: there is no state to draft from yet
+        alive = [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
+        if not any(alive):
+            return DraftTree.empty(len(rows), self._ids.device)
         slots = slice(rows.start, rows.stop)
         lengths = self._lengths(rows)
         start = column = self._cache.start(rows)
         fed, normed = self._fed[slots].unsqueeze(1), self._normed[slots].unsqueeze(1)  # [R, 1, H]
         committed = torch.arange(start, device=lengths.device) < lengths.unsqueeze(1)  # [R, start]
         guessed = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=lengths.device)  # [R, W, F]
-        growth = spec.start(len(rows), lengths.device)
+        growth = spec.start(len(rows), lengths.device, None if all(alive) else alive)
         for level in range(spec.depth):
             ranked = coupling.rank(self.network.logits(normed), level, self._ids)  # [R, W, Vd]
             score, best = ranked.topk(min(growth.fanout, ranked.shape[2]), dim=2)
@@ -95,29 +99,79 @@ class NetworkDrafter:
                 self._attend(rows, column, seen),
             )
             column += width
-        tree = growth.tree()
-        unknown = [self._cache.lengths[slot] == 0 for slot in rows]
-        if any(unknown):  # a one-token prompt: there is no state to draft from yet
-            known = ~torch.tensor(unknown, device=lengths.device).unsqueeze(1)
-            tree = dataclasses.replace(tree, valid=tree.valid & known)
-        return tree
+        return growth.tree()
 
     def truncate(self, slot: int, length: int) -> None:
+        self._pending.truncate(slot, max(0, length - self._cache.lengths[slot]))
         self._cache.truncate(slot, length)
 
+    @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         self._cache.move(source, target)
+        self._pending.move(source, target)
         self._fed[target], self._normed[target] = self._fed[source], self._normed[source]
+
+    def _catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+        """Read what was deferred of the rows that are `wanted` [R]."""
+        lengths = self._pending.lengths
+        counts = [lengths[slot] if want else 0 for slot, want in zip(rows, wanted, strict=True)]
+        if not any(counts):
+            return
+        # a row far behind the others, such as one whose prompt was deferred, would make them all wait for it
+        most = 2 * sum(counts) / len(rows)
+        for row, count in enumerate(counts):
+            if count > most:
+                self._read_pending(rows[row : row + 1], [count])
+        self._read_pending(rows, [count if count <= most else 0 for count in counts])
+        for slot, count in zip(rows, counts, strict=True):
+            if count:
+                self._pending.truncate(slot, 0)
+
+    def _read_pending(self, rows: range, counts: Sequence[int]) -> None:
+        width = max(1, _CHUNK // len(rows))
+        for begin in range(0, max(counts), width):
+            part = [min(max(count - begin, 0), width) for count in counts]
+            self._learn(rows, *self._pending.part(rows, begin, begin + max(part)), part)
+
+    def _learn(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        """Read the first `counts[r]` pairs of each row: next_tokens [R, Q], taps [R, Q, A, Ht]."""
+        width = max(counts)
+        if not width:
+            return
+        next_tokens, taps = next_tokens[:, :width], taps[:, :width]
+        layout = None if sum(counts) == next_tokens.numel() else Ragged.of_counts(counts, self._ids.device)
+        start = self._cache.start(rows)
+        lengths = self._lengths(rows)
+        steps = torch.arange(width, device=lengths.device)
+        positions = lengths.unsqueeze(1) + steps
+        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
+        attend = self._attend(rows, start, visible(lengths, start, causal, positions, None), layout)
+        if layout is not None:
+            next_tokens, taps, positions = layout.pack(next_tokens), layout.pack(taps), layout.pack(positions)
+        fed, normed = self.network.step(next_tokens, self.network.fuse(taps), positions, attend)
+        self._cache.commit(rows, [range(count) for count in counts])
+        # rows lie end to end in both forms: padded ones are of one length
+        ends = [end - 1 for end in accumulate(counts)]
+        known = [(slot, end) for slot, end, count in zip(rows, ends, counts, strict=True) if count]
+        at, last = torch.tensor(known, device=lengths.device).unbind(1)
+        self._fed[at] = fed.flatten(0, 1)[last]
+        self._normed[at] = normed.flatten(0, 1)[last]
 
     def _lengths(self, rows: range) -> Tensor:
         return torch.tensor(self._cache.lengths[rows.start : rows.stop], device=self._fed.device)
 
-    def _attend(self, rows: range, column: int, seen: Tensor) -> Attend:
-        """Attention that stages its keys from `column` on, under the mask `seen` [R, 1, S, K]."""
+    def _attend(self, rows: range, column: int, seen: Tensor, layout: Ragged | None = None) -> Attend:
+        """Attention that stages its keys from `column` on, under the mask `seen` [R, 1, S, K].
+
+        With a `layout` the rows' queries, keys and values come end to end.
+        """
         self._cache.reserve(column + seen.shape[2])
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if layout is not None:
+                q, k, v = layout.spread(q), layout.spread(k), layout.spread(v)
             keys, values = self._cache.write(layer, k, v, rows, column)
-            return grouped_attention(q, keys, values, seen)
+            out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
+            return out if layout is None else layout.pack(out.transpose(1, 2)).transpose(1, 2)
 
         return attend

@@ -134,7 +134,8 @@ class Engine:
     def _round(self, running: list[RunningSequence], sampler: Sampler) -> tuple[Outcome, float]:
         began = time.perf_counter()
         roots = torch.tensor([sequence.root for sequence in running], device=self.target.device)
-        outcome = run_round(self.target, self.speculation, sampler, range(len(running)), roots, self.rule)
+        live = [sequence.request.speculate for sequence in running]
+        outcome = run_round(self.target, self.speculation, sampler, range(len(running)), roots, self.rule, live)
         return outcome, time.perf_counter() - began
 
     def _release(self, running: list[RunningSequence], sampler: Sampler) -> None:

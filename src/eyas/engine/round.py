@@ -7,6 +7,8 @@ Shapes: R rows, N nodes, D deepest level, A taps, Ht hidden, V vocabulary.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters import Drafter
+from eyas.engine.evidence import Evidence
 from eyas.target import Target
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Sampler, SeededWalk, WalkRule
@@ -24,7 +27,8 @@ class Speculation:
     """Who drafts, in which shape; `coupled` lets the drafter rank children with the sampler's own noise."""
 
     drafter: Drafter
-    tree: TreeSpec
+    tree: TreeSpec | None
+    """None = a plain round: the drafter is told what was committed and computes nothing."""
     coupled: bool = True
 
 
@@ -37,6 +41,16 @@ class Outcome(NamedTuple):
     """How many of them were draft tokens."""
     offered: list[int]
     """How deep the row's tree reached."""
+    nodes: list[int]
+    """How many nodes it had."""
+    pass_tokens: int
+    """T, the tokens of the target pass."""
+    evidence: Evidence | None
+    """The draft and what was walked of it; None after a plain round."""
+    draft_seconds: float
+    """Drafting, catching up on deferred pairs included. On an accelerator the host's part of it."""
+    pass_seconds: float
+    """From handing the draft to the target to knowing the outcome; on an accelerator with what was still to be drafted."""
 
 
 @torch.inference_mode()
@@ -47,30 +61,50 @@ def run_round(
     rows: range,
     roots: Tensor,  # [R] each row's last token, not yet in the target's cache
     rule: WalkRule | None = None,
+    live: Sequence[bool] | None = None,  # [R] which rows may be drafted for; None = all
 ) -> Outcome:
     """Advance every row by one target pass."""
     count = len(rows)
-    tree, taps = DraftTree.empty(count, target.device), tuple[int, ...]()
+    began = time.perf_counter()
+    tree, taps, drafting = DraftTree.empty(count, target.device), tuple[int, ...](), False
     if speculation is not None:
-        coupling = sampler.coupling(count, speculation.coupled)
-        tree, taps = speculation.drafter.draft(rows, speculation.tree, coupling), speculation.drafter.taps
+        taps = speculation.drafter.taps
+        if speculation.tree is not None and (live is None or any(live)):
+            drafting = True
+            coupling = sampler.coupling(count, speculation.coupled)
+            tree = speculation.drafter.draft(rows, speculation.tree, coupling, live).compact()
 
+    drafted = time.perf_counter()
     verified = target.verify(rows, roots, tree, taps)
     walk = (rule or SeededWalk())(verified.logits, tree, sampler, count)
     sampler.commit(count, walk.tokens, walk.accepted + 1)
 
-    offered = (tree.depth[:, 1:] * tree.valid).amax(1) if tree.size else torch.zeros_like(walk.accepted)
-    report = torch.cat((walk.accepted.unsqueeze(1), offered.unsqueeze(1), walk.tokens, walk.path), dim=1)
-    table = report.tolist()  # the host sync
+    depths = tree.depth[:, 1:] * tree.valid  # [R, N]
+    offered = depths.amax(1) if tree.size else torch.zeros_like(walk.accepted)
+    nodes = tree.valid.sum(1)
+    summary = torch.stack((walk.accepted, offered, nodes), dim=1)
+    table = torch.cat((summary, walk.tokens, walk.path), dim=1).tolist()  # the host sync
+    judged = time.perf_counter()
     width = walk.tokens.shape[1]
     accepted = [row[0] for row in table]
-    tokens = [row[2 : 3 + row[0]] for row in table]
-    paths = [row[2 + width : 3 + width + row[0]] for row in table]
+    tokens = [row[3 : 4 + row[0]] for row in table]
+    paths = [row[3 + width : 4 + width + row[0]] for row in table]
 
     target.commit(rows, paths)
     if speculation is not None:
         keep = max(accepted) + 1
-        at = walk.path[:, :keep, None, None]  # [R, keep, 1, 1]
-        states = verified.taps.gather(1, at.expand(-1, -1, *verified.taps.shape[2:]))  # [R, keep, A, Ht]
-        speculation.drafter.observe(rows, walk.tokens[:, :keep].clamp(min=0), states, [a + 1 for a in accepted])
-    return Outcome(tokens, accepted, [row[1] for row in table])
+        pairs = walk.tokens[:, :keep].clamp(min=0), verified.taps_at(walk.path[:, :keep])  # [R, keep], [R, keep, A, Ht]
+        counts = [a + 1 for a in accepted]
+        read = [c * (live is None or live[row]) for row, c in enumerate(counts)] if drafting else [0] * count
+        speculation.drafter.observe(rows, *pairs, read)
+        speculation.drafter.defer(rows, *pairs, [c - r for c, r in zip(counts, read, strict=True)])
+    return Outcome(
+        tokens=tokens,
+        accepted=accepted,
+        offered=[row[1] for row in table],
+        nodes=[row[2] for row in table],
+        pass_tokens=verified.tokens,
+        evidence=Evidence(tree, paths) if drafting else None,
+        draft_seconds=drafted - began,
+        pass_seconds=judged - drafted,
+    )

@@ -14,7 +14,6 @@ from eyas.assets import named_target
 from eyas.errors import ModelError, UsageError
 from eyas.runtime import keep_freed_memory
 from eyas.target.architecture import causal_lm_class, refuse_unsupported
-from eyas.target.attention import use_shared_heads
 from eyas.target.packed import can_pack, pack_linears
 from eyas.target.target import Target
 
@@ -72,9 +71,7 @@ def load_target(
         raise UsageError("a compiled target can't be packed as well: choose one")
     if not compiled and can_pack(torch_device, torch_dtype) if packed is None else packed:
         pack_linears(loaded)
-    if torch_device.type == "cpu" and not compiled:
-        use_shared_heads(loaded)
-    target = Target(loaded)
+    target = Target(loaded, packs=not compiled)  # a compiled graph would be made anew for every layout
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target

@@ -7,19 +7,22 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache
 
+from eyas.target.ragged import Ragged
 from eyas.target.slots import KVShape, SlotCache
 
 
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
-    """One pass over `rows` of a slot cache; lives as long as the pass."""
+    """One pass over `rows` of a slot cache; lives as long as the pass. `layout`: its rows lie end to end."""
 
-    def __init__(self, slots: SlotCache, rows: range, start: int) -> None:
+    def __init__(self, slots: SlotCache, rows: range, start: int, layout: Ragged | None = None) -> None:
         super().__init__(layers=[])
-        self._slots, self._rows, self._start = slots, rows, start
+        self._slots, self._rows, self._start, self._layout = slots, rows, start, layout
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        if self._layout is not None:  # [1, Hkv, T, D]
+            key_states, value_states = self._layout.spread(key_states), self._layout.spread(value_states)
         return self._slots.write(layer_idx, key_states, value_states, self._rows, self._start)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002

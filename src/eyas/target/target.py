@@ -1,6 +1,7 @@
 """The target: a stock transformers decoder LM that prefills, verifies draft trees and commits paths.
 
-Shapes: R rows (a contiguous range of slots), Q columns, N tree nodes, A taps, Ht hidden, V vocabulary.
+Shapes: R rows (a contiguous range of slots), Q columns, N tree nodes, T tokens of a pass (R x Q, or fewer where rows
+lie end to end), A taps, Ht hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from eyas.errors import RequestError, UnsupportedModelError
+from eyas.errors import EyasError, RequestError, UnsupportedModelError
 from eyas.target import masks
 from eyas.target.architecture import (
     attention_plan,
@@ -22,17 +24,28 @@ from eyas.target.architecture import (
     logit_finish,
     refuse_unsupported,
 )  # fmt: skip
+from eyas.target.attention import intercept, packed
+from eyas.target.ragged import Ragged
 from eyas.target.slots import SlotCache
 from eyas.target.staged import ShapeProbe, StagedCache
 from eyas.target.taps import caught_taps, stack
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, PlaceLogits
 
 
 class Verified(NamedTuple):
     """What one verification pass yields."""
 
-    logits: Tensor  # [R, 1 + N, V]
-    taps: Tensor  # [R, 1 + N, A, Ht]
+    logits: PlaceLogits
+    taps: Tensor  # [T, A, Ht], in the order of the logits' rows
+
+    @property
+    def tokens(self) -> int:
+        """T: what the pass cost."""
+        return self.taps.shape[0]
+
+    def taps_at(self, places: Tensor) -> Tensor:
+        """[R, P, A, Ht] the taps at `places` [R, P] of each row."""
+        return self.taps[self.logits.index.gather(1, places)]
 
 
 class PrefillChunk(NamedTuple):
@@ -57,6 +70,8 @@ class Target:
 
     model: Any
     cache_slots: int = 0
+    packs: bool = True
+    """Do rows of different lengths lie end to end in a pass? Turned off if this model's attention doesn't let them."""
 
     def __post_init__(self) -> None:
         refuse_unsupported(type(self.model), self.model.config)
@@ -72,7 +87,8 @@ class Target:
         self._plan = attention_plan(self.config)
         self._finish = logit_finish(self.config)
         self._probe()
-        self.cache: SlotCache = SlotCache(self._shapes, self.cache_slots, self.dtype, self.device)
+        self.packs = self.packs and self._packs()
+        self.resize(self.cache_slots)
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -96,6 +112,29 @@ class Target:
             self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
         )
 
+    @torch.inference_mode()
+    def _packs(self) -> bool:
+        """Take over the model's attention and see whether a packed pass says what its own padded one does."""
+        self.resize(2)
+        own, self.packs = self.model.config._attn_implementation, False
+        first = self.vocab_size // 2
+        tokens = (torch.arange(first, first + 4, device=self.device) % self.vocab_size).view(2, 2)
+        valid = torch.tensor([[True, True], [False, False]], device=self.device)
+        tree = DraftTree(tokens, tokens.new_tensor([[-1, 0]] * 2), valid.float(), valid, 2, counted=2)
+        for _ in self.prefill(range(2), [tokens[0].tolist() * 2, tokens[1].tolist()], ()):
+            pass
+        expected = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()  # the second row's node: none
+        try:
+            self.packs = intercept(self.model)
+            found = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()
+        except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
+            found = torch.full_like(expected, torch.nan)  # whatever went wrong in there, rows can't lie end to end
+        gap, scale = (found - expected).abs().max(), expected.abs().max()
+        if bool(gap <= scale * (1e-3 if self.dtype == torch.float32 else 5e-2)):
+            return self.packs
+        self.model.set_attn_implementation(own)
+        return False
+
     @property
     def slots(self) -> int:
         """Sequences the cache holds."""
@@ -103,7 +142,7 @@ class Target:
 
     def resize(self, slots: int) -> None:
         """Start over with an empty cache of `slots` slots."""
-        self.cache = SlotCache(self._shapes, slots, self.dtype, self.device)
+        self.cache: SlotCache = SlotCache(self._shapes, slots, self.dtype, self.device)
 
     def reshape(self, slots: int, columns: int) -> None:
         """Let the cache be `slots` x `columns`, keeping what lies in both."""
@@ -158,7 +197,6 @@ class Target:
                 "(after the final norm)"
             )
 
-    @torch.inference_mode()
     def prefill(
         self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
     ) -> Iterator[PrefillChunk]:
@@ -167,25 +205,43 @@ class Target:
         Rows may hold a committed prefix already; `tokens` continue it. Yields piece by piece, so that no more than
         `chunk` columns of states exist at a time.
         """
-        done = 0
-        longest = max(len(row) for row in tokens) - 1
-        while done < longest:
-            width = min(chunk, longest - done)
-            counts = [max(0, min(width, len(row) - 1 - done)) for row in tokens]
-            padded = [list(row[done : done + width + 1]) for row in tokens]
-            window = torch.tensor([p + [0] * (width + 1 - len(p)) for p in padded], device=self.device)
-            steps = torch.arange(width, device=self.device)
-            causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
-            _, caught = self._forward(rows, window[:, :-1], causal, steps.unsqueeze(0), taps, head=False)
-            self.cache.commit(rows, [range(count) for count in counts])
-            yield PrefillChunk(window[:, 1:], caught, counts)
-            done += width
+        for done in range(0, max(len(row) for row in tokens) - 1, chunk):
+            yield self.prefill_chunk(rows, [row[done : done + chunk + 1] for row in tokens], taps)
+
+    @torch.inference_mode()
+    def prefill_chunk(self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]) -> PrefillChunk:
+        """Commit all of each row's `tokens` but the last, in one pass; the last is where the row's next chunk begins.
+
+        The rows may be any slots, also while others are decoding. A row with at most one token stays as it is.
+        """
+        counts = [max(0, len(row) - 1) for row in tokens]
+        width = max(counts)
+        window = torch.tensor([[*row, *[0] * (width + 1 - len(row))] for row in tokens], device=self.device)
+        if width == 0:
+            return PrefillChunk(window[:, 1:], window.new_empty(len(rows), 0, len(taps), self.hidden_size), counts)
+        layout = None
+        if self.packs and sum(counts) < window[:, 1:].numel():
+            layout = Ragged.of_counts(counts, self.device)
+        steps = torch.arange(width, device=self.device)
+        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
+        _, caught = self._forward(rows, window[:, :-1], causal, steps.unsqueeze(0), taps, False, layout)
+        self.cache.commit(rows, [range(count) for count in counts])
+        return PrefillChunk(window[:, 1:], caught if layout is None else layout.unpack(caught), counts)
 
     @torch.inference_mode()
     def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> Verified:
-        """Run roots [R] and the tree's nodes through the model in one pass; nothing is committed."""
-        logits, caught = self._forward(rows, tree.columns(roots), tree.ancestors, tree.depth, taps, head=True)
-        return Verified(logits, caught)
+        """Run roots [R] and the tree's valid nodes through the model in one pass; nothing is committed."""
+        layout = self._layout(tree)
+        logits, caught = self._forward(rows, tree.columns(roots), tree.ancestors, tree.depth, taps, True, layout)
+        placed = PlaceLogits.of(logits) if layout is None else PlaceLogits(logits[0], layout.index)
+        return Verified(placed, caught.flatten(0, 1))
+
+    def _layout(self, tree: DraftTree) -> Ragged | None:
+        """How the tree's valid nodes lie end to end; None = padded: no node is missing, or nobody may ask how many."""
+        if not self.packs or tree.full is not False:
+            return None
+        nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
+        return Ragged.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
         """Keep the columns on each row's walked path (0 = root, i + 1 = node i)."""
@@ -207,9 +263,13 @@ class Target:
         return Trace(self._stacked(caught, tokens), final)
 
     def _forward(
-        self, rows: range, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int], head: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Stage tokens [R, Q]; returns logits (or, without the head, the final state) and taps [R, Q, A, Ht]."""
+        self, rows: range, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int], head: bool,
+        layout: Ragged | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Stage tokens [R, Q]; returns logits (or, without the head, the final state) and taps [R, Q, A, Ht].
+
+        Of a packed pass `layout` tells which tokens are real; only they are run, and what comes back is [1, T, ...].
+        """
         start = self.cache.start(rows)
         self.cache.reserve(start + tokens.shape[1])
         lengths = torch.tensor(self.cache.lengths[rows.start : rows.stop], device=self.device)
@@ -217,13 +277,16 @@ class Target:
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
             # nodes past the context's end can't be emitted, but learned positions must not be looked up there
             positions = positions.clamp(max=self.max_length - 1)
+        mask = self._masks(lengths, start, ancestors, positions)
+        if layout is not None:
+            tokens, positions = layout.pack(tokens), layout.pack(positions.expand_as(tokens))
         runner = self.model if head else self.model.base_model
-        with caught_taps(self.model.base_model, self.layers, taps) as caught:
+        with packed(layout), caught_taps(self.model.base_model, self.layers, taps) as caught:
             out = runner(
                 input_ids=tokens,
-                attention_mask=self._masks(lengths, start, ancestors, positions),
+                attention_mask=mask,
                 position_ids=positions,
-                past_key_values=StagedCache(self.cache, rows, start),
+                past_key_values=StagedCache(self.cache, rows, start, layout),
                 use_cache=True,
             )[0]
         return out, self._stacked(caught, tokens)

@@ -2,6 +2,7 @@
 
 from eyas.tree.draft_tree import DraftTree
 from eyas.tree.growth import Frontier, Growth, TreeSpec
+from eyas.tree.place_logits import PlaceLogits
 from eyas.tree.spec import parse_tree
 
-__all__ = ["DraftTree", "Frontier", "Growth", "TreeSpec", "parse_tree"]
+__all__ = ["DraftTree", "Frontier", "Growth", "PlaceLogits", "TreeSpec", "parse_tree"]

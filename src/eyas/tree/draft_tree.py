@@ -5,7 +5,8 @@ Shapes: B batch rows, N nodes (the root not counted; node `i` is column `i + 1` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -45,7 +46,7 @@ class DraftTree:
     def empty(batch: int, device: torch.device) -> DraftTree:
         """The tree of plain decoding: a root and nothing else."""
         index = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        return DraftTree(index, index, index.to(torch.float32), index.to(torch.bool), 0)
+        return DraftTree(index, index, index.to(torch.float32), index.to(torch.bool), 0, counted=0)
 
     @property
     def size(self) -> int:
@@ -63,6 +64,45 @@ class DraftTree:
     def depth(self) -> Tensor:
         """[B, 1 + N] int64: 0 for the root, 1 for its children, and so on."""
         return self.ancestors.sum(-1) - 1
+
+    @cached_property
+    def full(self) -> bool | None:
+        """Is every node valid? None where only an accelerator knows."""
+        if self.counted is not None:
+            return self.counted == self.valid.numel()
+        return bool(self.valid.all()) if self.valid.device.type == "cpu" else None
+
+    def only(self, live: Sequence[bool] | None) -> DraftTree:
+        """The same trees, those of rows that aren't `live` [B] without nodes; None = all are."""
+        if live is None or all(live):
+            return self
+        alive = torch.tensor(list(live), device=self.valid.device).unsqueeze(1)
+        counted = self.size * sum(live) if self.counted == self.valid.numel() else None
+        return replace(self, valid=self.valid & alive, counted=counted)
+
+    def compact(self) -> DraftTree:
+        """The same trees in as few columns as the fullest row needs: valid nodes first, their order kept.
+
+        That width has to be read from the device, so on an accelerator the tree stays as it is.
+        """
+        if self.full is not False:
+            return self
+        counts = self.valid.sum(1)  # [B]
+        width = int(counts.max())
+        if width == self.size:
+            return self
+        order = (~self.valid).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, width]
+        column = torch.nn.functional.pad(self.valid.cumsum(1), (1, 0)) - 1  # [B, 1 + N] new column of root and nodes
+        return replace(
+            self,
+            tokens=self.tokens.gather(1, order),
+            parents=column.gather(1, self.parents.gather(1, order) + 1),
+            logprob=self.logprob.gather(1, order),
+            valid=self.valid.gather(1, order),
+            max_depth=min(self.max_depth, width),
+            shared_ancestors=None,
+            counted=int(counts.sum()),
+        )
 
     def columns(self, root: Tensor) -> Tensor:
         """[B, 1 + N] token ids of a verification pass: `root` [B], then the nodes."""

@@ -9,6 +9,7 @@ Shapes: B rows, W beam nodes, K children offered by each, M candidates of all le
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,15 +44,16 @@ class DynamicTree:
     def max_fanout(self) -> int:
         return self.top_k
 
-    def start(self, batch: int, device: torch.device) -> DynamicGrowth:
-        return DynamicGrowth(self, batch, device)
+    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> DynamicGrowth:
+        return DynamicGrowth(self, batch, device, live)
 
 
 class DynamicGrowth:
     """A dynamic tree being grown."""
 
-    def __init__(self, spec: DynamicTree, batch: int, device: torch.device) -> None:
+    def __init__(self, spec: DynamicTree, batch: int, device: torch.device, live: Sequence[bool] | None) -> None:
         self._spec = spec
+        self._live = live
         self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W]
         self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
         self._tokens: list[Tensor] = []  # each [B, W * K]
@@ -81,10 +83,12 @@ class DynamicGrowth:
     def tree(self) -> DraftTree:
         scores = torch.cat(self._scores, dim=1)  # [B, M]
         keep = min(self._spec.nodes, scores.shape[1])
+        counted = keep * scores.shape[0]
         ranked, order = scores.sort(dim=1, descending=True, stable=True)
         if self._spec.threshold > 0.0:
             confident = ranked[:, :keep] >= math.log(self._spec.threshold)
-            keep = int(confident.sum(1).max())
+            counts: list[int] = confident.sum(1).tolist()
+            keep, counted = max(counts), sum(counts)
         # candidate order is level order, so ascending indices put parents first
         chosen = order[:, :keep].sort(dim=1).values  # [B, N]
         place = torch.full((scores.shape[0], scores.shape[1] + 1), -1, dtype=torch.int64, device=scores.device)
@@ -96,4 +100,5 @@ class DynamicGrowth:
             logprob=logprob,
             valid=logprob >= (math.log(self._spec.threshold) if self._spec.threshold > 0.0 else -math.inf),
             max_depth=min(self._spec.depth, keep),
-        )
+            counted=counted,
+        ).only(self._live)

@@ -6,6 +6,7 @@ nodes to run through its layers next. Shapes: B rows, W frontier nodes, K childr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -46,5 +47,5 @@ class TreeSpec(Protocol):
     def max_fanout(self) -> int:
         """The most children any node is asked for; a draft vocabulary must be at least this large."""
 
-    def start(self, batch: int, device: torch.device) -> Growth:
-        """Begin a batch of trees that are only a root."""
+    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> Growth:
+        """Begin a batch of trees that are only a root. Rows that aren't `live` get no nodes; None = all are."""

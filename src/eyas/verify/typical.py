@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, PlaceLogits
 from eyas.verify.sampler import Sampler
 from eyas.verify.walk import Walk
 
@@ -34,19 +34,19 @@ class TypicalWalk:
         self.epsilon = epsilon
         self.delta = delta
 
-    def __call__(self, logits: Tensor, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
         path = sampler.path(rows, tree.max_depth + 1)
-        row = torch.arange(rows, device=logits.device)
+        row = torch.arange(rows, device=logits.index.device)
         place = torch.zeros_like(row)  # [B]
         places, tokens = [place], []
         for _ in range(tree.max_depth):
-            warped = path.warped(logits[row, place.clamp(max=tree.size)])  # [B, V]
+            warped = path.warped(logits.at(place))  # [B, V]
             found, child = self._best_child(warped, tree, place)
             tokens.append(torch.where(found, tree.tokens[row, child], path.choose(warped)))
             path.advance(tokens[-1])
             place = torch.where(found, child + 1, tree.size + 1)
             places.append(place)
-        tokens.append(path.sample(logits[row, place.clamp(max=tree.size)]))
+        tokens.append(path.sample(logits.at(place)))
         return Walk.of(torch.stack(places, dim=1), torch.stack(tokens, dim=1), tree.size)
 
     def _best_child(self, warped: Tensor, tree: DraftTree, place: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, PlaceLogits
 from eyas.verify.sampler import Sampler
 
 
@@ -42,8 +42,8 @@ class WalkRule(Protocol):
     def lossless(self) -> bool:
         """Is the output distributed as plain sampling's?"""
 
-    def __call__(self, logits: Tensor, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
-        """Judge `tree` by the target's `logits` [B, 1 + N, V] of its root and nodes."""
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+        """Judge `tree` by the target's `logits` of its root and nodes."""
 
 
 class SeededWalk:
@@ -51,28 +51,27 @@ class SeededWalk:
 
     lossless = True
 
-    def __call__(self, logits: Tensor, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
         if sampler.needs(rows).plain:
-            return _greedy(logits.argmax(dim=-1), tree)
+            return _greedy(logits.best(), tree)
         return _sampled(logits, tree, sampler, rows)
 
 
-def _sampled(logits: Tensor, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+def _sampled(logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
     """Sample at the places walked, and only there."""
     path = sampler.path(rows, tree.max_depth + 1)
-    vocab_size = logits.shape[2]
+    vocab_size = logits.vocab_size
     # one number says "this token below that place": (place of the parent) * V + token
     names = torch.add(tree.tokens, tree.parents + 1, alpha=vocab_size).masked_fill_(~tree.valid, -1)  # [B, N]
-    row = torch.arange(rows, device=logits.device)
-    place = torch.zeros_like(row)  # [B]
-    places, tokens = [place], [path.sample(logits[:, 0])]
+    place = logits.index.new_zeros(rows)  # [B]
+    places, tokens = [place], [path.sample(logits.at(place))]
     for _ in range(tree.max_depth):
         path.advance(tokens[-1])
         name = torch.add(tokens[-1], place, alpha=vocab_size)
         found, child = (names == name.unsqueeze(1)).max(dim=1)
         place = torch.where(found, child + 1, tree.size + 1)
         places.append(place)
-        tokens.append(path.sample(logits[row, place.clamp(max=tree.size)]))
+        tokens.append(path.sample(logits.at(place)))
     return Walk.of(torch.stack(places, dim=1), torch.stack(tokens, dim=1), tree.size)
 
 
