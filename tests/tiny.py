@@ -224,6 +224,8 @@ class OracleDrafter:
             self._tokens[slot] += next_tokens[row, :count].tolist()
             self._taps[slot] += list(taps[row, :count].clone())
 
+    defer = observe
+
     def truncate(self, slot: int, length: int) -> None:
         if self._taps[slot]:
             self.seen.append((list(self._tokens[slot]), torch.stack(self._taps[slot])))
@@ -235,8 +237,16 @@ class OracleDrafter:
         self._tokens[target], self._tokens[source] = self._tokens[source], []
         self._taps[target], self._taps[source] = self._taps[source], []
 
-    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:  # noqa: ARG002
-        growth = spec.start(len(rows), torch.device("cpu"))
+    def draft(
+        self,
+        rows: range,
+        spec: TreeSpec,
+        coupling: Coupling,  # noqa: ARG002
+        live: Sequence[bool] | None = None,
+    ) -> DraftTree:
+        wanted = [True] * len(rows) if live is None else live
+        alive = [want and bool(self._tokens[slot]) for want, slot in zip(wanted, rows, strict=True)]
+        growth = spec.start(len(rows), torch.device("cpu"), alive)
         ahead = [[self._ahead(slot)] for slot in rows]  # of every frontier node: what truly follows, None off track
         while True:
             made = [[self._children(node, growth.fanout) for node in row] for row in ahead]
@@ -250,11 +260,7 @@ class OracleDrafter:
                 above = [row[p] for p in parents]
                 grown.append([a[1:] if a and a[0] == t else None for t, a in zip(ids, above, strict=True)])
             ahead = grown
-        tree = growth.tree()
-        known = torch.tensor([bool(self._tokens[slot]) for slot in rows]).unsqueeze(1)
-        return DraftTree(
-            tree.tokens, tree.parents, tree.logprob, tree.valid & known, tree.max_depth, tree.shared_ancestors
-        )
+        return growth.tree()
 
     def _ahead(self, slot: int) -> list[int] | None:
         known = self._tokens[slot]

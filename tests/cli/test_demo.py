@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
-from torch import Tensor
 
 from eyas.bench.demo_prompts import PROMPTS
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, PlaceLogits
 from eyas.verify import Sampler, SeededWalk, Walk
 
 from ..pairs import Pair
@@ -61,7 +60,7 @@ class Shifted:
 
     lossless = True
 
-    def __call__(self, logits: Tensor, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         return walk if not tree.size else replace(walk, tokens=torch.where(walk.tokens > 50, 50, walk.tokens))
 

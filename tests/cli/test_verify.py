@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 
 from eyas.target import Target
+from eyas.tree import PlaceLogits
 
 from ..pairs import Pair, write_rows
 
@@ -55,7 +56,10 @@ def test_a_difference_is_shown_and_fails(certify: Run, monkeypatch: pytest.Monke
 
     def tilted(target: Target, rows: range, roots: Any, tree: Any, taps: Any) -> Any:
         verified = verify(target, rows, roots, tree, taps)
-        return verified._replace(logits=verified.logits.roll(1, -1)) if tree.size else verified
+        return verified._replace(logits=tilt(verified.logits)) if tree.size else verified
+
+    def tilt(logits: PlaceLogits) -> PlaceLogits:
+        return PlaceLogits(logits.rows.roll(1, -1), logits.index)
 
     monkeypatch.setattr(Target, "verify", tilted)
     result = certify(ROWS, "--temperatures", "0", "--batch-sizes", "1", "--tree", "chain:2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -81,7 +82,8 @@ class MindReader(tiny.OracleDrafter):
         super().__init__([], (1,))
         self._first = first
 
-    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree:
+    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None) -> DraftTree:
+        assert live is None or all(live)
         growth = spec.start(1, torch.device("cpu"))
         tokens = [self._first, *self._tokens[rows.start]]
         for level in range(spec.depth):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from eyas.target import load_target
-from eyas.target.attention import NAME, shared_heads_attention
+from eyas.target import Target, load_target
+from eyas.target.attention import shared_heads_attention
 
 from .. import tiny
 
@@ -29,10 +29,11 @@ def test_same_numbers_as_transformers(dtype: torch.dtype, queries: int) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
 
 
-def test_loading_switches_sdpa_and_only_sdpa(tmp_path: Path) -> None:
+def test_loading_takes_over_what_the_model_would_have_run(tmp_path: Path) -> None:
     tiny.build_model("llama").save_pretrained(tmp_path)
-    assert load_target(tmp_path, device="cpu").model.config._attn_implementation == NAME
-    assert load_target(tmp_path, device="cpu", attention="eager").model.config._attn_implementation == "eager"
+    assert load_target(tmp_path, device="cpu").model.config._attn_implementation == "eyas_cpu_sdpa"
+    assert load_target(tmp_path, device="cpu", attention="eager").model.config._attn_implementation == "eyas_eager"
+    assert Target(tiny.build_model("llama"), packs=False).model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)

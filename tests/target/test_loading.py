@@ -36,7 +36,7 @@ def test_dtype_and_attention_are_taken(tmp_path: Path) -> None:
     tiny.build_model("llama").save_pretrained(tmp_path)
     target = load_target(tmp_path, device="cpu", dtype="bfloat16", attention="eager")
     assert target.dtype == torch.bfloat16
-    assert target.model.config._attn_implementation == "eager"
+    assert target.model.config._attn_implementation == "eyas_eager"
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.target import Target
+from eyas.target import Target, Verified
 from eyas.tree import DraftTree
 
 from .. import tiny
@@ -23,6 +23,11 @@ def draft(rows: int, seed: int = 3) -> DraftTree:
     return DraftTree(
         tokens, torch.tensor([PARENTS] * rows), torch.zeros(tokens.shape), torch.ones(tokens.shape, dtype=torch.bool), 3
     )  # fmt: skip
+
+
+def everywhere(verified: Verified) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [R, 1 + N, V] and taps [R, 1 + N, A, Ht] of every place."""
+    return verified.logits.rows[verified.logits.index], verified.taps[verified.logits.index]
 
 
 def fill(target: Target, taps: tuple[int, ...] = (), chunk: int = 512, slots: int = 3) -> list[list[int]]:
@@ -43,24 +48,26 @@ def test_every_node_sees_its_own_path_and_nothing_else(target: Target) -> None:
     prompts = fill(target)
     tree = draft(3)
     verified = target.verify(range(3), torch.tensor([p[-1] for p in prompts]), tree, ALL_TAPS)
-    assert verified.logits.shape == (3, 1 + len(PARENTS), tiny.VOCAB)
-    assert verified.taps.shape == (3, 1 + len(PARENTS), len(ALL_TAPS), tiny.HIDDEN)
+    assert verified.logits.rows.shape == (3 * (1 + len(PARENTS)), tiny.VOCAB)
+    logits, taps = everywhere(verified)
     for row, prompt in enumerate(prompts):
         for path in PATHS:
             plain = tiny.full_forward(target.model, prompt + [int(tree.tokens[row, i]) for i in path])
             place = path[-1] + 1 if path else 0
-            torch.testing.assert_close(verified.logits[row, place], plain.logits[0, -1], **CLOSE)
+            torch.testing.assert_close(logits[row, place], plain.logits[0, -1], **CLOSE)
             # transformers' last entry is after the final norm: boundary n is checked against the trace below
             for boundary in range(tiny.LAYERS):
                 expected = plain.hidden_states[boundary][0, -1]
-                torch.testing.assert_close(verified.taps[row, place, boundary], expected, **CLOSE)
+                torch.testing.assert_close(taps[row, place, boundary], expected, **CLOSE)
     kept = ([0, 2], [], [1, 5])
     target.commit(range(3), [[0, *(i + 1 for i in path)] for path in kept])
     roots = torch.tensor([5, 6, 7])
     again = target.verify(range(3), roots, DraftTree.empty(3, target.device), ())
     for row, (prompt, path) in enumerate(zip(prompts, kept, strict=True)):
         tokens = [*prompt, *(int(tree.tokens[row, i]) for i in path), int(roots[row])]
-        torch.testing.assert_close(again.logits[row, 0], tiny.full_forward(target.model, tokens).logits[0, -1], **CLOSE)
+        torch.testing.assert_close(
+            again.logits.rows[row], tiny.full_forward(target.model, tokens).logits[0, -1], **CLOSE
+        )
 
 
 def test_trace_is_a_plain_pass_whatever_the_padding_and_the_head_agrees(target: Target) -> None:
@@ -82,11 +89,11 @@ def test_the_boundary_after_the_final_norm_is_what_the_head_reads(target: Target
     target.resize(1)
     (piece,) = target.prefill(range(1), [prompt], (1, last))
     verified = target.verify(range(1), torch.tensor(prompt[-1:]), DraftTree.empty(1, target.device), (last,))
-    caught = torch.cat((piece.taps[0, :, 1], verified.taps[0, :, 0]))
+    caught = torch.cat((piece.taps[0, :, 1], verified.taps[:, 0]))
     traced = target.trace(torch.tensor([prompt]), torch.tensor([len(prompt)]), (0, last))
     assert torch.equal(traced.taps[:, :, 1], traced.final)
     torch.testing.assert_close(caught, traced.final[0], **CLOSE)
-    torch.testing.assert_close(target.head(verified.taps[:, :, 0]), verified.logits, **CLOSE)
+    torch.testing.assert_close(target.head(verified.taps[:, 0]), verified.logits.rows, **CLOSE)
 
 
 def test_the_last_boundary_is_the_input_of_the_final_norm() -> None:
@@ -96,7 +103,7 @@ def test_the_last_boundary_is_the_input_of_the_final_norm() -> None:
     handle = target.model.model.norm.register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
     verified = target.verify(range(3), torch.tensor([p[-1] for p in prompts]), draft(3), (tiny.LAYERS,))
     handle.remove()
-    assert torch.equal(verified.taps[:, :, 0], caught[0])
+    assert torch.equal(verified.taps[:, 0], caught[0].flatten(0, 1))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
@@ -114,7 +121,7 @@ def test_prefill_in_pieces_is_prefill_at_once(name: str, chunk: int) -> None:
                 tokens[row] += piece.next_tokens[row, :count].tolist()
                 states[row] += list(piece.taps[row, :count])
         after = target.verify(range(3), torch.tensor([p[-1] for p in prompts]), draft(3), ())
-        return tokens, [torch.stack(s) for s in states if s], after.logits
+        return tokens, [torch.stack(s) for s in states if s], after.logits.rows
 
     once, pieces = run(512), run(chunk)
     assert once[0] == pieces[0] == [p[1:] for p in prompts]
@@ -131,7 +138,7 @@ def test_prefill_continues_a_committed_prefix() -> None:
         for _ in target.prefill(range(1), [part], ()):
             pass
     verified = target.verify(range(1), torch.tensor([prompt[-1]]), DraftTree.empty(1, target.device), ())
-    torch.testing.assert_close(verified.logits[0, 0], tiny.full_forward(target.model, prompt).logits[0, -1], **CLOSE)
+    torch.testing.assert_close(verified.logits.rows[0], tiny.full_forward(target.model, prompt).logits[0, -1], **CLOSE)
 
 
 def test_verify_commits_nothing_and_repeats() -> None:
@@ -141,7 +148,7 @@ def test_verify_commits_nothing_and_repeats() -> None:
     first = target.verify(range(3), roots, tree, ())
     target.verify(range(3), roots, draft(3, seed=8), ())
     assert target.cache.lengths == [len(p) - 1 for p in prompts]
-    assert torch.equal(first.logits, target.verify(range(3), roots, tree, ()).logits)
+    assert torch.equal(first.logits.rows, target.verify(range(3), roots, tree, ()).logits.rows)
 
 
 def test_a_row_is_independent_of_the_others() -> None:
@@ -153,8 +160,8 @@ def test_a_row_is_independent_of_the_others() -> None:
     for row in range(3):
         alone = DraftTree(*(t[row : row + 1] for t in (tree.tokens, tree.parents, tree.logprob, tree.valid)), 3)
         single = target.verify(range(row, row + 1), roots[row : row + 1], alone, (1,))
-        torch.testing.assert_close(single.logits[0], together.logits[row], **CLOSE)
-        torch.testing.assert_close(single.taps[0], together.taps[row], **CLOSE)
+        torch.testing.assert_close(single.logits.rows, everywhere(together)[0][row], **CLOSE)
+        torch.testing.assert_close(single.taps, everywhere(together)[1][row], **CLOSE)
 
 
 def test_taps_leave_no_hooks_even_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,4 +191,4 @@ def test_moved_and_truncated_slots_go_on_correctly() -> None:
     tokens = prompts[1][:10]
     verified = target.verify(range(2, 3), torch.tensor([8]), DraftTree.empty(1, target.device), ())
     plain = tiny.full_forward(target.model, [*tokens, 8])
-    torch.testing.assert_close(verified.logits[0, 0], plain.logits[0, -1], **CLOSE)
+    torch.testing.assert_close(verified.logits.rows[0], plain.logits[0, -1], **CLOSE)

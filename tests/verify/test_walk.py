@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, PlaceLogits
 from eyas.types import SamplingParams
 from eyas.verify import SeededWalk, gumbel
 from eyas.verify.walk import _sampled
@@ -64,7 +64,7 @@ def test_equals_a_plain_walk(seed: int, nodes: int, temperatures: list[float]) -
     params = [SamplingParams(temperature=t, seed=seed + i) for i, t in enumerate(temperatures)]
     tree = random_tree(rows, nodes, generator)
     logits = torch.randn(rows, 1 + nodes, VOCAB, generator=generator)
-    result = SeededWalk()(logits, tree, admit_all(params, VOCAB), rows)
+    result = SeededWalk()(PlaceLogits.of(logits), tree, admit_all(params, VOCAB), rows)
     for row, each in enumerate(params):
         tokens, path = walk_by_hand(logits, tree, row, each)
         padding = nodes + 1 - len(tokens)
@@ -80,7 +80,10 @@ def test_the_greedy_shortcut_changes_nothing(seed: int, nodes: int, ties: bool) 
     logits = torch.randn(3, 1 + nodes, VOCAB, generator=generator)
     logits = logits.round() if ties else logits
     sampler = admit_all([SamplingParams()] * 3, VOCAB)
-    short, long = SeededWalk()(logits, tree, sampler, 3), _sampled(logits, tree, sampler, 3)
+    short, long = (
+        SeededWalk()(PlaceLogits.of(logits), tree, sampler, 3),
+        _sampled(PlaceLogits.of(logits), tree, sampler, 3),
+    )
     for name in ("tokens", "path", "accepted"):
         assert torch.equal(getattr(short, name), getattr(long, name))
 
@@ -89,7 +92,7 @@ def test_the_greedy_shortcut_changes_nothing(seed: int, nodes: int, ties: bool) 
 def test_a_bare_root_is_plain_decoding(temperature: float) -> None:
     sampler = admit_all([SamplingParams(temperature=temperature)] * 2, VOCAB)
     logits = torch.randn(2, 1, VOCAB, generator=torch.Generator().manual_seed(0))
-    result = SeededWalk()(logits, DraftTree.empty(2, CPU), sampler, 2)
+    result = SeededWalk()(PlaceLogits.of(logits), DraftTree.empty(2, CPU), sampler, 2)
     assert torch.equal(result.tokens[:, 0], sampler.path(2).sample(logits[:, 0]))
     assert result.path.tolist() == [[0], [0]]
     assert result.accepted.tolist() == [0, 0]
@@ -100,7 +103,7 @@ def test_of_twins_the_first_is_taken(temperature: float) -> None:
     tokens, parents = torch.tensor([[2, 2, 1]]), torch.tensor([[-1, -1, 1]])
     tree = DraftTree(tokens, parents, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), 2)
     logits = torch.eye(VOCAB)[torch.tensor([2, 1, 1, 0])].unsqueeze(0)
-    result = SeededWalk()(logits, tree, admit_all([SamplingParams(temperature=temperature)], VOCAB), 1)
+    result = SeededWalk()(PlaceLogits.of(logits), tree, admit_all([SamplingParams(temperature=temperature)], VOCAB), 1)
     assert result.path.tolist() == [[0, 1, 0]]
     assert result.tokens.tolist() == [[2, 1, -1]]
 
@@ -108,5 +111,5 @@ def test_of_twins_the_first_is_taken(temperature: float) -> None:
 def test_only_the_first_slots_are_walked() -> None:
     sampler = admit_all([SamplingParams(), SamplingParams(temperature=1.0, frequency_penalty=1.0)], VOCAB)
     assert sampler.needs(1).plain
-    result = SeededWalk()(torch.eye(VOCAB)[None, 3:], DraftTree.empty(1, CPU), sampler, 1)
+    result = SeededWalk()(PlaceLogits.of(torch.eye(VOCAB)[None, 3:]), DraftTree.empty(1, CPU), sampler, 1)
     assert result.tokens.tolist() == [[3]]

@@ -74,7 +74,7 @@ def scores_after(
     for _ in target.prefill(rows, [tokens], ()):
         pass
     root = torch.tensor(tokens[-1:], device=target.device)
-    logits = target.verify(rows, root, DraftTree.empty(1, target.device), ()).logits[:, 0]
+    logits = target.verify(rows, root, DraftTree.empty(1, target.device), ()).logits.rows
     sampler = Sampler(1, target.vocab_size, target.device)
     sampler.admit(0, params, prompt, eos_ids)
     if answer:

@@ -44,9 +44,7 @@ class Drafter(Protocol):
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Like `observe`, but nothing is computed before a draft is wanted of the row: if none ever is, only copies."""
 
-    def draft(
-        self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None
-    ) -> DraftTree:
+    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None) -> DraftTree:
         """Grow a tree below the last known token of each `live` row (None = of all); the others get no nodes."""
 
     def truncate(self, slot: int, length: int) -> None:

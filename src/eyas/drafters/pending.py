@@ -71,15 +71,14 @@ class PendingPairs:
         self.lengths[target], self.lengths[source] = used, 0
 
     def _room(self, next_tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-        """Both buffers, as wide as the longest slot needs. They double, so that copying is paid for once per doubling."""
-        wanted = max(self.lengths)
-        kept = (self._tokens, self._taps)
-        if kept[0] is None or kept[1] is None or kept[0].shape[1] < wanted:
-            held = 0 if kept[0] is None else kept[0].shape[1]
-            capacity = max(wanted + -wanted % _GRANULE, 2 * held)
-            tokens = next_tokens.new_empty(len(self.lengths), capacity)
-            states = taps.new_empty(len(self.lengths), capacity, *taps.shape[2:])
-            if kept[0] is not None and kept[1] is not None:
-                tokens[:, :held], states[:, :held] = kept[0], kept[1]
-            self._tokens, self._taps = kept = tokens, states
-        return kept[0], kept[1]
+        """Both buffers, wide enough for the longest slot. They double, so copying is paid for once a doubling."""
+        wanted, held = max(self.lengths), 0 if self._tokens is None else self._tokens.shape[1]
+        if self._tokens is not None and self._taps is not None and wanted <= held:
+            return self._tokens, self._taps
+        capacity = max(wanted + -wanted % _GRANULE, 2 * held)
+        tokens = next_tokens.new_empty(len(self.lengths), capacity)
+        states = taps.new_empty(len(self.lengths), capacity, *taps.shape[2:])
+        if self._tokens is not None and self._taps is not None:
+            tokens[:, :held], states[:, :held] = self._tokens, self._taps
+        self._tokens, self._taps = tokens, states
+        return tokens, states

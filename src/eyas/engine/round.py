@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
     draft_seconds: float
     """Drafting, catching up on deferred pairs included. On an accelerator the host's part of it."""
     pass_seconds: float
-    """From handing the draft to the target to knowing the outcome; on an accelerator with what was still to be drafted."""
+    """Verifying and walking, until the outcome is known; on an accelerator with what was still to be drafted."""
 
 
 @torch.inference_mode()

@@ -41,8 +41,8 @@ class Ragged:
 
     def unpack(self, packed: Tensor) -> Tensor:
         """[1, T, ...] -> [R, Q, ...]; places without a token show another one's."""
-        return packed[0].index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+        return torch.unflatten(packed[0].index_select(0, self.index.flatten()), 0, self.index.shape)
 
     def spread(self, heads: Tensor) -> Tensor:
         """Queries, keys or values [1, H, T, D] -> [R, H, Q, D]."""
-        return heads[0].index_select(1, self.index.flatten()).unflatten(1, self.index.shape).transpose(0, 1)
+        return torch.unflatten(heads[0].index_select(1, self.index.flatten()), 1, self.index.shape).transpose(0, 1)

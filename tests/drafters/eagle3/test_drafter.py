@@ -233,7 +233,7 @@ def test_the_nodes_of_a_level_share_a_position(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(drafter.network, "step", watched)
     observe(drafter, range(2), history(3, 5))
     drafter.draft(range(2), parse_tree("dynamic:3,2,6"), coupling(2))
-    assert seen[0] == [[0, 1, 2, 3, 4]] * 2
+    assert seen[0] == [[0, 1, 2, 0, 1, 2, 3, 4]]  # the rows end to end
     assert seen[1:] == [[[3, 3], [5, 5]], [[4, 4], [6, 6]]]
 
 
