@@ -1,0 +1,33 @@
+// Elements from plain values. Text is only ever set as text: nothing a model writes can become markup.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An HTML element; `properties` are its DOM properties (`className`, `ariaLabel`, ...), children are nodes or text. */
+export function el(name, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+}
+
+/** An SVG element with attributes. */
+export function svg(name, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+/** A token's text with what can't be seen made visible. */
+export function visible(piece) {
+  if (piece === "") return "∅";
+  return piece.replace(/^ /, "·").replace(/ $/, "·").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+}
+
+/** Tell screen readers. */
+export function announce(text) {
+  byId("announce").textContent = text;
+}
+
+export const percent = (share) => (share >= 0.0995 ? `${Math.round(share * 100)}%` : `${(share * 100).toFixed(1)}%`);
+
+export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -1,0 +1,67 @@
+// The page put together.
+
+import { Chat } from "./chat.js";
+import { byId } from "./dom.js";
+import { LoadGauges } from "./gauges.js";
+import { Race } from "./race.js";
+import { Rounds } from "./rounds.js";
+import { Settings } from "./settings.js";
+import { getJson } from "./stream.js";
+
+const settings = new Settings();
+const rounds = new Rounds();
+const chat = new Chat(settings, rounds);
+const race = new Race(settings, rounds);
+const gauges = new LoadGauges(settings, (stats) => {
+  race.drafter = stats.speculating;
+  byId("set-speculate").disabled = !stats.speculating;
+  if (!settings.model) connect();
+});
+
+/** Ask which model is served; without a key that is wanted, ask for the key. */
+async function connect() {
+  try {
+    const models = await getJson("/v1/models", settings.key);
+    settings.model = models.data[0].id;
+    byId("model").textContent = settings.model;
+    byId("model").title = settings.model;
+  } catch (error) {
+    byId("model").textContent = error.status === 401 ? "API key needed" : "not connected";
+    if (error.status === 401) settings.open(error.message, "key");
+  }
+}
+
+settings.onChange = () => {
+  if (!settings.model) connect();
+  gauges.resume();
+};
+
+const tabs = [byId("tab-chat"), byId("tab-race")];
+
+function choose(tab) {
+  for (const other of tabs) {
+    const chosen = other === tab;
+    other.setAttribute("aria-selected", String(chosen));
+    other.tabIndex = chosen ? 0 : -1;
+    byId(other.getAttribute("aria-controls")).hidden = !chosen;
+  }
+}
+
+for (const tab of tabs) {
+  tab.addEventListener("click", () => choose(tab));
+  tab.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const other = tabs.find((one) => one !== tab);
+    choose(other);
+    other.focus();
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || byId("settings").open) return;
+  chat.stop();
+  race.stop();
+});
+
+connect();
+if (matchMedia("(hover: hover)").matches) byId("message").focus();

@@ -1,0 +1,128 @@
+// Plain against speculative: the same request twice, timed, compared token by token.
+
+import { Answer } from "./answer.js";
+import { announce, byId, el } from "./dom.js";
+import { streamJson } from "./stream.js";
+
+const LANES = { plain: false, speculative: true };
+
+export class Race {
+  constructor(settings, rounds) {
+    this.settings = settings;
+    this.rounds = rounds;
+    this.abort = null;
+    this.drafter = true;
+    byId("race-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.run(byId("race-prompt").value);
+    });
+    byId("race-prompt").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.run(event.target.value);
+    });
+    byId("race-stop").addEventListener("click", () => this.stop());
+    for (const lane of Object.keys(LANES)) this.figures(lane, null, 0);
+  }
+
+  get busy() {
+    return this.abort !== null;
+  }
+
+  stop() {
+    this.abort?.abort();
+  }
+
+  async run(prompt) {
+    if (this.busy || !prompt.trim()) return;
+    const result = byId("race-result");
+    if (!this.drafter) return this.problem("The server runs without a drafter: there is nothing to race against.");
+    result.replaceChildren();
+    this.rounds.clear();
+    this.working(new AbortController());
+    const messages = [{ role: "user", content: prompt }];
+    const answers = {};
+    for (const lane of Object.keys(LANES)) byId(`lane-${lane}`).replaceChildren();
+    for (const lane of Object.keys(LANES)) this.figures(lane, null, 0);
+    announce("The race has begun");
+    try {
+      // the prompt is read once beforehand, so that the first of the two doesn't pay for the second
+      for await (const _ of this.ask(messages, { speculate: true, maxTokens: 1 }));
+      for (const [lane, speculate] of Object.entries(LANES)) answers[lane] = await this.lap(lane, messages, speculate);
+      this.verdict(answers.plain, answers.speculative);
+    } catch (error) {
+      if (error.name === "AbortError") this.say("Stopped.");
+      else this.problem(error.message, error.status);
+    }
+    this.working(null);
+    return undefined;
+  }
+
+  ask(messages, changes) {
+    return streamJson("/v1/chat/completions", this.settings.body(messages, changes), this.settings.key, this.abort.signal);
+  }
+
+  async lap(lane, messages, speculate) {
+    const view = byId(`lane-${lane}`);
+    const answer = new Answer(view, (shown, index) => this.rounds.show(shown, index));
+    const timer = setInterval(() => this.figures(lane, answer, (performance.now() - answer.began) / 1000), 100);
+    try {
+      for await (const event of this.ask(messages, { speculate })) {
+        if (event.choices?.[0]) answer.add(event.choices[0]);
+        this.rounds.grown(answer);
+        view.scrollTop = view.scrollHeight;
+      }
+    } finally {
+      clearInterval(timer);
+      answer.finish();
+      this.figures(lane, answer, answer.seconds);
+    }
+    return answer;
+  }
+
+  figures(lane, answer, seconds) {
+    const count = answer?.tokens.length ?? 0;
+    const shown = {
+      "Tokens/s": count && seconds ? (count / seconds).toFixed(1) : "–",
+      Elapsed: answer ? `${seconds.toFixed(1)} s` : "–",
+      Tokens: answer ? String(count) : "–",
+      "Tokens a pass": answer?.rounds.length ? (count / answer.rounds.length).toFixed(2) : "–",
+    };
+    byId(`lane-${lane}-figures`).replaceChildren(
+      ...Object.entries(shown).map(([name, value]) => el("div", {}, el("dt", { textContent: name }), el("dd", { textContent: value }))),
+    );
+  }
+
+  /** How much faster, and whether both wrote the same. */
+  verdict(plain, speculative) {
+    const [ours, theirs] = [speculative.tokens, plain.tokens];
+    const differing = ours.findIndex((token, i) => token.id !== theirs[i]?.id || token.piece !== theirs[i]?.piece);
+    const at = differing >= 0 ? differing : ours.length < theirs.length ? ours.length : -1;
+    const ratio = ours.length / speculative.seconds / (theirs.length / plain.seconds);
+    const sameness = at < 0 ? `Identical: all ${ours.length} tokens.` : `Different from token ${at + 1} on.`;
+    if (at >= 0) [ours[at], theirs[at]].forEach((token) => token?.span.classList.add("differs"));
+    const speed = `${ratio.toFixed(2)}× ${ratio >= 1 ? "as fast" : "the speed"}`;
+    byId("race-result").replaceChildren(
+      el("strong", { className: "speedup", textContent: speed }),
+      el("span", { className: at < 0 ? "same" : "problem-text", textContent: sameness }),
+    );
+  }
+
+  say(text) {
+    byId("race-result").replaceChildren(el("span", { textContent: text }));
+  }
+
+  problem(text, status = 0) {
+    byId("race-result").replaceChildren(el("div", { className: "problem", role: "alert", textContent: text }));
+    if (status === 401) this.settings.open(text, "key");
+  }
+
+  working(abort) {
+    this.abort = abort;
+    const focused = document.activeElement;
+    byId("race-start").hidden = this.busy;
+    byId("race-stop").hidden = !this.busy;
+    if (focused === byId("race-start") && this.busy) byId("race-stop").focus();
+    if (focused === byId("race-stop") && !this.busy) byId("race-start").focus();
+  }
+}

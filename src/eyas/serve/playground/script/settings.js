@@ -1,0 +1,75 @@
+// What a request is made of beside its messages: kept in the browser, the key only for the life of the tab.
+
+import { byId } from "./dom.js";
+
+const DEFAULTS = { temperature: 0, topP: 1, seed: 0, maxTokens: 256, system: "", speculate: true };
+const STORED = "eyas.settings";
+const KEY = "eyas.key";
+
+export class Settings {
+  constructor() {
+    this.values = { ...DEFAULTS, ...this.stored() };
+    this.key = sessionStorage.getItem(KEY) ?? "";
+    this.model = null;
+    this.onChange = () => {};
+    this.dialog = byId("settings");
+    byId("open-settings").addEventListener("click", () => this.open());
+    byId("settings-reset").addEventListener("click", () => this.fill(DEFAULTS, this.key));
+    byId("settings-form").addEventListener("submit", () => this.take());
+    this.dialog.addEventListener("close", () => byId("open-settings").focus());
+  }
+
+  stored() {
+    try {
+      return JSON.parse(localStorage.getItem(STORED)) ?? {};
+    } catch {
+      return {}; // nothing of ours
+    }
+  }
+
+  /** Show the form, with what is wrong above it if something is, and the keyboard in `field`. */
+  open(message = "", field = "temperature") {
+    this.fill(this.values, this.key);
+    const note = byId("settings-message");
+    note.textContent = message;
+    note.hidden = !message;
+    if (!this.dialog.open) this.dialog.showModal();
+    byId(`set-${field}`).focus();
+  }
+
+  fill(values, key) {
+    for (const [name, value] of Object.entries(values)) {
+      const input = byId(`set-${name}`);
+      if (input.type === "checkbox") input.checked = value;
+      else input.value = value;
+    }
+    byId("set-key").value = key;
+  }
+
+  take() {
+    for (const [name, initial] of Object.entries(DEFAULTS)) {
+      const input = byId(`set-${name}`);
+      this.values[name] =
+        typeof initial === "boolean" ? input.checked : typeof initial === "number" ? input.valueAsNumber : input.value;
+    }
+    this.key = byId("set-key").value.trim();
+    localStorage.setItem(STORED, JSON.stringify(this.values));
+    sessionStorage.setItem(KEY, this.key);
+    this.onChange();
+  }
+
+  /** The body of a streamed chat request; `changes` replace what the settings say. */
+  body(messages, changes = {}) {
+    const { temperature, topP, seed, maxTokens, system, speculate } = { ...this.values, ...changes };
+    return {
+      model: this.model,
+      messages: system.trim() ? [{ role: "system", content: system }, ...messages] : messages,
+      stream: true,
+      temperature,
+      top_p: topP,
+      seed,
+      max_tokens: maxTokens,
+      eyas: { speculate, trace: true },
+    };
+  }
+}

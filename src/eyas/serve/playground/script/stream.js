@@ -1,0 +1,95 @@
+// Talking to the server: JSON, answers as they are streamed, and errors in words.
+
+/** What went wrong, fit to be shown; `status` is the HTTP status, 0 where there was none. */
+export class ServerError extends Error {
+  constructor(message, status = 0, retryAfter = null) {
+    super(message);
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+const headers = (key) => ({ "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) });
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The server can't be reached. Is it still running?");
+  }
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+/** The error of a response that is none of success: the server's own message, and what to do where that is known. */
+async function refusal(response) {
+  let message = "";
+  try {
+    const body = await response.json();
+    message = body.error?.message ?? (typeof body.detail === "string" ? body.detail : "");
+  } catch {
+    // no JSON: the status has to do
+  }
+  const retryAfter = response.headers.get("Retry-After");
+  const words = {
+    401: "The server wants an API key: enter it in the settings.",
+    403: "The server doesn't accept this API key: check it in the settings.",
+    429: retryAfter ? `The server is busy: try again in ${retryAfter} s.` : "The server is busy: try again soon.",
+    503: "The server is shutting down or not ready: try again soon.",
+  }[response.status];
+  const text = [words, message].filter(Boolean).join(" ") || `The server answered with status ${response.status}.`;
+  return new ServerError(text, response.status, retryAfter);
+}
+
+export async function getJson(path, key, signal) {
+  return (await request(path, { headers: headers(key), signal })).json();
+}
+
+/** The events of a streamed answer, parsed, up to `[DONE]`. Throws ServerError, or AbortError if `signal` says so. */
+export async function* streamJson(path, body, key, signal) {
+  const options = { method: "POST", headers: headers(key), body: JSON.stringify(body), signal };
+  const response = await request(path, options);
+  for await (const data of eventData(response.body)) {
+    if (data === "[DONE]") return;
+    const event = JSON.parse(data);
+    if (event.error) throw new ServerError(event.error.message ?? "The server failed.", event.error.code ?? 0);
+    yield event;
+  }
+  throw new ServerError("The connection was lost before the answer was complete.");
+}
+
+/** The `data` of each server-sent event. */
+async function* eventData(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let data = [];
+  try {
+    while (true) {
+      const { value, done } = await read(reader);
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const raw of lines) {
+        const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
+        if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
+        if (line === "" && data.length) {
+          yield data.join("\n");
+          data = [];
+        }
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // the server sees that nobody listens any more
+  }
+}
+
+async function read(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The connection was lost before the answer was complete.");
+  }
+}

@@ -1,0 +1,114 @@
+// The drawing of one draft tree: levels from left to right, the likeliest child on its parent's line, the walked path marked.
+
+import { percent, svg, visible } from "./dom.js";
+
+const ROW = 30;
+const PILL = 24;
+const LEAST_COLUMN = 84;
+const GAP = 20;
+const ROOT = 18;
+
+/**
+ * The nodes of a drawing, in reading order, with `column` and `row` set. `draft` is the server's; `own`, if given, is
+ * the target's own token, which stands behind the last accepted node.
+ */
+export function layout(draft, own) {
+  const nodes = draft.tokens.map((id, i) => {
+    const above = draft.parents[i] < 0 ? 0 : draft.logprob[draft.parents[i]];
+    const kind = draft.path.includes(i) ? "walked" : "left";
+    return { id, piece: draft.pieces[i], path: Math.exp(draft.logprob[i]), share: Math.exp(draft.logprob[i] - above), kind, parent: draft.parents[i], children: [] };
+  });
+  const first = [];
+  nodes.forEach((node) => (node.parent < 0 ? first : nodes[node.parent].children).push(node));
+  if (own) {
+    const end = draft.path.at(-1) ?? -1;
+    (end < 0 ? first : nodes[end].children).push({ ...own, kind: "own", parent: end, children: [] });
+  }
+  // the walked way on top, then the likeliest
+  const rank = (node) => (node.kind === "left" ? node.share : node.kind === "own" ? 3 : 2);
+  const order = [];
+  let row = 0;
+  const place = (siblings, column, parent) => {
+    siblings.sort((a, b) => rank(b) - rank(a));
+    siblings.forEach((node, i) => {
+      if (i > 0) row += 1;
+      Object.assign(node, { column, row, parent });
+      order.push(node);
+      place(node.children, column + 1, node);
+    });
+  };
+  place(first, 0, null);
+  return { nodes: order, rows: row + 1, columns: 1 + Math.max(...order.map((node) => node.column)) };
+}
+
+/** The words for a node, for the line below the tree and for screen readers. */
+export function words(node) {
+  const name = `“${visible(node.piece)}” (token ${node.id})`;
+  if (node.kind === "own") return `${name}: the model's own token`;
+  const fate = node.kind === "walked" ? "accepted" : "not taken";
+  return `${name}: ${percent(node.share)} after its parent, ${percent(node.path)} for the whole path, ${fate}`;
+}
+
+/** Draw into `box`; `tell(node)` is called for the node pointed at or reached. */
+export function drawTree(box, draft, own, tell) {
+  const { nodes, rows, columns } = layout(draft, own);
+  const column = Math.max(LEAST_COLUMN, Math.min(132, (box.clientWidth - ROOT - 2) / columns));
+  const width = ROOT + columns * column;
+  const drawing = svg("svg", { class: "tree", role: "tree", "aria-label": "Draft tree", width, height: rows * ROW, viewBox: `0 0 ${width} ${rows * ROW}` });
+  const left = (node) => ROOT + node.column * column + GAP;
+  const middle = (node) => node.row * ROW + ROW / 2;
+  const wires = svg("g", { "aria-hidden": "true" }, svg("circle", { class: "root", cx: 6, cy: ROW / 2, r: 5 }));
+  for (const node of [...nodes].reverse()) {
+    const from = node.parent ? [left(node.parent) + column - GAP, middle(node.parent)] : [11, ROW / 2];
+    const to = [left(node), middle(node)];
+    const bend = (from[0] + to[0]) / 2;
+    wires.append(svg("path", { class: `wire ${node.kind}`, d: `M${from} C${bend},${from[1]} ${bend},${to[1]} ${to}` }));
+  }
+  drawing.append(wires);
+  for (const node of nodes) {
+    node.element = pill(node, left(node), middle(node) - PILL / 2, column - GAP);
+    node.element.addEventListener("pointerenter", () => tell(node));
+    node.element.addEventListener("focus", () => tell(node));
+    node.element.addEventListener("click", () => reach(nodes, node));
+    drawing.append(node.element);
+  }
+  nodes[0].element.setAttribute("tabindex", "0");
+  drawing.addEventListener("keydown", (event) => step(event, nodes));
+  box.replaceChildren(drawing);
+  box.scrollTo(0, 0);
+}
+
+function pill(node, x, y, width) {
+  const group = svg("g", { class: `node ${node.kind}`, role: "treeitem", tabindex: "-1", "aria-level": node.column + 1, "aria-label": words(node) });
+  const share = node.kind === "own" ? "" : percent(node.share);
+  const letters = Math.max(2, Math.floor((width - 16 - share.length * 6.2) / 7));
+  group.append(svg("rect", { class: "body", x, y, width, height: PILL, rx: 6 }));
+  if (share) group.append(svg("rect", { class: "bar", x: x + 1, y: y + PILL - 4, width: Math.max(0, (width - 2) * node.share), height: 3, rx: 1.5 }));
+  const baseline = y + PILL / 2 + 4;
+  const name = visible(node.piece);
+  group.append(svg("text", { class: "name", x: x + 6, y: baseline }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name));
+  if (share) group.append(svg("text", { class: "share", x: x + width - 6, y: baseline, "text-anchor": "end" }, share));
+  return group;
+}
+
+function reach(nodes, node) {
+  for (const other of nodes) other.element.setAttribute("tabindex", other === node ? "0" : "-1");
+  node.element.focus();
+}
+
+function step(event, nodes) {
+  const at = nodes.findIndex((node) => node.element === document.activeElement);
+  if (at < 0) return;
+  const goal = {
+    ArrowRight: () => nodes[at].children[0],
+    ArrowLeft: () => nodes[at].parent,
+    ArrowDown: () => nodes[at + 1],
+    ArrowUp: () => nodes[at - 1],
+    Home: () => nodes[0],
+    End: () => nodes.at(-1),
+  }[event.key];
+  if (!goal) return;
+  event.preventDefault();
+  const node = goal();
+  if (node) reach(nodes, node);
+}
