@@ -9,19 +9,18 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.tree import DraftTree
+from eyas.engine.evidence import Evidence
 from eyas.types import DraftRound
 
 
-def draft_rounds(
-    tree: DraftTree, roots: Sequence[int], paths: Sequence[Sequence[int]], rows: Sequence[int]
-) -> dict[int, DraftRound]:
-    """The rounds of those of `rows` that were offered nodes; `roots` and the walked `paths` (places) are one per row.
+def draft_rounds(evidence: Evidence | None, roots: Sequence[int], rows: Sequence[int]) -> dict[int, DraftRound]:
+    """What the round offered to those of `rows` that were offered anything; `roots` has one token for every row.
 
-    Two copies to the host, so it is called for batches in which somebody asked.
+    Two copies to the host, so nobody pays who didn't ask.
     """
-    if not rows or not tree.size:
+    if evidence is None or not rows or not evidence.tree.size:
         return {}
+    tree = evidence.tree
     chosen = torch.tensor(list(rows), device=tree.tokens.device)
     whole = torch.stack((tree.valid.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
     logprobs = tree.logprob[chosen].tolist()
@@ -36,6 +35,6 @@ def draft_rounds(
             tokens=tuple(tokens[node] for node in kept),
             parents=tuple(new.get(parents[node], -1) for node in kept),
             logprob=tuple(logprob[node] for node in kept),
-            path=tuple(new[place - 1] for place in paths[row] if place > 0),
+            path=tuple(new[place - 1] for place in evidence.paths[row] if place > 0),
         )
     return found
