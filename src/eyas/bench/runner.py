@@ -79,13 +79,14 @@ def _interleaved(
 ) -> dict[str, list[GroupRun]]:
     runs: dict[str, list[GroupRun]] = {name: [] for name in engines}
     for repeat in range(plan.repeats):
-        for name in _rotated(list(engines), number + repeat):
+        for name in rotated(list(engines), number + repeat):
             runs[name].append(run_group(engines[name], group, params))
             advance()
     return runs
 
 
-def _rotated(names: Sequence[str], by: int) -> Iterator[str]:
+def rotated(names: Sequence[str], by: int) -> Iterator[str]:
+    """The names from the `by`-th on, round and round."""
     by %= len(names)
     yield from names[by:]
     yield from names[:by]

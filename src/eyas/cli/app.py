@@ -12,6 +12,7 @@ import eyas
 from eyas.cli.bench import bench
 from eyas.cli.bench_checkpoints import checkpoints
 from eyas.cli.bench_report import report
+from eyas.cli.bench_serve import serve as bench_serve
 from eyas.cli.bench_trees import trees
 from eyas.cli.chat import chat
 from eyas.cli.data_capture import capture as data_capture
@@ -45,8 +46,8 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure: methods, a run's checkpoints, draft trees; report.",
-        {"measure": bench, "checkpoints": checkpoints, "trees": trees, "report": report},
+        "Measure: methods, a run's checkpoints, draft trees, servers under load; report.",
+        {"measure": bench, "checkpoints": checkpoints, "trees": trees, "serve": bench_serve, "report": report},
     ),
 }
 # groups whose first verb is meant where none is named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,17 @@ def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
     for error in errors:
         note(f"error: {error}")
     return FAILURE if errors else 0
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """A comma-separated list of numbers above 0; an empty text is an empty list."""
+    try:
+        found = [float(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        found = [0.0]
+    if not all(0 < number < math.inf for number in found):
+        raise UsageError(f"{option} {text!r}: write numbers above 0, with commas between them")
+    return found
 
 
 def whole_numbers(text: str, option: str) -> list[int]:

@@ -16,7 +16,7 @@ from eyas.types import Chunk, Stats
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
     from eyas.engine.round import Outcome
-    from eyas.engine.state import EngineState
+    from eyas.engine.limits import EngineState
 
 
 @dataclass(frozen=True)

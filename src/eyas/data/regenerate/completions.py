@@ -31,18 +31,11 @@ class CompletionSettings(StrictModel):
     """Put into every request as it is, over what is there; null takes a key away."""
 
     def body(self, question: Question) -> dict[str, Any]:
-        """The request. Sampling parameters beyond OpenAI's own are sent by the names that vLLM and SGLang read."""
-        params = self.sampling
+        """The request."""
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [_sent(message) for message in question.messages],
-            "max_tokens": params.max_tokens,
-            "temperature": params.temperature,
-            "seed": question.seed(params.seed),
-        }
-        defaults = _DEFAULTS.model_dump(mode="json")
-        body |= {
-            name: v for name, v in params.model_dump(mode="json").items() if name not in body and v != defaults[name]
+            "messages": [as_sent(message) for message in question.messages],
+            **sampling_fields(self.sampling, question.seed(self.sampling.seed)),
         }
         if question.tools:
             body["tools"] = list(question.tools)
@@ -134,7 +127,7 @@ class _Response(_Read):
     usage: _Usage | None = None
 
 
-def _sent(message: Message) -> dict[str, Any]:
+def as_sent(message: Message) -> dict[str, Any]:
     """A message as the API takes it: arguments are text there."""
     sent = message.for_template()
     for call in sent.get("tool_calls", ()):
@@ -143,3 +136,13 @@ def _sent(message: Message) -> dict[str, Any]:
     if message.role == "assistant":
         sent.setdefault("content", None)
     return sent
+
+
+def sampling_fields(params: SamplingParams, seed: int) -> dict[str, Any]:
+    """Sampling as the API takes it. What goes beyond OpenAI's own is sent by the names that vLLM and SGLang read, and
+    only where it differs from the default."""
+    fields: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": seed}
+    defaults = _DEFAULTS.model_dump(mode="json")
+    return fields | {
+        name: v for name, v in params.model_dump(mode="json").items() if name not in fields and v != defaults[name]
+    }
