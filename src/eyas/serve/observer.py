@@ -15,8 +15,8 @@ from eyas.types import Chunk, Stats
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.round import Outcome
     from eyas.engine.limits import EngineState
+    from eyas.engine.round import Outcome
 
 
 @dataclass(frozen=True)
