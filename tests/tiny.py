@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.eagle3 import Eagle3Network
+from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kinds import KINDS as KINDS_OF_DRAFTERS
 from eyas.drafters.network import DraftNetwork
 from eyas.target import Target
@@ -157,7 +158,7 @@ def network(kind: str, seed: int = 0, scale: float = 6.0, **settings: Any) -> Dr
     values.setdefault("draft_vocab_size", values["vocab_size"])
     if kind in ("eagle1", "mlp"):
         values["target_hidden_size"] = values["hidden_size"]
-    config = made.read(values, "test", (), None)
+    config = made.read(Fields(values, "test"))
     config = config.model_copy(update={k: v for k, v in settings.items() if k in ("embedding", "head")})
     torch.manual_seed(seed)
     module = made.network(config).eval().requires_grad_(False)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eyas.bench.target_report import TargetReport, report_target
+from eyas.drafters.headers import read_headers
 from eyas.errors import ModelError
-from eyas.interop.headers import read_headers
 
 from .. import tiny
 from ..pairs import save_target

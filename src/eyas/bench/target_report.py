@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eyas.drafters.headers import Headers
 from eyas.errors import ModelError, UnsupportedModelError
 from eyas.interop.drafter_report import TargetFacts
-from eyas.interop.headers import Headers
 from eyas.target.architecture import (
     attention_plan,
     causal_lm_class,

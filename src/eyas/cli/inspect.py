@@ -39,26 +39,26 @@ def inspect(
 
 def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
     from eyas.bench.target_report import report_target
+    from eyas.drafters.headers import Headers, read_headers
     from eyas.interop.detect import detect
     from eyas.interop.drafter_report import report_drafter
-    from eyas.interop.headers import Headers, read_headers
     from eyas.interop.locate import locate
 
     found = locate(source)
-    headers = Headers() if found.path is None else read_headers(found.path)
-    kind = detect(found.config, headers)
-    if kind == "unknown":
-        raise UsageError(f"{source}: config.json names no architecture, and no tensors of a drafter are there")
-    if kind == "target":
-        return report_target(source, None if found.path is None else headers)
+    if found.path is None or found.path.is_dir():
+        headers = Headers() if found.path is None else read_headers(found.path)
+        kind = detect(found.config, headers)
+        if kind == "unknown":
+            raise UsageError(f"{source}: config.json names no architecture, and no tensors of a drafter are there")
+        if kind == "target":
+            return report_target(source, None if found.path is None else headers)
     assert found.path is not None  # a drafter's files are always fetched
     facts = None if model is None else report_target(model, None).facts
-    report = report_drafter(found.path, found.config, headers, kind, facts)
+    report = report_drafter(found.path, facts)
     if model is None or facts is None or report.target_fingerprint is None or locate(model).path is None:
         return report
     # the weights are at hand, and the drafter says which ones it was made for
-    facts = replace(facts, fingerprint=_fingerprint(model))
-    return report_drafter(found.path, found.config, headers, kind, facts)
+    return report_drafter(found.path, replace(facts, fingerprint=_fingerprint(model)))
 
 
 def _fingerprint(model: str) -> str:

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from transformers.activations import ACT2FN
 
 from eyas.config import StrictModel
 
 Ownership = Literal["own", "shared"]
 
+WIDEST, DEEPEST = 2**22, 64
+"""No size and no number of layers beyond these is believed: tables of a size are made before any weight is read."""
+
 
 class DrafterConfig(StrictModel):
     """Sizes and ownership; `taps` are target boundaries (k = the residual entering layer k, n + 1 = the final norm)."""
 
-    hidden_size: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
-    draft_vocab_size: int = Field(ge=1)
-    target_hidden_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1, le=WIDEST)
+    vocab_size: int = Field(ge=1, le=WIDEST)
+    draft_vocab_size: int = Field(ge=1, le=WIDEST)
+    target_hidden_size: int = Field(ge=1, le=WIDEST)
     embedding: Literal["own", "shared", "none"] = "own"
     """`shared`: the target's own weight, lent at load and not in the file. `none`: the network reads no tokens."""
     head: Ownership = "own"
@@ -62,15 +66,30 @@ class FeatureConfig(DrafterConfig):
 class TransformerConfig(DrafterConfig):
     """A drafter with decoder layers."""
 
-    intermediate_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_hidden_layers: int = Field(default=1, ge=1)
-    rms_norm_eps: float = Field(default=1e-6, gt=0)
+    intermediate_size: int = Field(ge=1, le=WIDEST)
+    num_attention_heads: int = Field(ge=1, le=WIDEST)
+    num_hidden_layers: int = Field(default=1, ge=1, le=DEEPEST)
+    rms_norm_eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     hidden_act: str = "silu"
     max_position_embeddings: int = Field(default=2048, ge=1)
     rope_parameters: dict[str, Any] = Field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     attention_bias: bool = False
     mlp_bias: bool = False
+
+    @field_validator("hidden_act")
+    @classmethod
+    def _known_activation(cls, value: str) -> str:
+        if value not in ACT2FN:
+            raise ValueError(f"no activation is called {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _factor_for_every_frequency(self) -> TransformerConfig:
+        for key in ("short_factor", "long_factor"):
+            factors = self.rope_parameters.get(key)
+            if factors is not None and len(factors) != self.rope_size // 2:
+                raise ValueError(f"{key} has {len(factors)} numbers for {self.rope_size // 2} frequencies")
+        return self
 
     @property
     def rope_size(self) -> int:
@@ -81,8 +100,16 @@ class TransformerConfig(DrafterConfig):
 class GroupedConfig(TransformerConfig):
     """... whose attention is grouped-query attention."""
 
-    num_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2)
+    num_key_value_heads: int = Field(ge=1, le=WIDEST)
+    head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> GroupedConfig:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"{self.num_attention_heads} heads can't share {self.num_key_value_heads} key-value heads evenly"
+            )
+        return self
 
     @property
     def rope_size(self) -> int:

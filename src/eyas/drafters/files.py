@@ -1,11 +1,12 @@
-"""Reading drafter directories: config.json and weight files. Pickles only when named by the user."""
+"""Reading drafter directories: JSON and weight files. Pickles only when named by the user, and never their code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -14,38 +15,71 @@ from torch import Tensor
 
 from eyas.errors import CheckpointError
 
+JSON_LIMIT = 2**24
+"""Bytes; an honest config.json has a few thousand, an index a few hundred thousand."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > JSON_LIMIT:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no configuration is that long")
+        value = parse_json(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise CheckpointError(f"can't read {path}: {error.strerror}; is this a drafter directory?") from error
-    except json.JSONDecodeError as error:
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
     return value
 
 
-def read_tensors(path: Path, weights: str | None = None) -> dict[str, Tensor]:
-    """All tensors of a directory: one safetensors file, several with an index, or the file named by `weights`."""
-    if weights is not None:
-        return _read_file(path / weights)
+def parse_json(text: str, where: str) -> Any:
+    """The value written in `text`; NaN and infinities, which JSON does not have, are refused."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not a number")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where} is not valid JSON: {error}") from error
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a directory: one, or those that its index names."""
     index = path / "model.safetensors.index.json"
     if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index} has no weight_map: it should name the file of every tensor")
-        files = sorted(set(weight_map.values()))
-        return {name: tensor for file in files for name, tensor in _read_file(path / file).items()}
+        return [path / name for name in _indexed(index)]
     files = sorted(file.name for file in path.glob("*.safetensors"))
     if len(files) == 1:
-        return _read_file(path / files[0])
+        return [path / files[0]]
     pickles = sorted(file.name for file in path.glob("*.bin"))
     hint = f"; {pickles[0]} is a pickle, read it only if you trust it: --draft-weights {pickles[0]}" if pickles else ""
     found = f"several ({', '.join(files)}) and no index" if files else "none"
     raise CheckpointError(f"{path} should hold one .safetensors file, found {found}{hint}")
+
+
+def _indexed(index: Path) -> list[str]:
+    """File names in an index; they lie beside it and are safetensors, whatever it says."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map: it should name the file of every tensor")
+    files: list[str] = sorted(set(weight_map.values()))
+    odd = [name for name in files if Path(name).name != name or "\\" in name or not name.endswith(".safetensors")]
+    if odd:
+        raise CheckpointError(f"{index} names {', '.join(map(repr, odd))}: only .safetensors files beside it are read")
+    return files
+
+
+def read_tensors(files: Sequence[Path]) -> dict[str, Tensor]:
+    """All tensors of safetensors files."""
+    return {name: tensor for file in files for name, tensor in _read_file(file).items()}
+
+
+def read_named(path: Path, weights: str) -> dict[str, Tensor]:
+    """All tensors of the file that the user named; a pickle is read as data, nothing in it is run."""
+    return _read_file(path / weights)
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
@@ -53,7 +87,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, UnpicklingError, SafetensorError) as error:
         raise CheckpointError(f"can't read the weights in {file}: {error}") from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
         raise CheckpointError(f"can't read the weights in {file}: it holds something else than named tensors")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from eyas.drafters.eagle1 import Eagle1Config, Eagle1Network
 from eyas.drafters.eagle1 import config as eagle1
 from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
 from eyas.drafters.eagle3 import config as eagle3
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
 from eyas.drafters.mla import MlaConfig, MlaNetwork
 from eyas.drafters.mla import config as mla
 from eyas.drafters.mlp import MlpConfig, MlpNetwork
@@ -19,6 +21,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError
 
 UNKNOWN = "unknown"
+WAYS_OUT = {"p-eagle": "; a P-EAGLE drafter guesses all tokens in one pass: serve it with vLLM"}
+"""What to do with a drafter of a kind that isn't loaded."""
 _FIRST, _MIDLAYER = "layers.0.", "midlayer."
 
 
@@ -29,8 +33,8 @@ class Kind:
     name: str
     config: type[DrafterConfig]
     network: Callable[[Any], DraftNetwork]
-    read: Callable[[dict[str, Any], str, Collection[str], Collection[str] | None], DrafterConfig]
-    """(config.json, its path, keys to overlook, tensor names or None) -> config"""
+    read: Callable[[Fields], DrafterConfig]
+    """A configuration in native keys -> config"""
     write: Callable[[Any], dict[str, Any]]
     first_layer: str = _FIRST
     """What the first layer's tensors are called in the files it writes."""
@@ -39,32 +43,31 @@ class Kind:
 
 
 _ALL = (
-    Kind("eagle1", Eagle1Config, Eagle1Network, eagle1.config_from_dict, eagle1.config_to_dict),
-    Kind(
-        "eagle3", Eagle3Config, Eagle3Network, eagle3.config_from_dict, eagle3.config_to_dict, _MIDLAYER, full_map=True
-    ),
-    Kind("mla", MlaConfig, MlaNetwork, mla.config_from_dict, mla.config_to_dict, full_map=True),
-    Kind("mlp", MlpConfig, MlpNetwork, mlp.config_from_dict, mlp.config_to_dict),
+    Kind("eagle1", Eagle1Config, Eagle1Network, eagle1.read, eagle1.config_to_dict),
+    Kind("eagle3", Eagle3Config, Eagle3Network, eagle3.read, eagle3.config_to_dict, _MIDLAYER, full_map=True),
+    Kind("mla", MlaConfig, MlaNetwork, mla.read, mla.config_to_dict, full_map=True),
+    Kind("mlp", MlpConfig, MlpNetwork, mlp.read, mlp.config_to_dict),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 
 
-def kind_name(config: dict[str, Any], names: Collection[str]) -> str:
+def kind_name(config: Mapping[str, Any], names: Collection[str]) -> str:
     """A name in `KINDS`, that of a drafter eyas doesn't load, or `unknown`; names are those of the tensors."""
     own = {tensor_name(name) for name in names}
-    architectures = [str(name).lower() for name in config.get("architectures") or ()]
+    written = config.get("architectures")
+    architectures = [str(name).lower() for name in written] if isinstance(written, list) else []
     if config.get("model_type") == mlp.MODEL_TYPE:
         return "mlp"
-    if "speculators_model_type" in config:
-        return "speculators"
-    if config.get("parallel_drafting") or "mask_hidden" in own:
+    if MODEL_TYPE_KEY in config and config[MODEL_TYPE_KEY] != "eagle3":
+        return f"speculators {config[MODEL_TYPE_KEY]}"
+    if config.get("parallel_drafting") or "mask_hidden" in own or any("peagle" in name for name in architectures):
         return "p-eagle"
     # what the tensors say is surest, then the architecture's name, then a key
     if "fc.weight" in own and any(name.endswith("hidden_norm.weight") for name in own):
         generation = 3
     elif any("eagle" in name for name in architectures):
         generation = 3 if any("eagle3" in name for name in architectures) else 1
-    elif "draft_vocab_size" in config:
+    elif "draft_vocab_size" in config or MODEL_TYPE_KEY in config:
         generation = 3
     elif "fc.weight" in own and "norm.weight" not in own:
         generation = 1
@@ -76,13 +79,29 @@ def kind_name(config: dict[str, Any], names: Collection[str]) -> str:
     return "mla" if latent else "eagle3"
 
 
-def kind_of(config: dict[str, Any], names: Collection[str], where: str) -> Kind:
+_ARCHITECTURES = frozenset(
+    "EagleLlamaForCausalLM LlamaForCausalLMEagle LlamaForCausalLM LlamaForCausalLMEagle3 Eagle3LlamaForCausalLM "
+    "EAGLE3LlamaForCausalLM Eagle3Qwen3ForCausalLM Eagle3Qwen2_5vlForCausalLM Eagle3Qwen3vlForCausalLM "
+    "Eagle3MiniMaxM2ForCausalLM Eagle3DeepseekV2ForCausalLM Eagle3DeepseekV3ForCausalLM Eagle3DeepSeekV3ForCausalLM "
+    "Eagle3Speculator Eagle3DraftModel EyasMlpDrafter Qwen2ForCausalLM MixtralForCausalLM".split()
+)
+"""Every architecture whose network is one of ours: the field's names for EAGLE-1 (often the target's), 3, and MLA."""
+
+
+def kind_of(config: Mapping[str, Any], names: Collection[str], where: str) -> Kind:
     """The kind of a checkpoint; CheckpointError if eyas has none such."""
     name = kind_name(config, names)
+    made_by = config.get("architectures") or config.get("model_type") or "config.json names no architecture"
     if name not in KINDS:
-        made_by = config.get("architectures") or config.get("model_type") or "config.json names no architecture"
         raise CheckpointError(
             f"{where} is no drafter that eyas loads: its kind is {name} ({made_by}); eyas loads {', '.join(KINDS)}"
+            + WAYS_OUT.get(name, "")
+        )
+    strange = set(config.get("architectures") or ()) - _ARCHITECTURES
+    if strange:
+        raise CheckpointError(
+            f"{where} is of the unknown architecture {', '.join(sorted(map(str, strange)))}: it looks like {name}, but "
+            "may compute something else; if it doesn't, take the name out of config.json"
         )
     return KINDS[name]
 

@@ -60,7 +60,7 @@ class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships 
 class Attention(nn.Module):
     """Grouped-query attention whose input may be wider than its output."""
 
-    def __init__(self, config: GroupedConfig, width: int, qkv_bias: bool = False) -> None:
+    def __init__(self, config: GroupedConfig, width: int, qkv_bias: bool = False, qk_norm: bool = False) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.kv_heads = config.num_key_value_heads
@@ -71,6 +71,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv_size, bias=bias or qkv_bias)
         self.v_proj = nn.Linear(width, kv_size, bias=bias or qkv_bias)
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps) if qk_norm else nn.Identity()
 
     @property
     def kv_shape(self) -> tuple[KVShape, KVShape]:
@@ -84,7 +86,7 @@ class Attention(nn.Module):
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = attend(layer, rotate(q, rope), rotate(k, rope), v)
+        mixed = attend(layer, rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 

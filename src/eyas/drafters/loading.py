@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter
-from eyas.drafters.checkpoint import load_network, recorded_target
+from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.kinds import kind_for
+from eyas.drafters.formats.opening import gguf_in
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.target import Target
 from eyas.target.fingerprint import fingerprint
@@ -36,8 +37,11 @@ def load_drafter(
     in the log: it stays lossless, but may draft badly.
     """
     path = local_directory(source)
-    network = load_network(path, target, weights=weights, ignore=ignore_config_keys)
-    kind = kind_for(network.config).name
+    checkpoint = open_checkpoint(path, weights=weights, ignore=ignore_config_keys, layers=target.num_layers)
+    for doubt in checkpoint.report.doubts:
+        _LOG.warning("the drafter %s: %s", source, doubt)
+    network = checkpoint.network(target)
+    kind = checkpoint.kind.name
     if method not in (None, kind):
         raise UsageError(f"{source} is an {kind} drafter, not {method}: leave the method out, the files say what it is")
     taps = network.config.taps or network.config.default_taps(target.num_layers)
@@ -45,13 +49,12 @@ def load_drafter(
     network = network.to(device=target.device, dtype=target.dtype)
     if can_pack(target.device, target.dtype):
         pack_linears(network)
-    _compare_targets(path, target, str(source))
+    _compare_targets(checkpoint.provenance.get("target_fingerprint"), target, str(source))
     return NetworkDrafter(network, taps)
 
 
-def _compare_targets(path: Path, target: Target, name: str) -> None:
-    recorded = recorded_target(path)
-    if recorded is None:
+def _compare_targets(recorded: Any, target: Target, name: str) -> None:
+    if not isinstance(recorded, str):
         return
     found = fingerprint(target.model)
     if recorded != found:
@@ -84,9 +87,9 @@ def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: Target, name
 
 
 def local_directory(source: str | Path) -> Path:
-    """`source` itself if it is a directory, else the Hub snapshot of that name (safetensors and JSON only)."""
+    """`source` itself if it is a directory or GGUF file, else the Hub snapshot of that name (no pickles)."""
     path = Path(named_drafter(source))
-    if path.is_dir():
+    if path.is_dir() or gguf_in(path) is not None:
         return path
     try:
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))

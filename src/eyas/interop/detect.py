@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from eyas.drafters.headers import Headers
 from eyas.drafters.kinds import UNKNOWN, kind_name
-from eyas.interop.headers import Headers
 
 
 def detect(config: dict[str, Any], headers: Headers) -> str:

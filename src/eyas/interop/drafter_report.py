@@ -6,17 +6,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from eyas.drafters.checkpoint import computed, expected_tensors
+from eyas.drafters.checkpoint import (
+    OPTIONAL,
+    PROVENANCE,
+    Checkpoint,
+    check_tensors,
+    expected_tensors,
+    understand,
+)
 from eyas.drafters.config import DrafterConfig, TransformerConfig
 from eyas.drafters.eagle3.config import FusedTapsConfig
-from eyas.drafters.kinds import KINDS, kind_for, tensor_name
-from eyas.errors import ConfigError
-from eyas.interop.headers import Headers
-
-OPTIONAL = frozenset({"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"})
-"""Tensors a file may leave out: the first two are then the target's, the map is then the identity (or derived)."""
+from eyas.drafters.files import read_json
+from eyas.drafters.formats.opening import CONFIG, gguf_in, open_source
+from eyas.drafters.formats.source import Source
+from eyas.drafters.formats.taps import IDS
+from eyas.drafters.formats.vocabulary import complete_vocabulary
+from eyas.drafters.headers import Headers
+from eyas.drafters.kinds import kind_name, tensor_name
+from eyas.errors import CheckpointError, ConfigError
 
 CONVENTION = "tap k is the residual stream entering target layer k (0 = embeddings)"
 
@@ -47,6 +54,11 @@ class DrafterReport:
     taps: list[int] | None = None
     tap_source: str = ""
     convention: str = CONVENTION
+    format: str = ""
+    used: list[str] = field(default_factory=list)
+    defaulted: dict[str, Any] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     own_embedding: bool = False
     own_head: bool = False
     provenance: Any = None
@@ -66,91 +78,85 @@ class DrafterReport:
         return {"role": "drafter", "usable": not self.problems} | asdict(self)
 
 
-def report_drafter(
-    path: Path, raw: dict[str, Any], headers: Headers, kind: str, target: TargetFacts | None = None
-) -> DrafterReport:
-    """Examine a drafter directory; with `target`, whether they fit."""
-    names = {tensor_name(name) for name in headers.tensors}
+def report_drafter(path: Path, target: TargetFacts | None = None) -> DrafterReport:
+    """Examine a drafter directory or GGUF file; with `target`, whether they fit. What is wrong is reported, not raised.
+
+    Raises CheckpointError only where there is no configuration to report on.
+    """
+    source, problem = _open(path)
+    names = {tensor_name(name) for name in source.headers.tensors}
     report = DrafterReport(
         path=str(path),
-        kind=kind,
-        parameters=headers.parameters,
-        dtypes=headers.dtypes,
-        files=headers.files,
+        kind=kind_name(source.config, source.headers.tensors),
+        parameters=source.headers.parameters,
+        dtypes=source.headers.dtypes,
+        files=source.headers.files,
+        format=source.format,
         own_embedding="embed_tokens.weight" in names,
         own_head="lm_head.weight" in names,
-        provenance=raw.get("eyas"),
+        provenance=source.config.get(PROVENANCE),
+        problems=[problem] if problem else [],
     )
-    if kind not in KINDS:
-        report.problems.append(f"kind {kind}: eyas loads {', '.join(KINDS)}")
-        return report
-    if not headers.files:
-        found = f"only pickles ({', '.join(headers.pickles)})" if headers.pickles else "no weight files"
-        report.problems.append(
-            f"{found}: eyas reads safetensors" + ("; a pickle you trust: --draft-weights" if headers.pickles else "")
-        )
     try:
-        config = KINDS[kind].read(raw, str(path / "config.json"), (), names if headers.files else None)
-    except ConfigError as error:
+        checkpoint = understand(source, layers=None if target is None else target.layers)
+    except (CheckpointError, ConfigError) as error:
         report.problems.append(str(error))
         return report
+    config = checkpoint.config
     report.config = config.model_dump(exclude={"taps"})
     report.taps = None if config.taps is None else list(config.taps)
-    report.tap_source = _tap_source(raw)
-    if headers.files:
-        _check_tensors(report, config, headers)
-        _check_map(report, config, headers)
-    _suspect(report, config, raw)
+    report.tap_source = _tap_source(source.config)
+    report.convention = checkpoint.report.convention or report.convention
+    for name in ("used", "defaulted", "ignored"):
+        setattr(report, name, getattr(checkpoint.report, name))
+    report.notes += checkpoint.report.notes
+    report.warnings += checkpoint.report.doubts
+    if source.headers.files:
+        _check_tensors(report, checkpoint)
+        _check_map(report, checkpoint)
+    _suspect(report, config, source.config)
     if target is not None:
         _compare(report, config, target)
     return report
 
 
+def _open(path: Path) -> tuple[Source, str]:
+    """The source; where its weights can't be read, one without them and the reason."""
+    try:
+        return open_source(path), ""
+    except CheckpointError as error:
+        if gguf_in(path) is not None or not (path / CONFIG).is_file():
+            raise
+        raw = read_json(path / CONFIG)  # raises where that was the reason
+        return Source(path, "directory", raw, str(path / CONFIG), Headers(), dict, lambda _: {}), str(error)
+
+
 def _tap_source(raw: dict[str, Any]) -> str:
     """Which keys the taps were read from."""
     nested = raw.get("eagle_config") or {}
-    keys = [key for key in ("taps", "eagle_aux_hidden_state_layer_ids") if raw.get(key) is not None]
-    keys += [
-        f"eagle_config.{key}"
-        for key in ("eagle_aux_hidden_state_layer_ids", "layer_ids")
-        if nested.get(key) is not None
-    ]
+    keys = [key for key in ("taps", IDS) if raw.get(key) is not None]
+    keys += [f"eagle_config.{key}" for key in (IDS, "layer_ids") if nested.get(key) is not None]
     return ", ".join(keys) or "not written: the kind's default"
 
 
-def _check_tensors(report: DrafterReport, config: DrafterConfig, headers: Headers) -> None:
-    expected = expected_tensors(kind_for(config), config)
-    found = {tensor_name(name): info.shape for name, info in headers.tensors.items() if not computed(name)}
-    report.missing = sorted(set(expected) - set(found) - OPTIONAL)
-    report.extra = sorted(set(found) - set(expected))
-    if report.missing or report.extra:
-        report.problems.append("tensors and config.json disagree: see missing and extra")
-    report.problems += [
-        f"{name} is {list(found[name])}, the config says {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
+def _check_tensors(report: DrafterReport, checkpoint: Checkpoint) -> None:
+    expected = expected_tensors(checkpoint.kind, checkpoint.config)
+    report.missing = sorted(set(expected) - set(checkpoint.tensors) - OPTIONAL)
+    report.extra = sorted(set(checkpoint.tensors) - set(expected))
+    try:
+        check_tensors(checkpoint.tensors, expected, report.path)
+    except CheckpointError as error:
+        report.problems.append(str(error))
 
 
-def _check_map(report: DrafterReport, config: DrafterConfig, headers: Headers) -> None:
-    full, draft = config.vocab_size, config.draft_vocab_size
-    if "d2t" not in headers.tensors:
-        if draft != full:
-            report.problems.append(f"a draft vocabulary of {draft} out of {full}, but no d2t tensor maps it")
-        return
-    if headers.tensors["d2t"].shape != (draft,):
-        return  # reported with the other shapes
-    ids = headers.read("d2t").long() + torch.arange(headers.tensors["d2t"].parameters)
-    if int(ids.min()) < 0 or int(ids.max()) >= full or len(set(ids.tolist())) != ids.numel():
-        report.problems.append("d2t does not map to different tokens of the vocabulary (id = draft id + d2t)")
-        if bool((headers.read("d2t") == headers.read("d2t").sort().values).all()):
-            report.warnings.append("d2t rises steadily: perhaps it holds absolute ids instead of offsets")
-        return
-    if "t2d" in headers.tensors:
-        covered = torch.zeros(full, dtype=torch.bool)
-        covered[ids] = True
-        if not torch.equal(headers.read("t2d").bool(), covered):
-            report.problems.append("t2d and d2t name different tokens: the vocabulary map is damaged")
+def _check_map(report: DrafterReport, checkpoint: Checkpoint) -> None:
+    """Read the vocabulary map, and nothing else."""
+    small = ("d2t", "t2d")
+    try:
+        tensors = checkpoint.source.load_some([name for name in small if name in checkpoint.tensors])
+        report.notes += complete_vocabulary(tensors, checkpoint.config, report.path)
+    except CheckpointError as error:
+        report.problems.append(str(error))
 
 
 def _suspect(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> None:
@@ -195,11 +201,6 @@ def _compare(report: DrafterReport, config: DrafterConfig, target: TargetFacts) 
         outside = [tap for tap in config.taps if not 0 <= tap <= n + 1]
         if outside:
             report.problems.append(f"taps {outside} lie outside the target's boundaries 0..{n + 1}")
-        if list(config.taps) == [1, n // 2 - 1, n - 4]:
-            report.warnings.append(
-                f"taps {list(config.taps)} are what trainers that count layer *outputs* write by default; as "
-                f"boundaries that would be {[tap + 1 for tap in config.taps]}: compare acceptance with both"
-            )
     if isinstance(config, TransformerConfig):
         _compare_positions(report, config, target)
     recorded = report.target_fingerprint

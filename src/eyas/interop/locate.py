@@ -9,10 +9,11 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from eyas.drafters.files import read_json
+from eyas.drafters.formats.opening import gguf_in
+from eyas.drafters.headers import Headers
 from eyas.drafters.loading import local_directory
 from eyas.errors import CheckpointError
 from eyas.interop.detect import detect
-from eyas.interop.headers import Headers
 
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError)
 
@@ -27,6 +28,9 @@ class Located(NamedTuple):
 
 def locate(source: str) -> Located:
     """Find it. A drafter named by a Hub id is downloaded (it is small), a target's weights are not."""
+    named = gguf_in(Path(source))
+    if named is not None:
+        return Located({}, named)
     if Path(source).is_dir():
         return Located(_config(Path(source)), Path(source))
     try:

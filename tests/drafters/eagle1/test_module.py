@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.drafters.eagle1.config import config_from_dict
+from eyas.drafters.eagle1.config import read
+from eyas.drafters.formats.fields import Fields
 from eyas.drafters.layers import grouped_attention
 
 from ... import tiny
@@ -69,7 +70,7 @@ def test_a_published_config() -> None:
         "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
         "num_hidden_layers": 1, "vocab_size": 97, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "bias": False,
     }  # fmt: skip
-    config = config_from_dict(raw, "config.json", names={"embed_tokens.weight"})
+    config = read(Fields(raw, "config.json", {"embed_tokens.weight"}))
     assert (config.bias, config.embedding, config.head, config.draft_vocab_size) == (False, "own", "shared", 97)
     del raw["bias"]
-    assert config_from_dict(raw, "config.json").bias
+    assert read(Fields(raw, "config.json")).bias

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from eyas.drafters.eagle3 import Eagle3Config
-from eyas.drafters.eagle3.config import config_from_dict, config_to_dict
+from eyas.drafters.eagle3.config import config_to_dict
+from eyas.drafters.eagle3.config import read as read_config
+from eyas.drafters.formats.fields import Fields
 from eyas.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -26,6 +29,10 @@ BASE: dict[str, Any] = {
 
 def read(**changes: Any) -> Eagle3Config:
     return config_from_dict({k: v for k, v in {**BASE, **changes}.items() if v is not ...}, "config.json")
+
+
+def config_from_dict(raw: dict[str, Any], where: str, ignore: Collection[str] = ()) -> Eagle3Config:
+    return read_config(Fields(raw, where, None, ignore))
 
 
 def test_defaults_of_absent_keys() -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
+from eyas.drafters.formats.fields import Fields
 from eyas.drafters.layers import Rotary, grouped_attention
 from eyas.drafters.mla import MlaConfig
-from eyas.drafters.mla.config import config_from_dict, config_to_dict
+from eyas.drafters.mla.config import config_to_dict, read
 from eyas.drafters.mla.module import LatentAttention
 
 from ... import tiny
@@ -72,4 +73,4 @@ def test_published_keys() -> None:
     assert written["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
     assert written["q_lora_rank"] is None
     experts = {"n_routed_experts": 256, "moe_intermediate_size": 64, "head_dim": 4, "num_key_value_heads": 4}
-    assert config_from_dict(written | experts, "config.json") == made
+    assert read(Fields(written | experts, "config.json")) == made

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from eyas.drafters.config import FeatureConfig, GroupedConfig
-from eyas.drafters.published import decoder_dict, finish, ownership, read_decoder, read_grouped_heads, relevant
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.published import decoder_dict, read_decoder, read_grouped_heads, read_ownership
 from eyas.errors import ConfigError
 
 
@@ -19,22 +19,17 @@ class Eagle1Config(FeatureConfig, GroupedConfig):
     """Of queries, keys and values alone, as Qwen2's drafters have it."""
 
 
-def config_from_dict(
-    raw: dict[str, Any], where: str, ignore: Collection[str] = (), names: Collection[str] | None = None
-) -> Eagle1Config:
-    """Read a checkpoint's config.json; refuse a key that is neither known nor named in `ignore`.
-
-    `names` are the checkpoint's tensors; without them embedding and head are taken to be there.
-    """
-    values = relevant(raw, ignore)
-    if "taps" in values:
+def read(fields: Fields) -> Eagle1Config:
+    """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
+    if "taps" in fields.values:
         raise ConfigError(
-            f"{where}: taps: an EAGLE-1 drafter reads the target's last state after its final norm, no other"
+            f"{fields.where}: taps: an EAGLE-1 drafter reads the target's last state after its final norm, no other"
         )
-    values.pop("tie_word_embeddings", None)  # the target's own habit; here both are in the file or the target's
-    read_decoder(values, where)
-    read_grouped_heads(values)
-    return finish(Eagle1Config, values | ownership(names), where)
+    fields.ignore("tie_word_embeddings", "the target's own habit; here both are in the file or the target's")
+    read_decoder(fields)
+    read_grouped_heads(fields)
+    read_ownership(fields)
+    return fields.finish(Eagle1Config)
 
 
 def config_to_dict(config: Eagle1Config) -> dict[str, Any]:

@@ -5,21 +5,21 @@ Absent 3.1 fields mean plain EAGLE-3.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from pydantic import Field
 
 from eyas.drafters.config import GroupedConfig, TransformerConfig
-from eyas.drafters.published import decoder_dict, finish, ownership, read_decoder, read_grouped_heads, relevant
-from eyas.errors import ConfigError
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.taps import IDS, LIMIT, read_taps
+from eyas.drafters.published import decoder_dict, read_decoder, read_grouped_heads, read_ownership
 from eyas.target.architecture import default_taps
 
 
 class FusedTapsConfig(TransformerConfig):
     """A drafter that fuses several taps of the target with `fc`: EAGLE-3 with any kind of attention."""
 
-    num_aux_hidden_states: int = Field(default=3, ge=1)
+    num_aux_hidden_states: int = Field(default=3, ge=1, le=LIMIT)
     fc_norm: bool = False
     norm_output: bool = False
     norm_before_residual: bool = False
@@ -33,63 +33,47 @@ class FusedTapsConfig(TransformerConfig):
         return default_taps(layers)
 
 
+QWEN3 = "Eagle3Qwen3ForCausalLM"
+"""The architecture whose attention norms queries and keys."""
+
+
 class Eagle3Config(FusedTapsConfig, GroupedConfig):
     """Sizes and toggles."""
 
+    qk_norm: bool = False
+    """Norm every head's queries and keys before they are rotated, as Qwen3's attention does."""
 
-def config_from_dict(
-    raw: dict[str, Any], where: str, ignore: Collection[str] = (), names: Collection[str] | None = None
-) -> Eagle3Config:
-    """Read a checkpoint's config.json; refuse a key that is neither known nor named in `ignore`.
 
-    `names` are the checkpoint's tensors; without them embedding and head are taken to be there.
-    """
-    values = relevant(raw, ignore)
-    read_fused_taps(values, where)
-    read_grouped_heads(values)
-    return finish(Eagle3Config, values | ownership(names), where)
+def read(fields: Fields) -> Eagle3Config:
+    """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
+    read_fused_taps(fields)
+    read_grouped_heads(fields)
+    fields.default("qk_norm", QWEN3 in (fields.raw.get("architectures") or ()))
+    return fields.finish(Eagle3Config)
 
 
 def config_to_dict(config: Eagle3Config) -> dict[str, Any]:
     """The config.json form that vLLM, SGLang and eyas read."""
-    return decoder_dict(config, "LlamaForCausalLMEagle3") | taps_dict(config)
+    values = decoder_dict(config, QWEN3 if config.qk_norm else "LlamaForCausalLMEagle3") | taps_dict(config)
+    if config.qk_norm:
+        values["model_type"] = "qwen3"
+    else:
+        del values["qk_norm"]
+    return values
 
 
-def read_fused_taps(values: dict[str, Any], where: str) -> None:
-    """What EAGLE-3 configs share whatever their attention, in place."""
-    values["taps"] = _pop_taps(values, where)
-    read_decoder(values, where)
-    values.pop("bias", None)  # an EAGLE-1 field; an fc.bias tensor would be reported as an extra tensor
-    if values.get("num_aux_hidden_states") is None:
-        values["num_aux_hidden_states"] = len(values["taps"]) if values["taps"] else 3
+def read_fused_taps(fields: Fields) -> None:
+    """What EAGLE-3 configurations share whatever their attention."""
+    taps = fields.values["taps"] = read_taps(fields)
+    read_decoder(fields)
+    read_ownership(fields)
+    fields.ignore("bias", "of EAGLE-1's fc; an fc.bias tensor would be reported as an extra tensor")
+    fields.default("num_aux_hidden_states", len(taps) if taps else 3)
 
 
 def taps_dict(config: FusedTapsConfig) -> dict[str, Any]:
-    """The taps where both families of readers look for them."""
+    """The taps where both families of readers look for them, and where no reader can take them for something else."""
     if config.taps is None:
         return {}
-    key = "eagle_aux_hidden_state_layer_ids"
-    return {key: list(config.taps), "eagle_config": {key: list(config.taps), "use_aux_hidden_state": True}}
-
-
-def _pop_taps(values: dict[str, Any], where: str) -> tuple[int, ...] | None:
-    """Tap boundaries from our key, or the field's, flat or nested; other nested keys come up to the top level."""
-    nested = dict(values.pop("eagle_config", None) or {})
-    if not nested.pop("use_aux_hidden_state", True):
-        raise ConfigError(f"{where}: use_aux_hidden_state is false, but an EAGLE-3 drafter reads the target's taps")
-    found = [
-        tuple(ids)
-        for ids in (
-            values.pop("taps", None),
-            values.pop("eagle_aux_hidden_state_layer_ids", None),
-            nested.pop("eagle_aux_hidden_state_layer_ids", None),
-            nested.pop("layer_ids", None),
-        )
-        if ids is not None
-    ]
-    for key, value in nested.items():  # some exporters nest toggles such as norm_before_fc
-        if values.setdefault(key, value) != value:
-            raise ConfigError(f"{where}: {key} is {values[key]} at the top level and {value} in eagle_config")
-    if len(set(found)) > 1:
-        raise ConfigError(f"{where}: contradicting tap lists {found}: keep one")
-    return found[0] if found else None
+    taps = list(config.taps)
+    return {"taps": taps, IDS: taps, "eagle_config": {IDS: taps, "use_aux_hidden_state": True}}

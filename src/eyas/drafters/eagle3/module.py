@@ -83,4 +83,4 @@ class Eagle3Network(FusedTapsNetwork):
     config: Eagle3Config
 
     def attention(self, width: int) -> nn.Module:
-        return Attention(self.config, width)
+        return Attention(self.config, width, qk_norm=self.config.qk_norm)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from pydantic import Field
 
+from eyas.drafters.config import WIDEST
 from eyas.drafters.eagle3.config import FusedTapsConfig, read_fused_taps, taps_dict
-from eyas.drafters.published import decoder_dict, finish, ownership, relevant
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.published import decoder_dict
 
 # What DeepSeek configs say of experts and of derived sizes. The MLP here is dense: experts would be extra tensors.
 _MOE_AND_DERIVED = frozenset(
@@ -22,12 +23,12 @@ _MOE_AND_DERIVED = frozenset(
 class MlaConfig(FusedTapsConfig):
     """Sizes of the latents and of a head's parts."""
 
-    q_lora_rank: int | None = Field(ge=1)
+    q_lora_rank: int | None = Field(ge=1, le=WIDEST)
     """None = queries come from one plain projection."""
-    kv_lora_rank: int = Field(ge=1)
-    qk_nope_head_dim: int = Field(ge=1)
-    qk_rope_head_dim: int = Field(ge=2, multiple_of=2)
-    v_head_dim: int = Field(ge=1)
+    kv_lora_rank: int = Field(ge=1, le=WIDEST)
+    qk_nope_head_dim: int = Field(ge=1, le=WIDEST)
+    qk_rope_head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
+    v_head_dim: int = Field(ge=1, le=WIDEST)
     rope_interleave: bool = True
 
     @property
@@ -35,16 +36,13 @@ class MlaConfig(FusedTapsConfig):
         return self.qk_rope_head_dim
 
 
-def config_from_dict(
-    raw: dict[str, Any], where: str, ignore: Collection[str] = (), names: Collection[str] | None = None
-) -> MlaConfig:
-    """Read a checkpoint's config.json; refuse a key that is neither known nor named in `ignore`.
-
-    `names` are the checkpoint's tensors; without them embedding and head are taken to be there.
-    """
-    values = {key: value for key, value in relevant(raw, ignore).items() if key not in _MOE_AND_DERIVED}
-    read_fused_taps(values, where)
-    return finish(MlaConfig, values | ownership(names), where)
+def read(fields: Fields) -> MlaConfig:
+    """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
+    for key in _MOE_AND_DERIVED & set(fields.values):
+        fields.ignore(key, "of experts or derived: the MLP here is dense, and experts would be extra tensors")
+    read_fused_taps(fields)
+    fields.default("q_lora_rank", None)
+    return fields.finish(MlaConfig)
 
 
 def config_to_dict(config: MlaConfig) -> dict[str, Any]:

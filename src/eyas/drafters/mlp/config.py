@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from eyas.drafters.config import FeatureConfig
-from eyas.drafters.published import finish, relevant
+from eyas.drafters.formats.fields import Fields
 
 MODEL_TYPE = "eyas_mlp"
 
@@ -32,15 +31,10 @@ class MlpConfig(FeatureConfig):
         return self
 
 
-def config_from_dict(
-    raw: dict[str, Any],
-    where: str,
-    ignore: Collection[str] = (),
-    names: Collection[str] | None = None,  # noqa: ARG001  # the config itself says what is shared
-) -> MlpConfig:
-    """Read a checkpoint's config.json; refuse a key that is neither known nor named in `ignore`."""
-    values = relevant(raw, ignore)
-    return finish(MlpConfig, values | {"target_hidden_size": values.get("hidden_size")}, where)
+def read(fields: Fields) -> MlpConfig:
+    """Read our own configuration, which itself says what is shared; refuse unknown keys."""
+    fields.values["target_hidden_size"] = fields.values.get("hidden_size")
+    return fields.finish(MlpConfig)
 
 
 def config_to_dict(config: MlpConfig) -> dict[str, Any]:

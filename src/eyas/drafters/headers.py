@@ -1,7 +1,8 @@
-"""What a directory's weight files hold, read from safetensors headers: names, shapes and dtypes, no weights."""
+"""What weight files hold, read from their headers: names, shapes and dtypes, no weights."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -28,7 +29,7 @@ class TensorInfo:
 
 @dataclass
 class Headers:
-    """All tensors of a directory."""
+    """All tensors of a directory or file."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
@@ -37,29 +38,44 @@ class Headers:
     @property
     def parameters(self) -> int:
         """Numbers in floating-point tensors (index maps aren't parameters)."""
-        return sum(info.parameters for info in self.tensors.values() if info.dtype.startswith(("F", "BF")))
+        return sum(info.parameters for info in self.tensors.values() if floating(info.dtype))
 
     @property
     def dtypes(self) -> list[str]:
         """Floating-point dtypes, as safetensors names them."""
-        return sorted({info.dtype for info in self.tensors.values() if info.dtype.startswith(("F", "BF"))})
+        return sorted({info.dtype for info in self.tensors.values() if floating(info.dtype)})
 
-    def read(self, name: str) -> Tensor:
-        """Load one (small) tensor."""
-        with safe_open(self.tensors[name].file, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
+    def read_some(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Load a few tensors of safetensors files."""
+        found = {}
+        for name in names:
+            with safe_open(self.tensors[name].file, framework="pt") as file:
+                found[name] = file.get_tensor(name)
+        return found
+
+
+def floating(dtype: str) -> bool:
+    """Is this a floating-point dtype's safetensors name?"""
+    return dtype.startswith(("F", "BF"))
 
 
 def read_headers(path: Path) -> Headers:
     """Read the headers of every safetensors file in `path`."""
-    headers = Headers()
+    headers = headers_of(sorted(path.glob("*.safetensors")))
     headers.pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
-    for file in sorted(path.glob("*.safetensors")):
+    return headers
+
+
+def headers_of(files: Iterable[Path]) -> Headers:
+    """Read the headers of these safetensors files; a tensor in two of them is refused."""
+    headers = Headers()
+    for file in files:
         headers.files.append(file.name)
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # not a mapping
+                    if name in headers.tensors:
+                        raise CheckpointError(f"{name} is in {headers.tensors[name].file.name} and in {file}: keep one")
                     part = opened.get_slice(name)
                     headers.tensors[name] = TensorInfo(tuple(part.get_shape()), part.get_dtype(), file)
         except (OSError, SafetensorError) as error:

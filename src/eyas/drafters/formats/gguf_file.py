@@ -1,0 +1,185 @@
+"""GGUF files, read strictly: every count and offset is checked against the file's length before it is believed.
+
+The layout is llama.cpp's specification, versions 2 and 3, little endian. Values of arrays of text (a tokenizer's) are
+stepped over, not kept.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.errors import CheckpointError, UsageError
+
+GGUF_SUFFIX = ".gguf"
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+_PLAIN = {
+    0: ("F32", torch.float32),
+    1: ("F16", torch.float16),
+    27: ("I64", torch.int64),
+    28: ("F64", torch.float64),
+    30: ("BF16", torch.bfloat16),
+}
+"""GGML types that are plain numbers; the others are quantised blocks."""
+_MOST = 2**16
+"""Most keys, tensors, or numbers of an array that are kept."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """An array of text that was stepped over."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor of the file, unread; `shape` as PyTorch has it."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    size: int
+
+    @property
+    def dtype(self) -> str:
+        """As safetensors names it, or `quantised`."""
+        return _PLAIN[self.kind][0] if self.kind in _PLAIN else f"FQ{self.kind}"
+
+
+class Gguf:
+    """An open file: `metadata` and the places of its tensors. Raises CheckpointError for whatever is wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"can't read {path}: {error}") from error
+        self._at = 0
+        if self._take(4) != b"GGUF":
+            raise CheckpointError(f"{path} is no GGUF file")
+        version = self._number("I")
+        if version not in (2, 3):
+            raise CheckpointError(f"{path} is GGUF version {version}: eyas reads versions 2 and 3, little endian")
+        tensors, keys = self._count("Q", 24), self._count("Q", 13)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self._text()
+            if key in self.metadata:
+                raise self._bad(f"the key {key} is there twice")
+            self.metadata[key] = self._value(self._number("I"))
+        self.tensors = self._tensors(tensors)
+
+    def load(self, name: str) -> Tensor:
+        """One tensor; quantised blocks become float32."""
+        info = self.tensors[name]
+        raw = memoryview(self._data)[info.offset : info.offset + info.size]
+        if info.kind in _PLAIN:
+            flat = torch.frombuffer(bytearray(raw), dtype=_PLAIN[info.kind][1])
+        else:
+            gguf, numpy = gguf_package(), __import__("numpy")
+            blocks = numpy.frombuffer(bytes(raw), dtype=numpy.uint8)
+            kind = gguf.GGMLQuantizationType(info.kind)
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+            flat = torch.from_numpy(gguf.dequantize(blocks.reshape(-1, info.shape[-1] // block * size), kind).copy())
+        return flat.reshape(info.shape)
+
+    def _tensors(self, count: int) -> dict[str, GgufTensor]:
+        found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for _ in range(count):
+            name, dimensions = self._text(), self._number("I")
+            if name in found or not 1 <= dimensions <= 4:
+                raise self._bad(f"the tensor {name} is there twice, or has {dimensions} dimensions")
+            shape = tuple(reversed([self._number("Q") for _ in range(dimensions)]))
+            found[name] = (shape, self._number("I"), self._number("Q"))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 8 <= alignment <= 2**16 or alignment & (alignment - 1):
+            raise self._bad(f"an alignment of {alignment}")
+        start = -(-self._at // alignment) * alignment
+        placed = {}
+        for name, (shape, kind, offset) in found.items():
+            size = self._size(name, shape, kind)
+            if offset % alignment or start + offset + size > len(self._data):
+                raise self._bad(f"the tensor {name} {list(shape)} lies outside the file: is it complete?")
+            placed[name] = GgufTensor(shape, kind, start + offset, size)
+        return placed
+
+    def _size(self, name: str, shape: tuple[int, ...], kind: int) -> int:
+        """Bytes of a tensor."""
+        if kind in _PLAIN:
+            return int(prod(shape) * _PLAIN[kind][1].itemsize)
+        gguf = gguf_package()
+        try:
+            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+        except (ValueError, KeyError):
+            raise self._bad(f"the tensor {name} is of the unknown type {kind}") from None
+        if shape[-1] % block:
+            raise self._bad(f"the tensor {name} {list(shape)} is not made of whole blocks of {block}")
+        return int(prod(shape) // block * size)
+
+    def _value(self, kind: int) -> Any:
+        if kind == _TEXT:
+            return self._text()
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise self._bad(f"a value of the unknown type {kind}")
+        inner = self._number("I")
+        if inner == _TEXT:
+            count = self._count("Q", 8, most=2**32)
+            for _ in range(count):
+                self._take(self._number("Q"))
+            return Texts(count)
+        if inner not in _SCALARS:
+            raise self._bad("an array of arrays")
+        format_ = _SCALARS[inner]
+        size = struct.calcsize("<" + format_)
+        count = self._count("Q", size, most=2**32)
+        raw = self._take(count * size)
+        return list(struct.unpack(f"<{count}{format_}", raw)) if count <= _MOST else Texts(count)
+
+    def _text(self) -> str:
+        try:
+            return self._take(self._number("Q")).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._bad(f"text that is not UTF-8: {error}") from error
+
+    def _count(self, format_: str, least: int, most: int = _MOST) -> int:
+        """A number of things that take at least `least` bytes each."""
+        count = self._number(format_)
+        if count > most or count * least > len(self._data) - self._at:
+            raise self._bad(f"{count} entries where the file has no room for them: is it complete?")
+        return count
+
+    def _number(self, format_: str) -> Any:
+        return struct.unpack("<" + format_, self._take(struct.calcsize("<" + format_)))[0]
+
+    def _take(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise self._bad("it ends in the middle: is it complete?")
+        piece = self._data[self._at : self._at + size]
+        self._at += size
+        return piece
+
+    def _bad(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is damaged at byte {self._at}: {what}")
+
+
+def gguf_package() -> Any:
+    """llama.cpp's own package, which knows its quantised types and writes files. UsageError if it isn't installed."""
+    try:
+        import gguf
+    except ImportError:
+        raise UsageError("this needs the gguf package: pip install 'eyas[gguf]'") from None
+    return gguf

@@ -1,0 +1,151 @@
+"""llama.cpp's `eagle3` files in native keys and names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.drafters.files import parse_json
+from eyas.drafters.formats.gguf_file import Gguf, Texts
+from eyas.drafters.formats.gguf_names import (
+    ARCHITECTURE,
+    KEYS,
+    LAYERS,
+    OLD_LAYERS,
+    PROVENANCE,
+    ROPE,
+    ROPE_FACTORS,
+    TENSORS,
+    TREE,
+    halves,
+)
+from eyas.drafters.formats.source import Source
+from eyas.drafters.headers import Headers, TensorInfo
+from eyas.errors import CheckpointError, ConfigError
+
+_ROPE_KEYS = ("rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor")
+_YARN = {
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_READ = frozenset({*KEYS, LAYERS, OLD_LAYERS, *_ROPE_KEYS, *_YARN, "attention.key_length", "attention.value_length"})
+
+
+def read_gguf(path: Path) -> Source:
+    """Open a file; weights are read later. Raises CheckpointError and ConfigError."""
+    file = Gguf(path)
+    architecture = file.metadata.get("general.architecture")
+    if architecture != ARCHITECTURE:
+        raise CheckpointError(f"{path} holds the architecture {architecture!r}: eyas reads drafters of {ARCHITECTURE}")
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise CheckpointError(f"{path} is one of several parts: join them with llama-gguf-split --merge")
+    own = {
+        key.removeprefix(f"{ARCHITECTURE}."): value
+        for key, value in file.metadata.items()
+        if key.startswith(f"{ARCHITECTURE}.")
+    }
+    if unknown := sorted(set(own) - _READ):
+        raise ConfigError(f"{path}: unknown keys {', '.join(unknown)}: eyas can't tell what they change")
+    config = _config(file, own, str(path))
+    unread = {ROPE_FACTORS} & set(file.tensors)
+    if odd := sorted(set(file.tensors) - set(TENSORS) - unread):
+        raise CheckpointError(f"{path} has tensors that no EAGLE-3 network has: {', '.join(odd)}")
+    headers = Headers(
+        {TENSORS[name]: TensorInfo(t.shape, t.dtype, path) for name, t in file.tensors.items() if name in TENSORS},
+        [path.name],
+    )
+    return Source(
+        path=path,
+        format="GGUF (llama.cpp)",
+        config=config,
+        where=str(path),
+        headers=headers,
+        load=lambda: _load(file, config),
+        load_some=lambda names: {name: t for name, t in _load(file, config).items() if name in names},
+        used=sorted(f"{ARCHITECTURE}.{key}" for key in own),
+        ignored={
+            key: "the target's tokenizer" if key.startswith("tokenizer.") else "descriptive"
+            for key in file.metadata
+            if not key.startswith((f"{ARCHITECTURE}.", "eyas."))
+        },
+        notes=_notes(file),
+    )
+
+
+def _notes(file: Gguf) -> list[str]:
+    quantised = sorted({t.kind for t in file.tensors.values() if t.dtype.startswith("FQ")})
+    return [f"quantised weights (GGML types {quantised}) are read as float32"] if quantised else []
+
+
+def _config(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+    """The configuration in the keys of config.json."""
+    config: dict[str, Any] = {ours: own[theirs] for theirs, ours in KEYS.items() if theirs in own}
+    taps = own.get(LAYERS, own.get(OLD_LAYERS))
+    if LAYERS in own and OLD_LAYERS in own and own[LAYERS] != own[OLD_LAYERS]:
+        raise ConfigError(f"{where}: {LAYERS} {own[LAYERS]} and {OLD_LAYERS} {own[OLD_LAYERS]} contradict each other")
+    if not isinstance(taps, list) or len(taps) != 3:
+        raise ConfigError(f"{where}: {LAYERS} must list the three boundaries that the drafter reads")
+    sizes = {own[key] for key in ("attention.key_length", "attention.value_length") if key in own}
+    sizes |= {own["rope.dimension_count"]} if "rope.dimension_count" in own else set()
+    if len(sizes) > 1:
+        raise ConfigError(f"{where}: head sizes {sorted(sizes)}: keys, values and rotation must have one size")
+    config |= {"head_dim": next(iter(sizes))} if sizes else {}
+    if "vocab_size" not in config:
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        config["vocab_size"] = tokens.count if isinstance(tokens, Texts) else len(tokens or ())
+    if "d2t" in file.tensors:
+        config["draft_vocab_size"] = file.tensors["d2t"].shape[0]
+    config |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "taps": taps}
+    config["rope_parameters"] = _rope(file, own, where)
+    if isinstance(provenance := file.metadata.get(PROVENANCE), str):
+        config["eyas"] = parse_json(provenance, f"{PROVENANCE} of {where}")
+    if isinstance(tree := file.metadata.get(TREE), str):
+        config["default_tree"] = tree
+    return config
+
+
+def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+    """The RoPE section; factors of frequencies become `longrope` unless eyas itself wrote where they come from."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(own.get("rope.freq_base", 10000.0))}
+    if isinstance(written := file.metadata.get(ROPE), str):
+        exact = parse_json(written, f"{ROPE} of {where}")
+        if isinstance(exact, dict) and exact.get("rope_theta") == own.get("rope.freq_base"):
+            return exact
+        raise ConfigError(f"{where}: {ROPE} contradicts rope.freq_base: one of the two was changed")
+    if ROPE_FACTORS in file.tensors:
+        factors = [float(factor) for factor in file.load(ROPE_FACTORS)]
+        return rope | {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": own.get("context_length"),
+        }
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return rope
+    if kind not in ("linear", "yarn"):
+        raise ConfigError(f"{where}: rope.scaling.type {kind!r}: eyas reads none, linear and yarn")
+    rope |= {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
+    return rope | ({ours: own[theirs] for theirs, ours in _YARN.items() if theirs in own} if kind == "yarn" else {})
+
+
+def _load(file: Gguf, config: dict[str, Any]) -> dict[str, Tensor]:
+    """All tensors in one float type: llama.cpp keeps vectors in float32 whatever the matrices are."""
+    found = {TENSORS[name]: file.load(name) for name in file.tensors if name in TENSORS}
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for part, count in heads.items():
+        name = f"layers.0.self_attn.{part}.weight"
+        found[name] = halves(found[name], count)
+    if "d2t" in found:
+        found["d2t"] = found["d2t"] - torch.arange(len(found["d2t"]))  # target ids are written, offsets are ours
+    floats = {name: t for name, t in found.items() if t.is_floating_point()}
+    narrow = {t.dtype for t in floats.values() if t.ndim > 1}
+    dtype = next(iter(narrow)) if len(narrow) == 1 else torch.float32
+    if not all(torch.equal(t.to(dtype).to(t.dtype), t) for t in floats.values()):
+        dtype = torch.float32
+    return found | {name: t.to(dtype) for name, t in floats.items()}

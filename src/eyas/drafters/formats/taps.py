@@ -1,0 +1,119 @@
+"""Which boundaries a checkpoint's layer numbers mean.
+
+Boundary k is the residual entering layer k. The field writes two numberings under the same key: boundaries (vLLM,
+speculators, llama.cpp, ATOM, and `taps`, which is eyas's own) and layer outputs (SGLang, SpecForge), where the output
+of layer k is boundary k + 1. A file that does not tell is read as boundaries, and both readings are named.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eyas.drafters.formats.fields import Fields
+from eyas.errors import ConfigError
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+LIMIT = 64
+"""Most taps a drafter may name."""
+
+BOUNDARIES = "boundaries: k = the residual entering target layer k"
+OUTPUTS = "layer outputs, as SGLang and SpecForge number them: k -> boundary k + 1"
+
+
+def read_taps(fields: Fields) -> tuple[int, ...] | None:
+    """The boundaries, None if no numbers are written; `fields` learns how they were read. Raises ConfigError."""
+    nested = dict(fields.take("eagle_config", dict, default={}))
+    if not nested.pop("use_aux_hidden_state", True):
+        raise ConfigError(
+            f"{fields.where}: use_aux_hidden_state is false, but an EAGLE-3 drafter reads the target's taps"
+        )
+    own = _ids(fields, fields.values.pop("taps", None), "taps")
+    flat = _ids(fields, fields.values.pop(IDS, None), IDS)
+    inner = _ids(fields, nested.pop(IDS, None), f"eagle_config.{IDS}")
+    other = _ids(fields, nested.pop("layer_ids", None), "eagle_config.layer_ids")
+    _lift(fields, nested)
+    found = [ids for ids in (flat, inner, other) if ids is not None]
+    if own is not None:
+        _agree(fields, [own, *(ids for ids in found if ids != _outputs(own))])
+        fields.convention = BOUNDARIES
+        return own
+    _agree(fields, found)
+    if not found:
+        return None
+    ids = found[0]
+    nested_only = flat is None and other is None
+    return _interpret(fields, ids, nested_only)
+
+
+def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple[int, ...]:
+    """Numbers under the field's key: what they mean depends on who wrote the file."""
+    n, shifted = fields.layers, tuple(k + 1 for k in ids)
+    if nested_only and _usual(shifted, n):
+        fields.convention = OUTPUTS
+        fields.notes.append(
+            f"taps: {list(ids)} are the default layer outputs of SpecForge and SGLang, so boundaries {list(shifted)}"
+        )
+        return shifted
+    fields.convention = BOUNDARIES
+    if not _usual(ids, n) and (nested_only or _usual(shifted, n)):
+        fields.doubts.append(
+            f"taps {list(ids)} are read as boundaries, as vLLM, ATOM and llama.cpp do; if the file was written for "
+            f"SGLang or by SpecForge they are layer outputs, boundaries {list(shifted)}: compare acceptance with both, "
+            'and write "taps": [...] (boundaries) into config.json to settle it'
+        )
+    return ids
+
+
+def _usual(taps: tuple[int, ...], layers: int | None) -> bool:
+    """Are these EAGLE-3's default boundaries [2, n // 2, n - 3], of this target or else of some target?"""
+    if len(taps) != 3:
+        return False
+    n = taps[2] + 3 if layers is None else layers
+    return n >= 7 and taps == (2, n // 2, n - 3)
+
+
+def _outputs(taps: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(k - 1 for k in taps)
+
+
+def _ids(fields: Fields, value: Any, key: str) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if (
+        not isinstance(value, list | tuple)
+        or not 1 <= len(value) <= LIMIT
+        or not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k < 2**20 for k in value)
+    ):
+        raise ConfigError(f"{fields.where}: {key} must be a list of up to {LIMIT} layer numbers")
+    return tuple(value)
+
+
+def _agree(fields: Fields, found: list[tuple[int, ...]]) -> None:
+    if len(set(found)) > 1:
+        raise ConfigError(f"{fields.where}: contradicting tap lists {[list(ids) for ids in found]}: keep one")
+
+
+_FIXED = {
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "eh_proj_before_attn": False,
+    "eagle_decoder_type": "llama",
+}
+"""What EAGLE-3 is, in the words of some exporters: any other value is another network."""
+
+
+def _lift(fields: Fields, nested: dict[str, Any]) -> None:
+    """Some exporters nest toggles such as norm_before_fc: they count as if they were at the top level."""
+    for key, only in _FIXED.items():
+        if nested.pop(key, only) != only:
+            raise ConfigError(f"{fields.where}: eagle_config.{key} is not {only!r}: that is no EAGLE-3 network")
+    if "return_hidden_post_norm" in nested:
+        nested.setdefault("norm_output", nested.pop("return_hidden_post_norm"))
+    for key, value in nested.items():
+        if fields.values.setdefault(key, value) != value:
+            raise ConfigError(
+                f"{fields.where}: {key} is {fields.values[key]} at the top level and {value} in eagle_config"
+            )
