@@ -51,8 +51,8 @@ class Text:
         return token * (self.width + 1) + rank + 1
 
 
-def grow(spec: SharedTree, rows: list[Text]) -> DraftTree:
-    growth = spec.start(len(rows), CPU)
+def grow(spec: SharedTree, rows: list[Text], live: list[bool] | None = None) -> DraftTree:
+    growth = spec.start(len(rows), CPU, live)
     frontier = torch.zeros(len(rows), 1, dtype=torch.int64)
     while True:
         scores = [[text.children(t) for t in ids] for text, ids in zip(rows, frontier.tolist(), strict=True)]
@@ -98,7 +98,6 @@ def check(spec: SharedTree, tree: DraftTree, rows: int) -> None:
     assert (above | ~tree.valid).all()
     deepest = int((tree.depth[:, 1:] * tree.valid).max()) if tree.size else 0
     assert tree.max_depth == deepest <= spec.depth
-    assert not tree.valid[sorted(spec.barred)].any()
 
 
 specs = st.builds(
@@ -169,14 +168,14 @@ def test_whatever_things_are_worth_a_tree_stays_a_tree(
         assert not left or not kept or max(left) <= min(kept)
 
 
-@given(specs, st.integers(0, 1000), st.sets(st.integers(0, 3)))
+@given(specs, st.integers(0, 1000), st.lists(st.booleans(), min_size=4, max_size=4))
 @settings(max_examples=40)
-def test_barred_rows_get_nothing_and_leave_the_budget_to_others(spec: SharedTree, seed: int, barred: set[int]) -> None:
-    spec = dataclasses.replace(spec, barred=frozenset(barred))
-    tree = grow(spec, [Text(seed + row, spec.width, None) for row in range(4)])
+def test_rows_that_are_not_live_leave_the_budget_to_others(spec: SharedTree, seed: int, live: list[bool]) -> None:
+    tree = grow(spec, [Text(seed + row, spec.width, None) for row in range(4)], live)
     check(spec, tree, 4)
+    assert not tree.valid[~torch.tensor(live)].any()
     offered = spec.width + spec.width * sum(min(spec.width, spec.width**d) for d in range(1, spec.depth))
-    assert tree.counted == min(spec.budget, (4 - len(barred)) * min(offered, spec.per_row or offered))
+    assert tree.counted == min(spec.budget, sum(live) * min(offered, spec.per_row or offered))
 
 
 def test_sure_rows_get_more() -> None:
@@ -199,11 +198,11 @@ def test_sure_rows_get_more() -> None:
 
 
 def test_drafting_stops_when_no_row_has_a_node_worth_going_on_from() -> None:
-    growth = SharedTree(8, 2, 10, threshold=0.3, barred=frozenset({1})).start(2, CPU)
+    growth = SharedTree(8, 2, 10, threshold=0.3).start(2, CPU, [True, False])
     tokens = torch.zeros(2, 1, 2, dtype=torch.int64)
-    barred = [[-0.01, -0.5]]
-    assert growth.expand(torch.tensor([[[-0.6, -2.0]], barred]), tokens) is not None
-    assert growth.expand(torch.tensor([[[-0.7, -2.0]] * 2, barred * 2]), tokens.expand(-1, 2, -1)) is None
+    dead = [[-0.01, -0.5]]
+    assert growth.expand(torch.tensor([[[-0.6, -2.0]], dead]), tokens) is not None
+    assert growth.expand(torch.tensor([[[-0.7, -2.0]] * 2, dead * 2]), tokens.expand(-1, 2, -1)) is None
     assert growth.tree().counted == 1
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -42,8 +43,6 @@ class SharedTree:
     values: ValueTable | None = None
     groups: tuple[int, ...] | None = None
     """Each row's group in `values`; None = all in group 0."""
-    barred: frozenset[int] = frozenset()
-    """Rows that get no node."""
     keeps_candidates: bool = False
 
     def __post_init__(self) -> None:
@@ -58,14 +57,14 @@ class SharedTree:
     def max_fanout(self) -> int:
         return self.width
 
-    def start(self, batch: int, device: torch.device) -> SharedGrowth:
-        return SharedGrowth(self, batch, device)
+    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> SharedGrowth:
+        return SharedGrowth(self, batch, device, live)
 
 
 class SharedGrowth:
     """A batch of trees being grown."""
 
-    def __init__(self, spec: SharedTree, batch: int, device: torch.device) -> None:
+    def __init__(self, spec: SharedTree, batch: int, device: torch.device, live: Sequence[bool] | None) -> None:
         self._spec, self._batch, self._device = spec, batch, device
         self._counts_freely = device.type == "cpu"
         self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W]
@@ -75,7 +74,7 @@ class SharedGrowth:
         self._parents: list[Tensor] = []
         self._beams: list[Tensor] = []  # each [B, W'] into the level's candidates
         self._count = 0
-        self._open = [row for row in range(batch) if row not in spec.barred]
+        self._live = [row for row in range(batch) if live is None or live[row]]
         self._groups = (0,) * batch if spec.groups is None else spec.groups
 
     @property
@@ -108,7 +107,7 @@ class SharedGrowth:
         best = self._beam_score[:, 0].tolist()
         depth = len(self._tokens) + 1
         floors = {group: self._floor(group, depth) for group in set(self._groups)}
-        return any(best[row] > floors[self._groups[row]] for row in self._open)
+        return any(best[row] > floors[self._groups[row]] for row in self._live)
 
     def _floor(self, group: int, depth: int) -> float:
         if self._spec.values is None:
@@ -126,7 +125,7 @@ class SharedGrowth:
             deepest = bisect_right(ends, int(kept.any(0).nonzero().max())) + 1 if width else 0
         else:
             cap = min(columns, spec.per_row or columns)
-            counted, width = min(spec.budget, len(self._open) * cap), min(spec.budget, cap)
+            counted, width = min(spec.budget, len(self._live) * cap), min(spec.budget, cap)
             deepest = min(len(ends), width)
         # kept candidates move together, in their order, which puts parents first
         at = kept.cumsum(1).masked_fill_(~kept, width + 1) - 1  # [B, M], `width` = nowhere
@@ -158,8 +157,10 @@ class SharedGrowth:
             worth = ranking(value, worth).masked_fill_(value < spec.threshold, -math.inf)
         elif spec.threshold > 0.0:
             worth.masked_fill_(scores < math.log(spec.threshold), -math.inf)
-        if spec.barred:
-            worth[torch.tensor(sorted(spec.barred), device=self._device)] = -math.inf
+        if len(self._live) < self._batch:
+            dead = torch.ones(self._batch, dtype=torch.bool)
+            dead[self._live] = False
+            worth[dead.to(self._device)] = -math.inf
         if spec.per_row is not None and spec.per_row < worth.shape[1]:
             worth.masked_fill_(~greatest(worth, spec.per_row), -math.inf)
         kept = worth > -math.inf
