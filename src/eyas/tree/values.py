@@ -25,7 +25,8 @@ Array = npt.NDArray[np.float64]
 def bins(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
     """The bin of each log-probability."""
     root = np.sqrt(np.maximum(-scores, 0.0)) * _FINENESS
-    return np.minimum(root, BINS - 1).astype(np.int64)
+    found: npt.NDArray[np.int64] = np.minimum(root, BINS - 1).astype(np.int64)
+    return found
 
 
 def bin_floor(index: int) -> float:
@@ -33,7 +34,7 @@ def bin_floor(index: int) -> float:
     return -math.inf if index >= BINS - 1 else -(((index + 1) / _FINENESS) ** 2)
 
 
-BIN_CENTRES: Array = -(((np.arange(BINS) + 0.5) / _FINENESS) ** 2)
+BIN_CENTRES: Array = -(((np.arange(BINS, dtype=np.float64) + 0.5) / _FINENESS) ** 2)
 """[K] a log-probability inside each bin."""
 
 
@@ -41,7 +42,7 @@ class ValueTable:
     """Acceptance by group, depth and bin; never rises with depth or bin."""
 
     def __init__(self, values: Array) -> None:  # [G, D, K]
-        self.values = np.minimum.accumulate(np.minimum.accumulate(values, axis=1), axis=2)
+        self.values: Array = np.minimum.accumulate(np.minimum.accumulate(values, axis=1), axis=2)
         self._on: dict[torch.device, Tensor] = {}
 
     @property

@@ -1,31 +1,254 @@
-"""The controller: before each round, the tree shape that promises the most tokens per second, or none."""
+"""The controller: before each round, the tree shape that promises the most tokens per second, or none.
+
+It asks a gain model what each shape would bring and a cost model what it would take, changes its mind only for a clear
+gain, and spends a small share of the time on rounds of other shapes, to learn what the one in use can't show. The
+reasoning is in `docs/controller.md`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from eyas.engine.controller.acceptance import Indices
+from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.gain import THRESHOLDS, GainModel
+from eyas.engine.controller.pace import Allowance, Pace
+from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.record import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
+from eyas.tree.shared import SharedTree
+
+WIDTHS = (1, 2, 3, 4, 6, 8)
+DEPTH = 10
+_ENTER, _LEAVE = 1.03, 1.015
+"""Speculation must beat plain decoding by this to begin, and by this to go on."""
+_CHANGE = 1.01
+"""A shape must beat the one in use by this."""
+_EXPLORING = 0.005
+"""Share of the time that may be lost to learning."""
+_THINKING = 0.002
+"""Share of the time that planning, and analysing drafts, may take each."""
+_FADE = 1.0 - 1.0 / 100.0
+"""What is left of running averages after a round."""
+_MOST_PER_ROW = 64
+
+
+class _Probe(NamedTuple):
+    """Rounds of another shape."""
+
+    prospect: Prospect | None
+    """None = plain."""
+    rounds: int
 
 
 class Controller:
     """Plans each round's tree and learns from how it went."""
 
-    def __init__(self) -> None:
-        self._state = ControllerState()
+    def __init__(
+        self,
+        costs: CostModel,
+        *,
+        widths: Sequence[int] = WIDTHS,
+        depth: int = DEPTH,
+        max_length: int | None = None,
+        counts_freely: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Beams of `widths` (rising) and trees up to `depth`; `max_length` is the target's context.
+
+        `counts_freely`: nodes can be counted, and drafting stopped, without a device sync (a CPU). Elsewhere the budget
+        alone limits a tree.
+        """
+        self._costs, self._gain = costs, GainModel(widths, depth)
+        self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
+        self._counts_freely, self._clock = counts_freely, clock
+        self._planning = Pace(_THINKING, least=8, most=256)
+        self._analysing = Pace(_THINKING, least=1, most=64)
+        self._allowance = Allowance(_EXPLORING)
+        self._prospects: Prospects | None = None
+        self._situation: tuple[int, ...] = ()
+        self._choice: Prospect | None = None
+        self._probe: _Probe | None = None
+        self._probed_plain = False
+        self._deferred = 0
+        """Tokens a row since the drafter last read."""
+        self._expected: set[int] = set()
+        """Lengths that the rows of the last round have now."""
+        self._promised, self._kept = 20.0, 20.0
+        self._emitted, self._seconds = 0.0, 0.0
+        self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
 
     def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
         """The tree for a round of `rows` rows that hold `lengths` committed tokens each; None = plain.
 
         `sampled` says which rows have a temperature above 0; None = none has.
         """
-        del rows, lengths, sampled
-        return None
+        room = self._depth
+        if self._max_length is not None:
+            # the root's position is the row's length; a node past the context's end could never be emitted
+            room = min(room, self._max_length - 1 - min(lengths, default=0))
+        if not rows or room < 1:
+            return None
+        groups = (0,) * rows if sampled is None else tuple(int(bool(one)) for one in sampled)
+        situation = (rows, sum(groups), room, max(lengths).bit_length())
+        if situation != self._situation or self._planning.due():
+            self._situation = situation
+            self._replan(rows, lengths, groups, room)
+        prospect = self._choice
+        if self._probe is None:
+            self._probe = self._affordable_probe(rows, lengths)
+        if self._probe is not None:
+            prospect = self._probe.prospect
+        return None if prospect is None else self._spec(prospect, rows, groups)
 
     def learn(self, record: RoundRecord) -> None:
         """Take in how a round went."""
-        del record
+        whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
+        drafted = record.evidence is not None
+        self._learn_costs(record, whole)
+        if record.evidence is not None and isinstance(record.spec, SharedTree):
+            self._learn_gain(record)
+        self._deferred = 0 if drafted else self._deferred + 1
+        paths = [[0]] * record.rows if record.evidence is None else record.evidence.paths
+        self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
+        self._emitted = self._emitted * _FADE + record.emitted
+        self._seconds = self._seconds * _FADE + whole
+        self._counts["rounds"] += 1
+        self._counts["plain_rounds"] += not drafted
+        self._planning.round(whole)
+        self._analysing.round(whole)
+        self._allowance.earn(whole)
+        if self._probe is not None:
+            self._count_probe(record, whole)
 
     def snapshot(self) -> ControllerState:
         """What it does now, for metrics."""
-        return self._state
+        choice, prospects = self._choice, self._prospects
+        plain = prospects.plain_rate if prospects is not None else 0.0
+        return ControllerState(
+            depth=0 if choice is None else choice.shape.depth + 1,
+            width=0 if choice is None else self._widths[choice.shape.width],
+            budget=0 if choice is None else max(1, round(choice.nodes)),
+            predicted_tokens_per_second=plain if choice is None else choice.rate,
+            plain_tokens_per_second=plain,
+            measured_tokens_per_second=self._emitted / self._seconds if self._seconds else 0.0,
+            **self._counts,
+        )
+
+    def _replan(self, rows: int, lengths: Sequence[int], groups: Sequence[int], room: int) -> None:
+        began = self._clock()
+        self._costs.settle()
+        self._gain.settle()
+        sampled = sum(groups)
+        prospects = Prospects(
+            self._gain.forecast((rows - sampled, sampled)),
+            self._costs,
+            self._widths,
+            rows,
+            lengths,
+            depth=room,
+            stops_early=self._counts_freely,
+            realised=self._kept / self._promised,
+        )
+        best = prospects.best()
+        if self._choice is not None:
+            held = prospects.of(self._choice.shape)
+            best = held if best.rate < _CHANGE * held.rate else best
+        needed = prospects.plain_rate * (_ENTER if self._choice is None else _LEAVE)
+        self._choice = best if best.rate >= needed else None
+        self._prospects = prospects
+        self._planning.done(self._clock() - began)
+
+    def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
+        shape = prospect.shape
+        nodes = max(1, round(prospect.nodes))
+        return SharedTree(
+            depth=shape.depth + 1,
+            width=self._widths[shape.width],
+            # where the threshold decides, the budget only guards against a round that is far from the average
+            budget=3 * nodes + 4 * rows if self._counts_freely else nodes,
+            per_row=_MOST_PER_ROW if self._counts_freely else min(nodes, max(8, 4 * nodes // rows), _MOST_PER_ROW),
+            threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
+            values=self._gain.values,
+            groups=groups if any(groups) else None,
+            keeps_candidates=self._probe is not None or self._analysing.due(),
+        )
+
+    def _affordable_probe(self, rows: int, lengths: Sequence[int]) -> _Probe | None:
+        """A look at something else, if its expected loss is within the allowance.
+
+        While speculating: a larger shape or a plain round, in turn. While not: two rounds of speculation, the first of
+        which has to read all that was deferred.
+        """
+        prospects = self._prospects
+        if prospects is None:
+            return None
+        if self._choice is None:
+            larger = prospects.wider(prospects.best().shape)
+            waiting = sum(min(length, self._deferred) for length in lengths)
+            loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)
+            loss = max(loss, 0.02 * larger.seconds) + float(self._costs.observe_seconds(waiting))
+            return _Probe(larger, 2) if self._allowance.affords(loss) else None
+        if self._probed_plain:
+            larger = prospects.wider(self._choice.shape)
+            loss = larger.seconds - (rows + larger.accepted) / self._choice.rate
+            probe = _Probe(larger, 1)
+        else:
+            loss = prospects.plain_seconds - rows / self._choice.rate
+            probe = _Probe(None, 1)
+        if not self._allowance.affords(max(loss, 0.02 * self._choice.seconds)):
+            return None
+        self._probed_plain = not self._probed_plain
+        return probe
+
+    def _count_probe(self, record: RoundRecord, seconds: float) -> None:
+        """Pay for a probe's round and go on to its next."""
+        if self._probe is None or self._prospects is None:
+            return
+        rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
+        self._allowance.spend(seconds - record.emitted / rate)
+        left = self._probe.rounds - 1
+        self._probe = self._probe._replace(rounds=left) if left else None
+        self._counts["probes"] += 1
+
+    def _learn_costs(self, record: RoundRecord, whole: float) -> None:
+        tree = None if record.evidence is None else record.evidence.tree
+        if tree is None or not isinstance(record.spec, SharedTree):
+            if record.spec is None:
+                self._costs.learn(record.rows, record.lengths, record.tokens, whole)
+            return
+        levels = len(tree.candidates.scores) if tree.candidates is not None else 0
+        if self._deferred or not self._expected.issuperset(record.lengths):
+            levels = 0  # drafting began with reading what was deferred, or the prompts of new rows
+        passing = record.pass_seconds
+        if not self._counts_freely:
+            # the host's clock can't tell drafting from verifying on a device
+            drafting = self._costs.draft_seconds(record.rows, record.spec.width, record.spec.depth)
+            passing, levels = record.draft_seconds + passing - float(drafting), 0
+        self._costs.learn(
+            record.rows,
+            record.lengths,
+            record.tokens,
+            passing,
+            width=record.spec.width,
+            levels=levels,
+            draft_seconds=record.draft_seconds,
+            pairs=record.emitted if record.seconds is not None else 0,
+            observe_seconds=whole - record.draft_seconds - record.pass_seconds,
+        )
+
+    def _learn_gain(self, record: RoundRecord) -> None:
+        if record.evidence is None or not isinstance(record.spec, SharedTree):
+            return
+        began = self._clock()
+        groups: Indices = np.array(record.spec.groups or (0,) * record.rows)
+        self._gain.learn(record.evidence, groups, record.live)
+        if record.evidence.tree.candidates is not None:
+            self._analysing.done(self._clock() - began)
+        if self._probe is None and self._choice is not None:
+            self._promised = self._promised * _FADE + self._choice.accepted
+            self._kept = self._kept * _FADE + record.emitted - record.rows

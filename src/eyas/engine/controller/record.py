@@ -30,6 +30,8 @@ class RoundRecord:
     """Tokens the round added over all rows."""
     seconds: float | None = None
     """The whole round, the drafter's observation included; None = draft_seconds + pass_seconds."""
+    live: Sequence[bool] | None = None
+    """[R] the rows that were drafted for; None = all."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,153 @@
+"""What things cost: seconds of a target pass, of drafting and of the drafter's observation, measured and corrected.
+
+A pass over T tokens of R rows takes `pass(T) + row(R) + columns read * column`; a draft takes one look at the roots'
+states and then, a level each, passes over R x width positions; observation is a drafter's pass over pairs. Curves are
+linear between measured points. `CostTable` is what a start-up calibration measured, `CostModel` keeps it current.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError, model_validator
+from typing_extensions import Self
+
+from eyas.config import StrictModel
+from eyas.engine.controller.residuals import Residuals, Speed
+from eyas.errors import UsageError
+
+Array = npt.NDArray[np.float64]
+
+
+class Curve(StrictModel):
+    """Seconds by size, linear between points and beyond the last two."""
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        rising = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
+        if not self.sizes or len(self.sizes) != len(self.seconds) or not rising or min(self.seconds) < 0:
+            raise ValueError("a curve needs as many sizes as seconds, sizes that rise, and no negative seconds")
+        return self
+
+    def at(self, size: Array | float) -> Array:
+        """Seconds for `size`."""
+        x = np.asarray(size, dtype=np.float64)
+        inside = np.interp(x, self.sizes, self.seconds)
+        if len(self.sizes) == 1:
+            return inside
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+        return inside + np.maximum(x - self.sizes[-1], 0.0) * max(slope, 0.0)
+
+
+class CostTable(StrictModel):
+    """Measured once, on one machine, for one pair."""
+
+    measured_on: str
+    """Machine, models and precision in words; another's table is refused."""
+    pass_by_tokens: Curve
+    """A pass of one row over T tokens."""
+    pass_by_rows: Curve
+    """What R rows add to a pass of one row over as many tokens."""
+    column_seconds: float
+    """A pass's time for each column of each row's cache."""
+    draft_by_rows: Curve
+    """The first level, read from the roots' states."""
+    level_by_positions: Curve
+    """A further level over R x width positions."""
+    observe_by_pairs: Curve
+    """The drafter's pass over the pairs of a round."""
+
+    @staticmethod
+    def read(path: Path, measured_on: str) -> CostTable:
+        """The table saved at `path`; UsageError if it isn't one or was measured on something else."""
+        try:
+            table = CostTable.model_validate_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"can't read the costs in {path}: {error.strerror}") from error
+        except (ValidationError, ValueError) as error:
+            raise UsageError(f"{path} holds no costs: {error}; delete it to measure anew") from error
+        if table.measured_on != measured_on:
+            raise UsageError(
+                f"the costs in {path} were measured on {table.measured_on!r}, this is {measured_on!r}: "
+                "delete the file to measure anew, or name another"
+            )
+        return table
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        try:
+            path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"can't write the costs to {path}: {error.strerror}") from error
+
+
+class CostModel:
+    """A table and its running corrections. Sizes may be arrays."""
+
+    def __init__(self, table: CostTable) -> None:
+        self.table = table
+        self._speed = Speed()
+        self._passes, self._drafts, self._observations = Residuals(), Residuals(), Residuals()
+
+    def pass_seconds(self, tokens: Array | float, rows: int, lengths: Sequence[int]) -> Array:
+        """A target pass over `tokens` of `rows` rows whose caches hold `lengths`."""
+        size = np.asarray(tokens, dtype=np.float64)
+        columns = rows * max(lengths, default=0)
+        bare = self.table.pass_by_tokens.at(size) + self.table.pass_by_rows.at(rows)
+        out: Array = (bare + columns * self.table.column_seconds) * self._passes.factor(size) * self._speed.factor
+        return out
+
+    def draft_seconds(self, rows: int, width: Array | float, levels: Array | float) -> Array:
+        """`levels` levels of a beam of `width` in `rows` rows."""
+        positions = rows * np.asarray(width, dtype=np.float64)
+        further = np.maximum(np.asarray(levels, dtype=np.float64) - 1.0, 0.0)
+        bare = self.table.draft_by_rows.at(rows) + further * self.table.level_by_positions.at(positions)
+        out: Array = bare * self._drafts.factor(positions) * self._speed.factor
+        return out
+
+    def observe_seconds(self, pairs: Array | float) -> Array:
+        """Observing `pairs` committed pairs."""
+        size = np.asarray(pairs, dtype=np.float64)
+        out: Array = self.table.observe_by_pairs.at(size) * self._observations.factor(size) * self._speed.factor
+        return out
+
+    def learn(
+        self,
+        rows: int,
+        lengths: Sequence[int],
+        tokens: int,
+        pass_seconds: float,
+        *,
+        width: int = 0,
+        levels: int = 0,
+        draft_seconds: float = 0.0,
+        pairs: int = 0,
+        observe_seconds: float = 0.0,
+    ) -> None:
+        """Take in a round; parts of size 0 weren't measured."""
+        parts = [(self._passes, float(tokens), pass_seconds, float(self.pass_seconds(tokens, rows, lengths)))]
+        if levels:
+            predicted = float(self.draft_seconds(rows, width, levels))
+            parts.append((self._drafts, float(rows * width), draft_seconds, predicted))
+        if pairs:
+            parts.append((self._observations, float(pairs), observe_seconds, float(self.observe_seconds(pairs))))
+        measured, expected = sum(part[2] for part in parts), sum(part[3] for part in parts)
+        if measured <= 0.0 or expected <= 0.0:
+            return
+        for residuals, size, seconds, predicted in parts:
+            if seconds > 0.0 and predicted > 0.0:
+                known = float(residuals.factor(np.asarray(size)))
+                residuals.learn(size, math.log(seconds / predicted) + math.log(known))
+        self._speed.learn(math.log(measured / expected) + self._speed.error)
+
+    def settle(self) -> None:
+        """Let what was learnt about sizes count from now on."""
+        for residuals in (self._passes, self._drafts, self._observations):
+            residuals.settle()

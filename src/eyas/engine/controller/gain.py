@@ -1,0 +1,86 @@
+"""What speculation brings: expected nodes and accepted tokens of every tree shape, learnt from the drafts made.
+
+A node is kept where its value, the chance that it is accepted, reaches a threshold; so a shape is a beam width, a depth
+and a threshold, and what a batch keeps is the sum of what its rows offer above it. That every row's average offer adds
+up is exact for the mean, whatever the rows are like.
+Shapes: G groups, W widths, D depths, K bins, L thresholds, R rows, N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eyas.engine.controller.acceptance import GROUPS, Acceptance, Array, Indices
+from eyas.engine.controller.supply import Supply
+from eyas.engine.evidence import Evidence
+from eyas.tree.values import ValueTable, bins
+
+_LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
+_HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
+THRESHOLDS: Array = np.array(_LOW + _HIGH)
+"""[L]"""
+
+
+class Forecast(NamedTuple):
+    """A round of a batch, by shape."""
+
+    nodes: Array  # [W, D, L] in the whole batch
+    accepted: Array  # [W, D, L] draft tokens, likewise
+    levels: Array  # [D, L] levels that will be drafted before no row has anything worth going on from
+
+
+class GainModel:
+    """Acceptance and supply, and what they make together."""
+
+    def __init__(self, widths: Sequence[int], depth: int) -> None:
+        self.widths, self.depth = tuple(widths), depth
+        self._acceptance, self._supply = Acceptance(depth), Supply(widths, depth)
+        self.values: ValueTable = self._acceptance.table()
+
+    def learn(self, evidence: Evidence, groups: Indices, live: Sequence[bool] | None) -> None:
+        """Take in a round's draft (where its candidates were kept) and its outcome; `groups` [R]."""
+        tree = evidence.tree
+        alive = np.ones(len(groups), dtype=np.bool_) if live is None else np.array(live, dtype=np.bool_)
+        if tree.candidates is not None:
+            self._supply.learn(tree.candidates, groups, alive)
+        elif tree.valid.device.type != "cpu":
+            return  # reading the device costs a sync
+        valid = tree.valid.cpu().numpy()
+        walked = np.zeros((len(groups), tree.size + 1), dtype=np.bool_)
+        for row, path in enumerate(evidence.paths):
+            walked[row, path] = True
+        if not valid.any():
+            return
+        rows = np.broadcast_to(groups[:, None], valid.shape)
+        depths = tree.depth.cpu().numpy()[:, 1:]
+        found = bins(tree.logprob.cpu().numpy())
+        self._acceptance.learn(rows[valid], depths[valid], found[valid], walked[:, 1:][valid])
+
+    def settle(self) -> None:
+        """Let what was learnt about values count from now on."""
+        self.values = self._acceptance.table()
+
+    def forecast(self, group_rows: Sequence[int]) -> Forecast:
+        """For a batch of `group_rows` [G] rows of each group."""
+        values, rates, best = self.values.values, self._supply.rates, self._supply.best
+        shape = (len(self.widths), self.depth, len(THRESHOLDS))
+        nodes, accepted = np.zeros(shape), np.zeros(shape)
+        idle = np.ones(shape[1:])  # [D, L] the chance that no row has anything worth a level more
+        for group in range(GROUPS):
+            rows = group_rows[group]
+            if not rows:
+                continue
+            kept = (values[group][:, :, None] >= THRESHOLDS).astype(np.float64)  # [D, K, L]
+            per_depth = rates[group].transpose(1, 0, 2)  # [D, W, K]
+            nodes += rows * (per_depth @ kept).transpose(1, 0, 2)
+            accepted += rows * (per_depth @ (kept * values[group][:, :, None])).transpose(1, 0, 2)
+            deeper = np.concatenate((kept[1:], np.zeros_like(kept[:1])))  # worth it one level further down
+            reach = np.minimum((best[group][:, None] @ deeper)[:, 0], 1.0)  # [D, L]
+            idle *= (1.0 - reach) ** rows
+        # level 1 is always drafted, level d + 1 if some row's best at depth d goes on
+        goes_on = np.minimum.accumulate(1.0 - idle, axis=0)
+        levels = 1.0 + np.concatenate((np.zeros((1, shape[2])), goes_on[:-1].cumsum(0)))
+        return Forecast(nodes.cumsum(1), accepted.cumsum(1), levels)

@@ -1,0 +1,49 @@
+"""How often something may be done so that it takes no more than a share of the time."""
+
+from __future__ import annotations
+
+
+class Pace:
+    """Something that pays off in the long run, every so many rounds."""
+
+    def __init__(self, share: float, least: int, most: int) -> None:
+        """Every `least` to `most` rounds, taking `share` of the rounds' time if that allows it."""
+        self._share, self._least, self._most = share, least, most
+        self._cost = 0.0
+        self._since = most
+        self._seconds = 0.0
+
+    def due(self) -> bool:
+        """Is it time again?"""
+        return self._since >= self._most or (self._since >= self._least and self._seconds * self._share >= self._cost)
+
+    def round(self, seconds: float) -> None:
+        """A round went by."""
+        self._since += 1
+        self._seconds += seconds
+
+    def done(self, seconds: float) -> None:
+        """It was done and took `seconds`; slow ones are taken as noise by degrees."""
+        self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
+        self._since, self._seconds = 0, 0.0
+
+
+class Allowance:
+    """Seconds that may be lost to learning: `share` of all time."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._credit = 0.0
+
+    def earn(self, seconds: float) -> None:
+        """Time went by."""
+        self._credit += self._share * seconds
+
+    def affords(self, cost: float) -> bool:
+        """Is there enough? What is saved beyond twice the cost is forgotten, so no spree can follow a quiet time."""
+        self._credit = min(self._credit, 2.0 * cost)
+        return self._credit >= cost
+
+    def spend(self, cost: float) -> None:
+        """Seconds were lost."""
+        self._credit -= max(cost, 0.0)

@@ -1,0 +1,92 @@
+"""Which shape pays most: expected tokens of a round over its expected seconds, for every shape at once.
+
+tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, columns) + observe(R + accepted))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eyas.engine.controller.acceptance import Array
+from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.gain import THRESHOLDS, Forecast
+
+
+class Shape(NamedTuple):
+    """Indices into widths, depths - 1 and thresholds."""
+
+    width: int
+    depth: int
+    threshold: int
+
+
+class Prospect(NamedTuple):
+    """What a shape promises for a round."""
+
+    shape: Shape
+    nodes: float
+    accepted: float
+    seconds: float
+    rate: float
+    """Tokens per second."""
+
+
+class Prospects:
+    """Every shape's promise for one batch, and plain decoding's."""
+
+    def __init__(
+        self,
+        forecast: Forecast,
+        costs: CostModel,
+        widths: Sequence[int],
+        rows: int,
+        lengths: Sequence[int],
+        *,
+        depth: int,
+        stops_early: bool,
+        realised: float,
+    ) -> None:
+        """Depths up to `depth`; a draft that `stops_early` ends with its last worthy level; `realised` accepted tokens
+        came for each one forecast.
+        """
+        self._nodes, self._accepted = forecast.nodes[:, :depth], forecast.accepted[:, :depth] * realised
+        full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], forecast.levels[:depth].shape)
+        levels = forecast.levels[:depth] if stops_early else full
+        width = np.array(widths, dtype=np.float64)[:, None, None]
+        self._seconds: Array = (
+            costs.pass_seconds(rows + self._nodes, rows, lengths)
+            + costs.draft_seconds(rows, width, levels)
+            + costs.observe_seconds(rows + self._accepted)
+        )
+        self._rate: Array = (rows + self._accepted) / self._seconds
+        self.plain_seconds = float(costs.pass_seconds(rows, rows, lengths))
+        self.plain_rate = rows / self.plain_seconds
+
+    def best(self) -> Prospect:
+        """The fastest speculating shape."""
+        at = np.unravel_index(int(self._rate.argmax()), self._rate.shape)
+        return self.of(Shape(int(at[0]), int(at[1]), int(at[2])))
+
+    def of(self, shape: Shape) -> Prospect:
+        """What a shape promises; one too deep is cut to what fits."""
+        at = shape._replace(depth=min(shape.depth, self._rate.shape[1] - 1))
+        return Prospect(
+            at,
+            float(self._nodes[at]),
+            float(self._accepted[at]),
+            float(self._seconds[at]),
+            float(self._rate[at]),
+        )
+
+    def wider(self, shape: Shape) -> Prospect:
+        """The shape that is one step larger every way: what it shows includes what `shape` would show."""
+        return self.of(
+            Shape(
+                min(shape.width + 1, self._rate.shape[0] - 1),
+                min(shape.depth + 2, self._rate.shape[1] - 1),
+                max(min(shape.threshold - 3, int(np.searchsorted(THRESHOLDS, 0.4))), 0),
+            )
+        )

@@ -1,0 +1,187 @@
+"""A machine whose costs are known and a text whose acceptance is known, in exact simulated time.
+
+Drafts are grown by the real `SharedTree`; only the networks are missing. A row has a difficulty: how concentrated its
+drafter's guesses are, and how often the target follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
+from eyas.engine.evidence import Evidence
+from eyas.tree import DraftTree, TreeSpec
+from eyas.tree.shared import SharedTree
+
+CPU = torch.device("cpu")
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of everything. The default has the ratios of the project's bf16 CPU: 1 / 1.07 / 1.2 / 1.3 / 1.6 / 1.9."""
+
+    points: tuple[tuple[int, float], ...] = (
+        (1, 1.0), (4, 1.07), (8, 1.2), (16, 1.3), (24, 1.6), (32, 1.9), (64, 3.3), (128, 6.2), (256, 12.0),
+    )  # fmt: skip
+    unit: float = 0.03
+    first: float = 0.01
+    level: float = 0.025
+    position: float = 0.0008
+    column: float = 2e-6
+
+    def pass_seconds(self, tokens: float, rows: int, lengths: Sequence[int]) -> float:
+        sizes, seconds = zip(*self.points, strict=True)
+        base = float(np.interp(tokens, sizes, seconds)) + max(0.0, tokens - 256) * 0.046
+        return self.unit * (base + rows * max(lengths) * self.column)
+
+    def draft_seconds(self, rows: int, width: int, levels: int) -> float:
+        first = self.first + rows * 0.0005
+        return self.unit * (first + (levels - 1) * (self.level + rows * width * self.position))
+
+    def observe_seconds(self, pairs: int) -> float:
+        return self.unit * (self.level + pairs * self.position)
+
+    def table(self) -> CostTable:
+        """What a perfect calibration measures."""
+
+        def curve(seconds: Callable[[int], float]) -> Curve:
+            return Curve(sizes=GRID, seconds=tuple(seconds(size) for size in GRID))
+
+        return CostTable(
+            measured_on="simulation",
+            pass_by_tokens=curve(lambda t: self.pass_seconds(t, 1, [0])),
+            pass_by_rows=curve(lambda _: 0.0),
+            column_seconds=self.unit * self.column,
+            draft_by_rows=curve(lambda r: self.draft_seconds(r, 1, 1)),
+            level_by_positions=curve(lambda p: self.draft_seconds(1, p, 2) - self.draft_seconds(1, p, 1)),
+            observe_by_pairs=curve(self.observe_seconds),
+        )
+
+
+@dataclass
+class Text:
+    """Rows of known difficulty."""
+
+    sharpness: Sequence[float]
+    """A row each: the spread of its drafter's logits."""
+    followed: Sequence[float]
+    """A row each: the target takes a child with this times the drafter's probability."""
+    seed: int = 0
+    _draw: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._draw = np.random.default_rng(self.seed)
+
+    def draft(self, spec: TreeSpec) -> tuple[DraftTree, int]:
+        """A tree and how many levels it took."""
+        rows = len(self.sharpness)
+        growth, width, levels = spec.start(rows, CPU), 1, 0
+        spread = np.array(self.sharpness)[:, None, None]
+        while True:
+            logits = self._draw.standard_normal((rows, width, 24)) * spread
+            logits -= np.log(np.exp(logits).sum(2, keepdims=True))
+            best = torch.tensor(logits, dtype=torch.float32).topk(growth.fanout, dim=2)
+            levels += 1
+            frontier = growth.expand(best.values, best.indices)
+            if frontier is None:
+                return growth.tree(), levels
+            width = frontier.tokens.shape[1]
+
+    def walk(self, tree: DraftTree) -> list[list[int]]:
+        """The path that the target takes in each row."""
+        parents, scores, valid = tree.parents.tolist(), tree.logprob.double().exp().tolist(), tree.valid.tolist()
+        paths = []
+        for row, followed in enumerate(self.followed):
+            at, mass, path = -1, 1.0, [0]
+            while True:
+                draw = float(self._draw.random()) * mass / followed
+                for node in range(at + 1, tree.size):
+                    if valid[row][node] and parents[row][node] == at:
+                        draw -= scores[row][node]
+                        if draw < 0.0:
+                            break
+                else:
+                    break
+                at, mass = node, scores[row][node]
+                path.append(node + 1)
+            paths.append(path)
+        return paths
+
+
+@dataclass
+class Simulation:
+    """Rounds one after another; `seconds` and `tokens` add up."""
+
+    machine: Machine
+    text: Text
+    noise: Callable[[int], float] = lambda _: 1.0
+    """What the clock shows of each round's true seconds."""
+    length: int = 200
+    seconds: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    deferred: int = 0
+    nodes: np.ndarray | None = None
+
+    def round(self, spec: TreeSpec | None) -> RoundRecord:
+        rows = len(self.text.sharpness)
+        lengths = [self.length] * rows
+        evidence, drafting, observing = None, 0.0, 0.0
+        tree, paths = DraftTree.empty(rows, CPU), [[0]] * rows
+        if spec is not None:
+            tree, levels = self.text.draft(spec)
+            paths = self.text.walk(tree)
+            evidence = Evidence(tree, paths)
+            width = spec.max_fanout
+            drafting = self.machine.draft_seconds(rows, width, levels)
+            if self.deferred:
+                drafting += self.machine.observe_seconds(rows * self.deferred)
+        emitted = sum(map(len, paths))
+        tokens = rows + int(tree.valid.sum())
+        passing = self.machine.pass_seconds(tokens, rows, lengths)
+        if spec is not None:
+            observing = self.machine.observe_seconds(emitted)
+        self.deferred = 0 if spec is not None else self.deferred + 1
+        shown = self.noise(self.rounds)
+        seconds = drafting + passing + observing
+        self.seconds, self.tokens, self.rounds = self.seconds + seconds, self.tokens + emitted, self.rounds + 1
+        counts = tree.valid.sum(1).numpy() if tree.size else np.zeros(rows)
+        self.nodes = counts if self.nodes is None or len(self.nodes) != rows else self.nodes + counts
+        return RoundRecord(
+            rows, lengths, spec, evidence, drafting * shown, passing * shown, tokens, emitted, seconds * shown
+        )
+
+    def run(self, planner: Controller | TreeSpec | None, rounds: int) -> float:
+        """Tokens per second of `rounds` rounds under a controller or a fixed shape."""
+        before = self.seconds, self.tokens
+        for _ in range(rounds):
+            rows = len(self.text.sharpness)
+            if isinstance(planner, Controller):
+                planner.learn(self.round(planner.plan(rows, [self.length] * rows)))
+            else:
+                self.round(planner)
+        return (self.tokens - before[1]) / (self.seconds - before[0])
+
+
+def controller(machine: Machine, **options: object) -> Controller:
+    """One that knows the machine and thinks in no time."""
+    return Controller(CostModel(machine.table()), **{"clock": lambda: 0.0, **options})  # type: ignore[arg-type]
+
+
+def mixed(rows: int, seed: int = 0) -> Text:
+    """Easy and hard rows, half and half; a single row is in between."""
+    sharpness = [3.6 if row % 2 else 1.8 for row in range(rows)] if rows > 1 else [3.0]
+    return Text(sharpness, [0.95 if sharp > 2.5 else 0.8 for sharp in sharpness], seed)
+
+
+def fixed_shapes(rows: int) -> list[SharedTree]:
+    """Shapes that someone tuning by hand would try."""
+    shapes = [SharedTree(depth, 1, depth * rows) for depth in (1, 2, 3, 5)]
+    for depth, width, nodes in ((2, 3, 4), (3, 3, 6), (4, 3, 8), (5, 4, 10), (5, 4, 15), (7, 6, 24)):
+        shapes.append(SharedTree(depth, width, nodes * rows))
+    return shapes
