@@ -16,6 +16,7 @@ from .. import tiny
 
 TOKENS = 16
 LENGTHS = (13, 1, 20, 5, 9, 3)  # uneven, a one-token prompt, more than there are slots
+RAGGED = "dynamic:4,3,8,0.1"  # rows of different sizes: passes are packed
 TREES = ("chain:4", "dynamic:4,3,8")
 
 
@@ -40,7 +41,7 @@ def test_the_reference_wanders(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-@pytest.mark.parametrize(("tree", "batch"), [("dynamic:4,3,8", 1), ("chain:4", 4)])
+@pytest.mark.parametrize(("tree", "batch"), [("dynamic:4,3,8", 1), ("chain:4", 4), (RAGGED, 4)])
 def test_equal_with_a_disagreeing_drafter(name: str, tree: str, batch: int) -> None:
     speculation = Speculation(tiny.eagle3_drafter(), parse_tree(tree))
     done = _run(Engine(tiny.target(name), None, speculation, batch_size=batch))
@@ -57,8 +58,7 @@ def test_equal_with_every_kind_of_drafter(name: str, kind: str, tree: str, batch
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("tree", "batch"), [*((tree, batch) for tree in TREES for batch in (1, 4)), (RAGGED, 4)])
 def test_equal_with_a_drafter_that_is_often_right(name: str, tree: str, batch: int) -> None:
     """Full, partial and no acceptance, on paths that lie anywhere among the cache's columns."""
     reference, model = _reference(name), tiny.target(name).model

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, PlaceLogits, parse_tree
 from eyas.tree.draft_tree import ancestor_mask
 
 
@@ -72,3 +74,63 @@ def test_the_empty_tree_is_a_root() -> None:
 def test_columns_put_the_root_first() -> None:
     tree = tree_of([[-1, 0], [-1, -1]])
     assert tree.columns(torch.tensor([7, 8])).tolist() == [[7, 49, 50], [8, 49, 49]]
+
+
+def valid_paths(tree: DraftTree, row: int) -> list[tuple[list[int], float]]:
+    """Tokens from the root and value of every valid node, in order."""
+    parents = tree.parents[row].tolist()
+    return [
+        ([int(tree.tokens[row, column - 1]) for column in path(parents, node + 1)[:-1]], float(tree.logprob[row, node]))
+        for node in range(tree.size)
+        if tree.valid[row, node]
+    ]
+
+
+@given(parent_lists(), st.integers(0, 2**16))
+def test_a_compact_tree_has_the_same_nodes_in_as_few_columns_as_can_be(parents: list[list[int]], seed: int) -> None:
+    tree = tree_of(parents)
+    draw = torch.Generator().manual_seed(seed)
+    valid = torch.rand(tree.valid.shape, generator=draw) < 0.7
+    for node in range(tree.size):  # no valid node below an invalid one
+        above = torch.tensor([row[node] for row in parents]).unsqueeze(1)
+        valid[:, node] &= (above < 0)[:, 0] | valid.gather(1, above.clamp(min=0))[:, 0]
+    tokens = torch.randint(99, valid.shape, generator=draw)
+    tree = replace(tree, valid=valid, tokens=tokens, logprob=torch.rand(valid.shape, generator=draw))
+    small = tree.compact()
+    assert small.size == max(valid.sum(1).tolist())
+    assert small.counted in (None, int(valid.sum()))
+    for row in range(len(parents)):
+        assert valid_paths(small, row) == valid_paths(tree, row)
+        assert all(parent < node for node, parent in enumerate(small.parents[row].tolist()))
+    deepest = (small.depth[:, 1:] * small.valid).flatten().tolist()
+    assert small.max_depth >= max(deepest, default=0)
+
+
+def test_a_compact_tree_with_a_shared_shape_makes_its_own() -> None:
+    tree = parse_tree("chain:3").start(1, torch.device("cpu"))
+    for _ in range(3):
+        tree.expand(torch.zeros(1, 1, 1), torch.full((1, 1, 1), 5))
+    cut = replace(tree.tree(), valid=torch.tensor([[True, True, False]]), counted=None).compact()
+    assert cut.ancestors.tolist() == [torch.ones(3, 3).tril().bool().tolist()]
+
+
+def test_rows_that_are_not_live_have_no_nodes() -> None:
+    tree = tree_of([[-1, 0], [-1, -1], [-1, 0]])
+    assert tree.only(None) is tree.only([True] * 3) is tree
+    some = replace(tree, counted=6).only([True, False, True])
+    assert some.valid.tolist() == [[True, True], [False, False], [True, True]]
+    assert some.counted == 4
+    assert replace(tree, valid=tree.valid & (tree.parents < 0)).only([True, False, True]).counted is None
+
+
+def test_logits_are_found_by_place() -> None:
+    rows = torch.randn(4, 7)
+    logits = PlaceLogits(rows, torch.tensor([[0, 1, 2], [3, 3, 3]]))
+    assert logits.vocab_size == 7
+    assert torch.equal(logits.best(), rows.argmax(1)[logits.index])
+    assert torch.equal(logits.at(torch.tensor([1, 0])), rows[[1, 3]])
+    assert torch.equal(logits.at(torch.tensor([3, 3])), rows[[2, 3]])  # off the tree: any
+    padded = torch.randn(2, 3, 7)
+    whole = PlaceLogits.of(padded)
+    assert whole.rows.data_ptr() == padded.data_ptr()
+    assert torch.equal(whole.at(torch.tensor([2, 1])), padded[[0, 1], [2, 1]])
