@@ -66,3 +66,11 @@ class StoreError(EyasError):
 
 class CacheMemoryError(EyasError):
     """The slot cache couldn't grow."""
+
+
+class QueueFullError(EyasError):
+    """Too many requests wait already; `retry_after` says in how many seconds it's worth asking again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

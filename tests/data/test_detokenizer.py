@@ -89,11 +89,41 @@ def test_work_per_token_does_not_grow() -> None:
     class Counting:
         longest = 0
 
-        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-            assert skip_special_tokens
+        def decode(self, ids: list[int]) -> str:
             self.longest = max(self.longest, len(ids))
             return "x" * len(ids)
 
     counting = Counting()
     assert pieces(counting, [1] * 50) == ["x"] * 50 + [""]
     assert counting.longest == 2
+
+
+def test_work_per_token_does_not_grow_with_bytes_that_are_no_character_or_with_special_tokens() -> None:
+    """What one request makes of its own answer may not stop a server."""
+
+    class Counting:
+        longest = 0
+        added_tokens_decoder = BYTES.added_tokens_decoder
+
+        def decode(self, ids: list[int]) -> str:
+            self.longest = max(self.longest, len(ids))
+            return whole(BYTES, ids)
+
+    middle = BYTES("\u20ac", add_special_tokens=False)["input_ids"][1]  # continues a character, begins none
+    for ids in ([middle] * 200, [BYTES.eos_token_id] * 200, [middle, BYTES.eos_token_id] * 100):
+        counting = Counting()
+        assert "".join(pieces(counting, ids)) == whole(BYTES, ids)
+        assert counting.longest < 100
+
+
+@given(st.lists(st.integers(0, len(BYTES) - 1), max_size=30), st.data())
+def test_many_tokens_at_once_give_the_same_text(ids: list[int], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(ids)))
+    stream = Detokenizer(BYTES)
+    assert stream.push(*ids[:cut]) + stream.push(*ids[cut:]) + stream.finish() == whole(BYTES, ids)
+
+
+@given(st.lists(st.integers(0, len(BYTES) - 1), max_size=30))
+def test_special_tokens_can_be_kept(ids: list[int]) -> None:
+    stream = Detokenizer(BYTES, special_tokens=True)
+    assert "".join([*(stream.push(token) for token in ids), stream.finish()]) == BYTES.decode(ids)

@@ -7,38 +7,64 @@ and only what the new ones add is handed out.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 _INCOMPLETE = "\ufffd"
+_LONGEST_CHARACTER = 4
+_PATIENCE = 32
+"""Tokens that may wait for the end of a character: more than any has, so what waits then is no character at all."""
 
 
 class Detokenizer:
-    """The pieces of one answer, special tokens left out; together they are the text that decoding all at once gives."""
+    """The pieces of one answer; together they are the text that decoding all at once gives.
 
-    def __init__(self, tokenizer: Any) -> None:
+    Special tokens are left out unless `special_tokens`.
+    """
+
+    def __init__(self, tokenizer: Any, *, special_tokens: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._skipped = frozenset[int]() if special_tokens else _specials(tokenizer)
         self._known: list[int] = []  # tokens of the last piece handed out
         self._new: list[int] = []  # tokens since then
 
-    def push(self, token: int) -> str:
-        """The text this token completes; empty while a character is incomplete."""
-        self._new.append(token)
-        piece = self._added()
+    def push(self, *tokens: int) -> str:
+        """The text these tokens complete; empty while a character is incomplete."""
+        self._new += [token for token in tokens if token not in self._skipped]
+        piece = self._added(self._new)
         if not piece or piece.endswith(_INCOMPLETE):
-            return ""
-        self._known, self._new = self._new, []
-        return piece
+            return "" if len(self._new) <= _PATIENCE else self._settled(piece)
+        return self._hand_out(len(self._new), piece)
 
     def finish(self) -> str:
         """What is left at the end, incomplete or not."""
-        piece = self._added()
-        self._known, self._new = self._new, []
+        return self._hand_out(len(self._new), self._added(self._new))
+
+    def _settled(self, piece: str) -> str:
+        """The part of what waits that the next tokens can't change."""
+        for count in range(len(self._new) - _LONGEST_CHARACTER, len(self._new) - 2 * _LONGEST_CHARACTER, -1):
+            first = self._added(self._new[:count])
+            if first + self._decode(self._new[count:]) == piece:
+                return self._hand_out(count, first)
+        return self._hand_out(len(self._new), piece)
+
+    def _hand_out(self, count: int, piece: str) -> str:
+        self._known, self._new = self._new[:count] or self._known, self._new[count:]
         return piece
 
-    def _added(self) -> str:
+    def _added(self, new: list[int]) -> str:
+        if not new:
+            return ""
         before = self._decode(self._known)
-        return self._decode(self._known + self._new)[len(before) :]
+        return self._decode(self._known + new)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(ids) if ids else ""
         return text
+
+
+@lru_cache(maxsize=8)
+def _specials(tokenizer: Any) -> frozenset[int]:
+    """The ids that `skip_special_tokens` leaves out."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(token for token, entry in added.items() if entry.special)

@@ -99,15 +99,17 @@ def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def encode_chat(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, **variables: Any
 ) -> tuple[int, ...]:
-    """A chat, up to where the assistant's next answer begins."""
+    """A chat, up to where the assistant's next answer begins; `variables` are what the template reads besides."""
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
     chat = turns_for(tokenizer, messages)
     schemas = list(tools) if tools else None
     try:
-        ids = tokenizer.apply_chat_template(chat, tools=schemas, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            chat, tools=schemas, add_generation_prompt=True, return_dict=False, **variables
+        )
     except Exception as error:  # templates raise whatever they like
         raise RequestError(f"the chat template refuses this chat: {error}") from error
     return tuple(ids)

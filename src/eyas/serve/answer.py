@@ -1,0 +1,87 @@
+"""One choice as it grows: the engine's chunks in, text out, cut at stop strings and never inside a character."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eyas.data.detokenizer import Detokenizer
+from eyas.serve.stops import StopStrings
+from eyas.types import Chunk, Stats, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An emitted token's log-probabilities, and where in the answer its text begins."""
+
+    offset: int
+    logprobs: TokenLogprobs
+
+
+@dataclass
+class Delta:
+    """What a chunk adds that may be shown."""
+
+    text: str = ""
+    scored: list[Scored] = field(default_factory=list)
+    """Tokens whose text has begun to be shown."""
+
+
+class Answer:
+    """Keeps what isn't settled yet; `finish_reason` is None until the answer has ended."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], *, special_tokens: bool = False) -> None:
+        self._pieces = Detokenizer(tokenizer, special_tokens=special_tokens)
+        self._stops = StopStrings(stops)
+        self._one_by_one = bool(stops)
+        self._read = 0  # characters that were detokenized
+        self._shown = 0  # characters that were given out
+        self._scored: list[Scored] = []
+        self.tokens = 0
+        """Tokens up to the end, the one that completed a stop string counted."""
+        self.finish_reason: str | None = None
+        self.stats: Stats | None = None
+        """Of the sequence, once the engine has ended it."""
+        self.error: str | None = None
+
+    def add(self, chunk: Chunk) -> Delta:
+        """Take a chunk; after the answer has ended only its statistics count."""
+        delta = Delta()
+        if self.finish_reason is None:
+            self._take(chunk, delta)
+        done = chunk.completion
+        if done is not None:
+            self.stats, self.error = done.stats, done.error
+            if self.finish_reason is None:
+                self._push(self._pieces.finish(), delta)
+                if self.finish_reason is None:
+                    self._show(self._stops.finish(), delta)
+                    self.finish_reason = done.finish_reason
+        return delta
+
+    def _take(self, chunk: Chunk, delta: Delta) -> None:
+        if not self._one_by_one and chunk.logprobs is None:
+            self.tokens += len(chunk.token_ids)
+            self._push(self._pieces.push(*chunk.token_ids), delta)
+            return
+        for place, token in enumerate(chunk.token_ids):
+            self.tokens += 1
+            if chunk.logprobs is not None:
+                self._scored.append(Scored(self._read, chunk.logprobs[place]))
+            self._push(self._pieces.push(token), delta)
+            if self.finish_reason is not None:
+                return
+
+    def _push(self, piece: str, delta: Delta) -> None:
+        self._read += len(piece)
+        passed = self._stops.push(piece)
+        self._show(passed.text, delta)
+        if passed.stopped:
+            self.finish_reason = "stop"
+
+    def _show(self, text: str, delta: Delta) -> None:
+        delta.text += text
+        self._shown += len(text)
+        while self._scored and self._scored[0].offset < self._shown:
+            delta.scored.append(self._scored.pop(0))

@@ -1,0 +1,82 @@
+"""Reading request bodies: never more than so many bytes, JSON and nothing else."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eyas.serve.errors import ApiError
+
+_LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0
+"""What is read and dropped of a body that is too large: a client that is cut off while it sends never sees why."""
+
+
+class BodyLimit:
+    """ASGI middleware: 413 for bodies over `limit` bytes, whether declared or found out while reading."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared[:20]) > self._limit:
+            if headers.get(b"expect", b"").lower() != b"100-continue":  # else it hasn't been sent yet
+                await _drop(receive)
+            await self._too_large().response()(scope, receive, send)
+            return
+        got = 0
+
+        async def counted() -> Message:
+            nonlocal got
+            message = await receive()
+            if message["type"] == "http.request":
+                got += len(message.get("body", b""))
+                if got > self._limit:
+                    if message.get("more_body"):
+                        await _drop(receive)
+                    raise self._too_large()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self._limit} bytes, the most this server reads"
+        return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+
+
+async def _drop(receive: Receive) -> None:
+    """Read on for a while, so that the client can finish sending and read the answer."""
+    dropped, until = 0, time.monotonic() + _LINGER_SECONDS
+    while dropped < _LINGER_BYTES and time.monotonic() < until:
+        message = await receive()
+        dropped += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return
+
+
+class JsonRequest(Request):
+    """A request whose JSON is bounded in depth, strict UTF-8, and has no NaN."""
+
+    async def json(self) -> Any:
+        """The body's value; ApiError says what is wrong with it."""
+        if not hasattr(self, "_json"):
+            body = await self.body()
+            try:
+                self._json = from_json(body, allow_inf_nan=False)
+            except ValueError as error:
+                raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+        return self._json
+
+    def check_content_type(self) -> None:
+        """JSON must be declared, which also keeps other sites' forms out of a browser."""
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")

@@ -1,0 +1,244 @@
+"""The engine on a thread of its own, and the way there and back.
+
+The event loop puts calls into a queue; the thread makes them between steps, so nothing of the engine is ever touched
+by two threads. What a step adds goes back in one call a step and loop. Loading happens on the thread too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from eyas.serve.ticket import EngineStoppedError, Ticket
+from eyas.types import Chunk, Request
+
+if TYPE_CHECKING:
+    from eyas.engine.state import EngineState
+
+Status = Literal["loading", "ready", "draining", "stopped", "failed"]
+Call = Callable[[Any], None]
+log = logging.getLogger(__name__)
+
+
+class ServedEngine(Protocol):
+    """What is used of an engine."""
+
+    tokenizer: Any
+    target: Any
+
+    def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
+        """Queue a request; its index. RequestError, QueueFullError."""
+
+    def cancel(self, index: int) -> None:
+        """End it; its last chunk, with its completion, comes with a later step."""
+
+    def step(self) -> list[Chunk]:
+        """One iteration: what it added to each sequence."""
+
+    @property
+    def idle(self) -> bool:
+        """Is there nothing to do?"""
+
+    def state(self) -> EngineState:
+        """Counts for whoever watches."""
+
+
+class EngineThread:
+    """Loads an engine, steps it while there is work, and hands out what comes.
+
+    `after_step(engine)` is called on the thread after every step, for whoever watches.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        *,
+        after_step: Callable[[Any], None] | None = None,
+        backlog: int = 1024,
+    ) -> None:
+        self._load, self._after_step, self._backlog = load, after_step, backlog
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None = end now
+        self._places: dict[int, tuple[Ticket, int]] = {}  # engine index -> whose it is; the thread's
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._engine: Any = None
+        self._changed: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self.status: Status = "loading"
+        self.error: Exception | None = None
+        """Why it failed."""
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread.start()
+
+    @property
+    def engine(self) -> Any:
+        """The engine, for what never changes: tokenizer, vocabulary, context. EngineStoppedError until it is there."""
+        if self._engine is None:
+            raise EngineStoppedError(f"the engine is {self.status}")
+        return self._engine
+
+    @property
+    def idle(self) -> bool:
+        """Is no sequence on its way?"""
+        return not self._places and self._calls.empty()
+
+    async def changed(self) -> Status:
+        """Wait until the status is another."""
+        before = self.status
+        event = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), event)
+        self._changed.append(waiter)
+        try:
+            while self.status == before:
+                await event.wait()
+        finally:
+            self._changed.remove(waiter)
+        return self.status
+
+    async def submit(self, requests: Sequence[Request], *, deadline: float | None = None, queue_key: str = "") -> Ticket:
+        """Queue all of these or none. RequestError, QueueFullError, EngineStoppedError."""
+        if self.status != "ready":
+            raise EngineStoppedError(f"the engine is {self.status}")
+        ticket = Ticket(len(requests), self._backlog, self._cancel)
+        queued: asyncio.Future[None] = ticket.loop.create_future()
+
+        def call(engine: Any) -> None:
+            indices: list[int] = []
+            try:
+                for request in requests:
+                    indices.append(engine.submit(request, deadline=deadline, queue_key=queue_key))
+            except Exception as error:  # noqa: BLE001  # a request that can't be queued is its own affair
+                for index in indices:
+                    engine.cancel(index)
+                _tell(ticket.loop, _reject, queued, error)
+                return
+            ticket.indices = indices
+            self._places |= {index: (ticket, place) for place, index in enumerate(indices)}
+            _tell(ticket.loop, _resolve, queued)
+
+        self._calls.put(call)
+        self._refuse_if_ended()  # it may have ended in between
+        try:
+            await queued
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        return ticket
+
+    def drain(self) -> None:
+        """Take nothing new; what runs goes on."""
+        if self.status in ("loading", "ready"):
+            self._become("draining")
+
+    def stop(self) -> None:
+        """End the thread after the step it is in; what runs is given up."""
+        self._calls.put(None)
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for its end."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def _cancel(self, ticket: Ticket, place: int) -> None:
+        def call(engine: Any) -> None:
+            if place < len(ticket.indices) and ticket.indices[place] in self._places:
+                engine.cancel(ticket.indices[place])
+
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        try:
+            engine = self._engine = self._load()
+            if self.status == "loading":
+                self._become("ready")
+            while self._make_calls(engine):
+                if not engine.idle:
+                    self._deliver(engine.step())
+                    if self._after_step is not None:
+                        self._after_step(engine)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the process must learn that its engine is gone
+            log.debug("the engine's thread ended", exc_info=error)
+            self.error = error
+        self._become("stopped" if self.error is None else "failed")
+        self._refuse_if_ended()
+        for ticket in {id(ticket): ticket for ticket, _ in self._places.values()}.values():
+            _tell(ticket.loop, ticket.fail, EngineStoppedError(self._why()))
+        self._places.clear()
+
+    def _make_calls(self, engine: Any) -> bool:
+        """Make the calls that wait, waiting for one if there is nothing else to do; False = the end."""
+        while True:
+            try:
+                call = self._calls.get(block=engine.idle)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call(engine)
+
+    def _deliver(self, chunks: list[Chunk]) -> None:
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, int, Chunk]]] = defaultdict(list)
+        for chunk in chunks:
+            if chunk.index not in self._places:  # cancelled as a group that wasn't queued as a whole
+                continue
+            ticket, place = self._places[chunk.index]
+            if chunk.completion is not None:
+                del self._places[chunk.index]
+            batches[ticket.loop].append((ticket, place, chunk))
+        for loop, batch in batches.items():
+            _tell(loop, _hand_out, batch)
+
+    def _refuse_if_ended(self) -> None:
+        """Answer the calls that nobody will make any more."""
+        while self.status in ("stopped", "failed") and not self._calls.empty():
+            call = self._calls.get()
+            if call is not None:
+                call(_NoEngine(self._why()))
+
+    def _why(self) -> str:
+        return "the engine failed" if self.status == "failed" else "the server is going down"
+
+    def _become(self, status: Status) -> None:
+        self.status = status
+        for loop, event in list(self._changed):
+            _tell(loop, event.set)
+
+
+def _hand_out(batch: list[tuple[Ticket, int, Chunk]]) -> None:
+    for ticket, place, chunk in batch:
+        ticket.deliver(place, chunk)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _reject(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    """Make a call on a loop; one that is closed has nobody left to listen."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *arguments)
+
+
+class _NoEngine:
+    """What calls meet after the end."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def submit(self, request: Request, **_: Any) -> int:  # noqa: ARG002  # the engine's signature
+        raise EngineStoppedError(self._why)
+
+    def cancel(self, index: int) -> None:
+        """Everything has ended."""

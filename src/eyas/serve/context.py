@@ -1,0 +1,121 @@
+"""What every route works with: the engine's thread, the settings, who watches; and how a request is run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+import eyas
+from eyas.serve.answer import Answer
+from eyas.serve.bridge import EngineThread
+from eyas.serve.encode import Job
+from eyas.serve.errors import ApiError, unavailable
+from eyas.serve.events import disconnected
+from eyas.serve.generation import Generation
+from eyas.serve.observer import Observer, Received, Watch
+from eyas.serve.settings import ServeSettings
+from eyas.serve.ticket import EngineStoppedError
+
+T = TypeVar("T")
+
+
+@dataclass
+class Context:
+    """One server's."""
+
+    thread: EngineThread
+    settings: ServeSettings
+    observer: Observer
+    started: int = field(default_factory=lambda: int(time.time()))
+    _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
+
+    @property
+    def engine(self) -> Any:
+        """The engine, once it is ready; 503 before and after."""
+        status = self.thread.status
+        if status == "ready":
+            return self.thread.engine
+        why = {
+            "loading": "the model is being loaded",
+            "draining": "the server is going down",
+            "stopped": "the server is going down",
+            "failed": "the engine failed",
+        }
+        raise unavailable(why[status])
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of prompt and answer; None = no end."""
+        ends = [end for end in (self.engine.target.max_length, self.settings.max_model_len) if end is not None]
+        return min(ends, default=None)
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`."""
+        return f"eyas-{eyas.__version__}"
+
+    def check_model(self, name: str | None) -> None:
+        """404 for a model that isn't here."""
+        if name is not None and name not in self.settings.model_names:
+            served = ", ".join(self.settings.model_names)
+            message = f"there is no model {name[:100]!r} here: write {served}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    async def in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what takes long (templates, tokenizing, compiling grammars) beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    async def generate(
+        self, job: Job, answer: Callable[[], Answer], *, endpoint: str, stream: bool, user: str
+    ) -> Generation:
+        """Hand the sequences to the engine."""
+        if len(job.requests) > self.settings.max_choices:
+            raise ApiError(
+                400,
+                f"{len(job.requests)} answers are asked for in one request, at most {self.settings.max_choices} are given",
+                code="too_many_choices",
+                param="n",
+            )
+        try:
+            ticket = await self.thread.submit(
+                job.requests, deadline=self.settings.request_seconds, queue_key=user
+            )
+        except EngineStoppedError as error:
+            raise unavailable(str(error)) from error
+        watches = [
+            Watch(
+                self.observer,
+                Received(
+                    id=request.id,
+                    endpoint=endpoint,
+                    prompt_tokens=len(request.prompt),
+                    max_tokens=request.params.max_tokens,
+                    temperature=request.params.temperature,
+                    stream=stream,
+                    speculate=getattr(request, "speculate", True),
+                ),
+            )
+            for request in job.requests
+        ]
+        return Generation(job, ticket, answer, watches)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; it is cancelled as soon as the client is gone."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "the client is gone", code="client_gone")
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)

@@ -1,0 +1,126 @@
+"""Errors as clients of OpenAI expect them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from eyas.errors import QueueFullError, RequestError, UsageError
+from eyas.serve.refusals import reason_for
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class ApiError(Exception):
+    """An answer that is an error. It never leaves the server."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON that is sent."""
+        kind = TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The whole answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def unavailable(message: str, retry_after: float = 1.0) -> ApiError:
+    """503: not now, perhaps soon."""
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": _seconds(retry_after)})
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Whatever was raised, as an answer; what nobody expected tells a client nothing but that."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(
+            429, str(error), code="queue_full", headers={"Retry-After": _seconds(error.retry_after)}
+        )
+    if isinstance(error, RequestError | UsageError):
+        return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, RequestValidationError):
+        return validation_error(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, _sentence(error), code=_CODES.get(error.status_code), headers=error.headers)
+    return ApiError(500, "the server failed on this request; its log says how", code="internal_error")
+
+
+def validation_error(error: RequestValidationError) -> ApiError:
+    """400 that names the first bad field."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    field = _path(where)
+    unknown = first["type"] == "extra_forbidden"
+    known = reason_for(where)
+    if known is not None:
+        message, code = f"{field} is not supported here: {known}", "unsupported_parameter"
+    elif unknown:
+        message, code = f"unknown field {field}", "unknown_parameter"
+    elif first["type"] == "missing" and not where:
+        message, code = "the request needs a JSON body (Content-Type: application/json)", "missing_body"
+    elif first["type"] == "missing":
+        message, code = f"{field} is missing", "missing_required_parameter"
+    else:
+        message, code = f"{field or 'the body'}: {_lower(first['msg'])}", "invalid_value"
+    return ApiError(400, message[:1000], code=code, param=field or None)
+
+
+def _path(parts: list[str]) -> str:
+    """`messages[0].content`, without the names of union members that pydantic puts in between."""
+    path = ""
+    for part in parts:
+        if part.isdigit():
+            path += f"[{part}]"
+        elif part.isidentifier():
+            path += f".{part}" if path else part
+    return path[:200]
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _seconds(value: float) -> str:
+    """Retry-After takes whole seconds."""
+    return str(max(1, round(value)))
+
+
+def _sentence(error: HTTPException) -> str:
+    known = {404: "there is nothing at this address", 405: "this address doesn't take that method"}
+    return known.get(error.status_code, str(error.detail))
+
+
+async def handle(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001  # Starlette's signature
+    """The one exception handler of the app."""
+    return as_api_error(error).response()

@@ -1,0 +1,65 @@
+"""Server-sent events: sent as they come; over as soon as the client is gone or takes nothing for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from eyas.serve.errors import as_api_error
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends what a generator yields and closes it, in whatever way the stream ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._write_seconds = events, write_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI
+        sender = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sender, gone):
+                task.cancel()
+            await asyncio.gather(sender, gone, return_exceptions=True)
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for value in self._events:
+                await self._send(send, event(value))
+        except Exception as error:  # noqa: BLE001  # the status is sent already: errors are events now
+            await self._send(send, event(as_api_error(error).body))
+        await self._send(send, DONE, more=False)
+
+    async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
+        """Waits while the client's buffers are full; cancels itself when that takes too long."""
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog = asyncio.get_running_loop().call_later(self._write_seconds, task.cancel)
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+        watchdog.cancel()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,77 @@
+"""One HTTP request being answered: its sequences' chunks become deltas of its choices, watched and cut short."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from eyas.serve.answer import Answer, Delta
+from eyas.serve.encode import Job
+from eyas.serve.errors import ApiError, unavailable
+from eyas.serve.observer import Watch
+from eyas.serve.ticket import Ticket
+from eyas.types import Chunk, Stats
+
+
+class Step(NamedTuple):
+    """What a round did for one choice."""
+
+    place: int
+    chunk: Chunk
+    delta: Delta
+
+
+class Generation:
+    """Iterate over its steps; `close` it whatever happens, so that nothing runs on for nobody."""
+
+    def __init__(self, job: Job, ticket: Ticket, answer: Callable[[], Answer], watches: list[Watch]) -> None:
+        self.job = job
+        self.answers = [answer() for _ in job.requests]
+        self._ticket, self._watches = ticket, watches
+
+    async def __aiter__(self) -> AsyncIterator[Step]:
+        async for place, chunk in self._ticket:
+            answer, ended = self.answers[place], self.answers[place].finish_reason is not None
+            delta = answer.add(chunk)
+            if chunk.completion is not None and (ended or answer.finish_reason != chunk.completion.finish_reason):
+                self._watches[place].end(answer.finish_reason or "stop", answer.stats)
+            else:
+                self._watches[place].add(chunk)
+            if answer.finish_reason == "stop" and chunk.completion is None:
+                self._ticket.cancel(place)  # a stop string; the engine knows only tokens
+            failure = _failure(answer)
+            if failure is not None:
+                raise failure
+            yield Step(place, chunk, delta)
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        self._ticket.cancel()
+        for watch in self._watches:
+            watch.end("cancelled")
+
+    def usage(self) -> dict[str, object]:
+        """The usage of all choices."""
+        stats = Stats()
+        for answer in self.answers:
+            stats.merge(answer.stats or Stats())
+        told = stats.as_dict()
+        del told["tokens"]
+        completion = sum(answer.tokens for answer in self.answers)
+        return {
+            "prompt_tokens": self.job.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.job.prompt_tokens + completion,
+            "eyas": told,
+        }
+
+
+def _failure(answer: Answer) -> ApiError | None:
+    """Endings that are no answers."""
+    if answer.finish_reason == "deadline":
+        return ApiError(504, "the request took longer than this server allows", code="deadline_exceeded")
+    if answer.finish_reason == "cancelled":
+        return unavailable("the server cancelled the request: it is going down")
+    if answer.finish_reason == "error":
+        return ApiError(500, f"the engine failed on this request: {answer.error}", code="engine_error")
+    return None

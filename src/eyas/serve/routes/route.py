@@ -1,0 +1,51 @@
+"""How every endpoint reads its body, and which errors it documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from eyas.serve.body import JsonRequest
+from eyas.serve.wire.base import ErrorBody
+
+_TEXT = {
+    400: "a field is wrong, unknown or not supported, or the context is too small",
+    401: "the key is missing or wrong",
+    404: "no such model",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    429: "too many requests wait: try again after Retry-After seconds",
+    500: "the server failed",
+    503: "the model is being loaded, or the server is going down",
+    504: "the request took longer than this server allows",
+}
+READING = (401, 500)
+ASKING = (400, 401, 404, 413, 415, 500, 503)
+GENERATING = (*ASKING, 429, 504)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error responses of a route, for `/openapi.json`."""
+    return {status: {"model": ErrorBody, "description": _TEXT[status]} for status in sorted(statuses)}
+
+
+class JsonRoute(APIRoute):
+    """Reads bodies through JsonRequest."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wraps FastAPI's."""
+        handler = super().get_route_handler()
+
+        async def read_first(request: Request) -> Response:
+            ours = JsonRequest(request.scope, request.receive)
+            if self.body_field is not None:
+                await ours.body()
+                ours.check_content_type()
+                await ours.json()
+            return await handler(ours)
+
+        return read_first
