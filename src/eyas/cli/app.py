@@ -23,6 +23,7 @@ from eyas.cli.demo import demo
 from eyas.cli.generate import generate
 from eyas.cli.inspect import inspect
 from eyas.cli.plan import plan
+from eyas.cli.serve import serve
 from eyas.cli.sweep import sweep
 from eyas.cli.train import train
 from eyas.cli.verb import add_verb
@@ -32,6 +33,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "demo": demo,
     "generate": generate,
     "chat": chat,
+    "serve": serve,
     "verify": verify,
     "inspect": inspect,
     "plan": plan,

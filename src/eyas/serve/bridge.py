@@ -101,7 +101,9 @@ class EngineThread:
             self._changed.remove(waiter)
         return self.status
 
-    async def submit(self, requests: Sequence[Request], *, deadline: float | None = None, queue_key: str = "") -> Ticket:
+    async def submit(
+        self, requests: Sequence[Request], *, deadline: float | None = None, queue_key: str = ""
+    ) -> Ticket:
         """Queue all of these or none. RequestError, QueueFullError, EngineStoppedError."""
         if self.status != "ready":
             raise EngineStoppedError(f"the engine is {self.status}")
@@ -162,7 +164,7 @@ class EngineThread:
                     self._deliver(engine.step())
                     if self._after_step is not None:
                         self._after_step(engine)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the process must learn that its engine is gone
+        except Exception as error:  # whatever it is, the process must learn that its engine is gone
             log.debug("the engine's thread ended", exc_info=error)
             self.error = error
         self._become("stopped" if self.error is None else "failed")

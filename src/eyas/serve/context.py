@@ -83,9 +83,7 @@ class Context:
                 param="n",
             )
         try:
-            ticket = await self.thread.submit(
-                job.requests, deadline=self.settings.request_seconds, queue_key=user
-            )
+            ticket = await self.thread.submit(job.requests, deadline=self.settings.request_seconds, queue_key=user)
         except EngineStoppedError as error:
             raise unavailable(str(error)) from error
         watches = [

@@ -64,9 +64,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
-        return ApiError(
-            429, str(error), code="queue_full", headers={"Retry-After": _seconds(error.retry_after)}
-        )
+        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": _seconds(error.retry_after)})
     if isinstance(error, RequestError | UsageError):
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, RequestValidationError):

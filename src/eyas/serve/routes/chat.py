@@ -19,7 +19,7 @@ from eyas.serve.logprobs import TokenNames, chat_logprobs
 from eyas.serve.routes.needs import context_of, queue_key, request_id
 from eyas.serve.routes.route import GENERATING, JsonRoute, documented
 from eyas.serve.trace import Tracer
-from eyas.serve.wire.chat import ChatChunk, ChatCompletion, ChatRequest
+from eyas.serve.wire.chat import ChatCompletion, ChatRequest
 
 router = APIRouter(route_class=JsonRoute)
 _STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "events with a ChatChunk each"}}}
@@ -155,6 +155,3 @@ class Chatting:
 
     def _logprobs(self, scored: list[Scored]) -> dict[str, Any] | None:
         return None if self._names is None else chat_logprobs(self._names, scored)
-
-
-__all__ = ["ChatChunk", "router"]

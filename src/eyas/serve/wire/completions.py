@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from eyas.serve.wire.base import EyasTold, Told, TokenId, Usage
+from eyas.serve.wire.base import EyasTold, TokenId, Told, Usage
 from eyas.serve.wire.sampling import SamplingFields
 
 MOST_PROMPTS = 128

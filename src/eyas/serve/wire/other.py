@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from eyas.serve.wire.base import Asked, Told, TokenId
+from eyas.serve.wire.base import Asked, TokenId, Told
 from eyas.serve.wire.messages import AskedMessage, Tool
 from eyas.serve.wire.sampling import Name
 

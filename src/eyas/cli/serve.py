@@ -1,0 +1,81 @@
+"""`eyas serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from eyas.cli.build import open_engine
+from eyas.cli.display import note
+from eyas.cli.options import DraftOptions, TargetOptions
+from eyas.errors import UsageError
+
+KEY_VARIABLE = "EYAS_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where it listens, and what it lets in."""
+
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = every one.")] = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535, help="0 = any free one.")] = 8000
+    api_key: Annotated[
+        list[str], Option(help=f"A key that opens the API; may be repeated (default: ${KEY_VARIABLE}, else no key).")
+    ] = field(default_factory=list)
+    served_model_name: Annotated[
+        list[str], Option(help="What requests call the model; may be repeated (default: --model, and its last part).")
+    ] = field(default_factory=list)
+    allow_origin: Annotated[
+        list[str], Option(help="A web origin that may call the API, * for any; may be repeated.")
+    ] = field(default_factory=list)
+    request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
+    drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
+    max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """How much runs at once."""
+
+    max_running: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 16
+    max_model_len: Annotated[int | None, Option(min=2, help="Most tokens of prompt and answer.")] = None
+
+
+def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, capacity: CapacityOptions) -> int:
+    """Serve the OpenAI API, and a page to try it at /."""
+    try:
+        from eyas.serve.app import create_app
+        from eyas.serve.run import bind
+        from eyas.serve.run import serve as run
+    except ImportError as error:
+        raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
+    from eyas.serve.bridge import EngineThread
+    from eyas.serve.settings import ServeSettings
+    from eyas.serve.stepping import SteppingEngine
+
+    settings = ServeSettings(
+        model_names=tuple(server.served_model_name) or _names(target.model),
+        api_keys=tuple(server.api_key) or tuple(filter(None, [os.environ.get(KEY_VARIABLE)])),
+        max_model_len=capacity.max_model_len,
+        max_body_bytes=server.max_body_bytes,
+        request_seconds=server.request_seconds,
+        drain_seconds=server.drain_seconds,
+        allowed_origins=tuple(server.allow_origin),
+    )
+    listener = bind(server.host, server.port, settings.write_seconds)
+    thread = EngineThread(
+        lambda: SteppingEngine(open_engine(target, draft, capacity.max_running)), backlog=settings.backlog_chunks
+    )
+    host, port = listener.getsockname()[:2]
+    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
+    run(create_app(thread, settings), thread, settings, listener)
+    return 0
+
+
+def _names(model: str) -> tuple[str, ...]:
+    """The model as it was named, and the last part of its path."""
+    return tuple(dict.fromkeys((model, Path(model).name or model)))
