@@ -75,13 +75,10 @@ class Context:
         self, job: Job, answer: Callable[[], Answer], *, endpoint: str, stream: bool, user: str
     ) -> Generation:
         """Hand the sequences to the engine."""
-        if len(job.requests) > self.settings.max_choices:
-            raise ApiError(
-                400,
-                f"{len(job.requests)} answers are asked for in one request, at most {self.settings.max_choices} are given",
-                code="too_many_choices",
-                param="n",
-            )
+        count, most = len(job.requests), self.settings.max_choices
+        if count > most:
+            message = f"{count} answers are asked for in one request, at most {most} are given"
+            raise ApiError(400, message, code="too_many_choices", param="n")
         try:
             ticket = await self.thread.submit(job.requests, deadline=self.settings.request_seconds, queue_key=user)
         except EngineStoppedError as error:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -16,7 +16,7 @@ from eyas.serve.context import Context, while_connected
 from eyas.serve.events import EventStream
 from eyas.serve.generation import Generation
 from eyas.serve.logprobs import TokenNames, chat_logprobs
-from eyas.serve.routes.needs import context_of, queue_key, request_id
+from eyas.serve.routes.needs import Server, queue_key, request_id
 from eyas.serve.routes.route import GENERATING, JsonRoute, documented
 from eyas.serve.trace import Tracer
 from eyas.serve.wire.chat import ChatCompletion, ChatRequest
@@ -29,9 +29,7 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "ev
     "/v1/chat/completions",
     responses={200: {"model": ChatCompletion, "content": _STREAM}, **documented(*GENERATING)},
 )
-async def create_chat_completion(
-    request: Request, asked: ChatRequest, context: Context = Depends(context_of)
-) -> Response:
+async def create_chat_completion(request: Request, asked: ChatRequest, context: Server) -> Response:
     """Answer a chat."""
     engine = context.engine
     context.check_model(asked.model)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from eyas.serve.context import Context
-from eyas.serve.routes.needs import context_of
+from eyas.serve.routes.needs import Server
 from eyas.serve.routes.route import READING, JsonRoute, documented
 from eyas.serve.wire.other import Model, ModelList
 
@@ -15,13 +15,13 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.get("/v1/models", response_model=ModelList, responses=documented(*READING, 503))
-async def list_models(context: Context = Depends(context_of)) -> Any:
+async def list_models(context: Server) -> Any:
     """The names that requests may use."""
     return {"data": [_model(context, name) for name in context.settings.model_names]}
 
 
 @router.get("/v1/models/{model:path}", response_model=Model, responses=documented(*READING, 404, 503))
-async def retrieve_model(model: str, context: Context = Depends(context_of)) -> Any:
+async def retrieve_model(model: str, context: Server) -> Any:
     """One of them."""
     context.check_model(model)
     return _model(context, model)

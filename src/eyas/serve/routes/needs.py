@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Depends
 from starlette.requests import Request
 
 from eyas.serve.context import Context
@@ -11,6 +14,10 @@ def context_of(request: Request) -> Context:
     """The server's context."""
     context: Context = request.app.state.context
     return context
+
+
+Server = Annotated[Context, Depends(context_of)]
+"""What route functions take."""
 
 
 def request_id(request: Request) -> str:
