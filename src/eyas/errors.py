@@ -74,3 +74,7 @@ class QueueFullError(EyasError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class InvariantError(EyasError):
+    """Slots, caches and scheduler disagree: a bug in eyas, never the caller's doing."""

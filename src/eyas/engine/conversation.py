@@ -20,10 +20,9 @@ class Conversation:
 
     def turn(self, request: Request) -> Iterator[Chunk]:
         """Stream the answer to a prompt that (usually) continues the last one."""
-        keep = self._common(request.prompt)
         self._held = []  # if the caller stops half-way nothing is known to be held
         emitted: list[int] = []
-        for chunk in self._engine.stream([request], keep=keep):
+        for chunk in self._engine.stream([request]):
             emitted += chunk.token_ids
             yield chunk
         self._held = [*request.prompt, *emitted]

@@ -1,24 +1,38 @@
-"""The engine: requests in, tokens out. Running sequences always fill the first slots, so every pass works on views.
+"""The engine: requests in, tokens out, offline and serving alike.
 
-A finished sequence's slot is taken over by the last one; waiting requests are admitted between rounds.
+A step is: the scheduler decides, prompts are read a piece further, every decoding sequence advances by one round, and
+who is finished leaves. `generate` and the streams are loops over steps. Not thread-safe: one thread owns an engine.
+
+A request that can't be admitted ends with `error`, the others go on. So do those waiting when a pass itself fails:
+all in slots end with `error` and the slots start over empty. A step that is interrupted (Ctrl-C) loses the slots'
+contents, nothing else: the sequences are read again by the next step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import torch
 
-from eyas.drafters import Drafter
+from eyas.engine.caches import SlotCaches
+from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.draft_round import draft_rounds
+from eyas.engine.limits import Limits
 from eyas.engine.round import Outcome, Speculation, run_round
-from eyas.engine.sequence import RunningSequence
-from eyas.errors import RequestError, UsageError
+from eyas.engine.scheduler import Scheduler
+from eyas.engine.sequence import LiveSequence
+from eyas.engine.staging import staging_columns
+from eyas.engine.state import EngineState
+from eyas.errors import InvariantError, RequestError, UsageError
 from eyas.target import Target
-from eyas.types import Chunk, Completion, Request
-from eyas.verify import Sampler, SeededWalk, WalkRule, check_request
+from eyas.tree import TreeSpec
+from eyas.types import Chunk, Completion, DraftRound, Request
+from eyas.verify import SeededWalk, WalkRule, check_request
 
 
 class Engine:
@@ -30,17 +44,42 @@ class Engine:
         tokenizer: Any = None,
         speculation: Speculation | None = None,
         *,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         rule: WalkRule | None = None,
         prefill_chunk: int = 512,
+        controller: Controller | None = None,
+        limits: Limits | None = None,
     ) -> None:
-        if batch_size < 1:
+        """`batch_size` sequences run at once (1 by default), or what `limits` say; `prefill_chunk` tokens of a prompt
+        go through a pass. A `controller` chooses each round's tree instead of `speculation.tree`.
+
+        Raises UsageError.
+        """
+        if limits is not None and batch_size is not None:
+            raise UsageError("batch_size and limits both say how many sequences run: give one of them")
+        if batch_size is not None and batch_size < 1:
             raise UsageError(f"batch size must be at least 1, got {batch_size}")
         if prefill_chunk < 1:
             raise UsageError(f"prefill chunk must be at least 1, got {prefill_chunk}")
+        if controller is not None and speculation is None:
+            raise UsageError("a controller plans drafts: it needs a drafter")
         self.target, self.tokenizer, self.speculation = target, tokenizer, speculation
-        self.batch_size, self.rule, self.prefill_chunk = batch_size, rule or SeededWalk(), prefill_chunk
+        self.limits = limits or Limits(max_running=batch_size or 1)
+        self.batch_size = self.limits.max_running
+        self.rule, self.prefill_chunk, self.controller = rule or SeededWalk(), prefill_chunk, controller
         self.eos_ids = _eos_ids(target, tokenizer)
+        self._scheduler = Scheduler(self.limits)
+        drafter = None if speculation is None else speculation.drafter
+        self._caches = SlotCaches(target, drafter, self.limits.max_running)
+        self._tree = None if speculation is None else speculation.tree
+        """The shape of the last round."""
+        self.outcome: Outcome | None = None
+        """What the last step's round did; None if it had none."""
+        self._live: dict[int, LiveSequence] = {}
+        self._outbox: list[Chunk] = []  # for the next `step`
+        self._inboxes: dict[int, deque[Chunk | Exception]] = {}  # of streams, which take their chunks here
+        self._submitted = self._rounds = self._prompt_tokens = self._generated = 0
+        self._finished: Counter[str] = Counter()
 
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""
@@ -51,109 +90,278 @@ class Engine:
                 f"the prompt has {len(request.prompt)} tokens, the model's context holds {room}: shorten the prompt"
             )
 
+    def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
+        """Queue a request; returns its index, which its chunks carry.
+
+        It ends with `deadline` when `deadline` seconds have passed. Requests of different `queue_key`s share the
+        slots fairly. RequestError if it can't run, QueueFullError if too many wait.
+        """
+        self.check(request)
+        limit = request.params.max_tokens
+        if self.target.max_length is not None:
+            limit = min(limit, self.target.max_length - len(request.prompt))
+        expires = None if deadline is None else time.monotonic() + deadline
+        stops = frozenset(self._stop_ids(request))
+        sequence = LiveSequence(self._submitted, request, limit, stops, queue_key, expires)
+        self._scheduler.submit(sequence)
+        self._submitted += 1
+        self._live[sequence.index] = sequence
+        return sequence.index
+
+    @torch.inference_mode()
+    def cancel(self, index: int) -> None:
+        """End a request now; its last chunk comes with the next step. Nothing happens if it has ended already."""
+        if index in self._live:
+            self._end([self._live[index]], "cancelled")
+
+    def step(self) -> list[Chunk]:
+        """Advance everything by one round; what was added, and the ends of requests, by `submit`'s index."""
+        self._advance()
+        chunks, self._outbox = self._outbox, []
+        return chunks
+
+    @property
+    def idle(self) -> bool:
+        """Is there nothing left to run or to hand out?"""
+        return not self._scheduler.busy and not self._outbox
+
+    def state(self) -> EngineState:
+        """What runs and waits, what is cached, what was counted."""
+        scheduler = self._scheduler
+        return EngineState(
+            running=len(scheduler.decoding),
+            prefilling=len(scheduler.prefilling),
+            waiting=len(scheduler.waiting),
+            cached_tokens=sum(one.cached for one in scheduler.placed),
+            allocated_tokens=scheduler.room.tokens,
+            cache_limit=scheduler.room.limit,
+            prefix_tokens=0,
+            prefix_limit=self.limits.prefix_tokens,
+            preempted_total=scheduler.preempted_total,
+            prompt_tokens_total=self._prompt_tokens,
+            prefix_hit_tokens_total=0,
+            generated_tokens_total=self._generated,
+            rounds_total=self._rounds,
+            finished_total=dict(self._finished),
+        )
+
+    def check_invariants(self) -> None:
+        """InvariantError if slots, caches and scheduler disagree. Cheap; between steps only."""
+        scheduler, placed = self._scheduler, self._scheduler.placed
+        live = {*placed, *scheduler.waiting}
+        if live != set(self._live.values()) or len(live) != len(placed) + len(scheduler.waiting):
+            raise InvariantError("the live requests are not those in slots and those waiting")
+        if len(placed) > self.limits.max_running:
+            raise InvariantError(f"{len(placed)} sequences are in slots, at most {self.limits.max_running} may be")
+        if not scheduler.room.fits(scheduler.room.slots, scheduler.room.columns):
+            raise InvariantError(f"the cache holds {scheduler.room.tokens} tokens, more than {scheduler.room.limit}")
+        for slot, sequence in enumerate(placed):
+            if sequence.slot != slot or sequence.finish_reason is not None:
+                raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
+            if (sequence.unread == 0) != (slot < len(scheduler.decoding)):
+                raise InvariantError(f"slot {slot}: {sequence.unread} tokens unread, out of order")
+        if self.target.holder is self._caches:
+            self._caches.check(placed, scheduler.room)
+
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Run all requests, `batch_size` at a time; completions in the order of the requests."""
         done = {chunk.index: chunk.completion for chunk in self.stream(requests) if chunk.completion is not None}
         return [done[i] for i in range(len(requests))]
 
-    def stream(self, requests: Sequence[Request], keep: int = 0) -> Iterator[Chunk]:
-        """Run all requests, yielding what each round adds to each sequence.
-
-        `keep` > 0: the first slot still holds that many tokens of the first prompt from the call before.
-        """
+    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+        """Run all requests, yielding what each round adds to each sequence."""
         for request in requests:
             self.check(request)
         waiting = iter(requests)
-        yield from self.stream_from(lambda room: list(islice(waiting, room)), keep)
+        yield from self.stream_from(lambda room: list(islice(waiting, room)))
 
-    @torch.inference_mode()  # all of it: what a pass allocates can't be changed outside
-    def stream_from(self, take: Callable[[int], Sequence[Request]], keep: int = 0) -> Iterator[Chunk]:
+    def stream_from(self, take: Callable[[int], Sequence[Request]]) -> Iterator[Chunk]:
         """Run requests as they come, until none runs and none comes.
 
         Before every round with free slots `take(room)` hands out at most `room` requests, so an answer can decide what
-        is asked next. `Chunk.index` counts them. Raises RequestError for one that can't run: `check` it before.
+        is asked next. `Chunk.index` counts them. Raises RequestError for one that can't run (`check` it before), and
+        what made a request end with `error`. Streams may run side by side, and beside `step`.
         """
-        self._prepare()
-        sampler = Sampler(self.batch_size, self.target.vocab_size, self.target.device)
-        taken_so_far = 0
-        running: list[RunningSequence] = []
-        while True:
-            room = self.batch_size - len(running)
-            requests = take(room) if room else ()
-            if requests:
-                for request in requests:
-                    self.check(request)
-                fresh = range(len(running), len(running) + len(requests))
-                running += self._admit(fresh, list(enumerate(requests, taken_so_far)), sampler, keep)
-                taken_so_far += len(requests)
-                keep = 0
-            if not running:
-                return
-            outcome, seconds = self._round(running, sampler)
-            for slot, sequence in enumerate(running):
-                taken = sequence.extend(outcome.tokens[slot], outcome.accepted[slot], outcome.offered[slot], seconds)
-                accepted = min(outcome.accepted[slot], len(taken))
-                done = self._completion(sequence) if sequence.finish_reason is not None else None
-                yield Chunk(sequence.index, tuple(taken), accepted, done)
-            self._release(running, sampler)
+        inbox: deque[Chunk | Exception] = deque()
+        mine: dict[int, int] = {}
+        asked = 0
+        try:
+            while True:
+                room = self.limits.max_running - len(mine)
+                for request in take(room) if room else ():
+                    index = self.submit(request)
+                    self._inboxes[index], mine[index] = inbox, asked
+                    asked += 1
+                if not mine:
+                    return
+                self._advance()
+                while inbox:
+                    chunk = inbox.popleft()
+                    if isinstance(chunk, Exception):
+                        raise chunk
+                    place = mine[chunk.index]
+                    if chunk.completion is not None:
+                        del mine[chunk.index]
+                    yield replace(chunk, index=place)
+        finally:
+            for index in mine:
+                self.cancel(index)
 
-    def _prepare(self) -> None:
-        """Give target and drafter as many slots as this engine runs sequences (another engine may have used them)."""
-        for part in self._parts():
-            if part.slots != self.batch_size:
-                part.resize(self.batch_size)
+    @torch.inference_mode()  # all of it: what a pass allocates can't be changed outside
+    def _advance(self) -> None:
+        scheduler, now = self._scheduler, time.monotonic()
+        self.outcome = None
+        if expired := scheduler.expired(now):
+            self._end(expired, "deadline")
+        if not scheduler.busy:
+            return
+        if not scheduler.placed:
+            self._caches.renew_sampler()
+        if not self._caches.claim(scheduler.room):
+            scheduler.preempt(scheduler.placed)
+        try:
+            self._admit(now)
+            self._prefill()
+            self._decode()
+        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
+            self._end(scheduler.placed, "error", error)
+            return
+        self._caches.release()
 
-    def _parts(self) -> list[Target | Drafter]:
-        return [self.target] if self.speculation is None else [self.target, self.speculation.drafter]
-
-    def _admit(
-        self, rows: range, requests: list[tuple[int, Request]], sampler: Sampler, keep: int
-    ) -> list[RunningSequence]:
-        """Prefill requests into the slots `rows`, together."""
-        began = time.perf_counter()
-        admitted = []
-        for slot, (index, request) in zip(rows, requests, strict=True):
-            stop_ids = self._stop_ids(request)
-            sampler.admit(slot, request.params, request.prompt, self.eos_ids)
-            limit = request.params.max_tokens
-            if self.target.max_length is not None:
-                limit = min(limit, self.target.max_length - len(request.prompt))
-            admitted.append(RunningSequence(index, request, limit, frozenset(stop_ids)))
-            for part in self._parts():
-                part.truncate(slot, keep if slot == rows[0] else 0)
-        prompts = [sequence.request.prompt for sequence in admitted]
-        prompts[0] = prompts[0][keep:]
-        taps = () if self.speculation is None else self.speculation.drafter.taps
-        for piece in self.target.prefill(rows, prompts, taps, self.prefill_chunk):
-            if self.speculation is not None:
-                self.speculation.drafter.observe(rows, piece.next_tokens, piece.taps, piece.counts)
-        for sequence in admitted:
-            sequence.stats.prefill_seconds = time.perf_counter() - began
-        return admitted
-
-    def _round(self, running: list[RunningSequence], sampler: Sampler) -> tuple[Outcome, float]:
-        began = time.perf_counter()
-        roots = torch.tensor([sequence.root for sequence in running], device=self.target.device)
-        live = [sequence.request.speculate for sequence in running]
-        outcome = run_round(self.target, self.speculation, sampler, range(len(running)), roots, self.rule, live)
-        return outcome, time.perf_counter() - began
-
-    def _release(self, running: list[RunningSequence], sampler: Sampler) -> None:
-        """Drop finished sequences; the last running one takes over each freed slot."""
-        for slot in reversed(range(len(running))):
-            if running[slot].finish_reason is None:
+    def _admit(self, now: float) -> None:
+        scheduler, staging = self._scheduler, staging_columns(self._tree)
+        while (sequence := scheduler.admit(staging, now)) is not None:
+            try:
+                self._caches.enter(sequence, self.eos_ids)
+            except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
+                self._end([sequence], "error", error)
                 continue
-            last = running.pop()
-            if slot < len(running):
-                running[slot] = last
-                sampler.move(len(running), slot)
-                for part in self._parts():
-                    part.move(len(running), slot)
+            if not sequence.tokens:
+                self._prompt_tokens += len(sequence.request.prompt)
+
+    def _prefill(self) -> None:
+        scheduler = self._scheduler
+        self._cover(1)
+        began = time.perf_counter()
+        reading = list(scheduler.prefilling)
+        for piece in scheduler.pieces():
+            self._caches.prefill(piece, self.prefill_chunk, self._tree is not None)
+            for sequence, count in zip(piece.sequences, piece.counts, strict=True):
+                sequence.cached += count
+        for sequence in reading:
+            sequence.stats.prefill_seconds += time.perf_counter() - began
+        scheduler.promote()
+
+    def _decode(self) -> None:
+        scheduler = self._scheduler
+        if not scheduler.decoding:
+            return
+        tree = self._plan()
+        if victims := scheduler.overflow(staging_columns(tree)):
+            slots = _slots(victims)
+            self._caches.move(slots, scheduler.preempt(victims))
+            tree = self._plan() if scheduler.decoding else None
+        if not scheduler.decoding:
+            return
+        if not scheduler.fits(staging_columns(tree)):
+            tree = None
+        self._cover(staging_columns(tree))
+        decoding = list(scheduler.decoding)
+        self.outcome, seconds = self._round(decoding, tree)
+        self._rounds += 1
+        self._collect(decoding, self.outcome, seconds)
+
+    def _plan(self) -> TreeSpec | None:
+        """The shape of the next round's trees."""
+        if self.speculation is None or self.controller is None:
+            return self._tree
+        decoding = self._scheduler.decoding
+        sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
+        self._tree = self.controller.plan(len(decoding), [sequence.cached for sequence in decoding], sampled)
+        return self._tree
+
+    def _round(self, decoding: Sequence[LiveSequence], tree: TreeSpec | None) -> tuple[Outcome, float]:
+        lengths = [sequence.cached for sequence in decoding]
+        live = [sequence.request.speculate for sequence in decoding]
+        began = time.perf_counter()
+        speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
+        roots = torch.tensor([sequence.root for sequence in decoding], device=self.target.device)
+        rows = range(len(decoding))
+        outcome = run_round(self.target, speculation, self._caches.sampler, rows, roots, self.rule, live)
+        seconds = time.perf_counter() - began
+        if self.controller is not None:
+            record = RoundRecord(
+                rows=len(decoding),
+                lengths=lengths,
+                spec=tree,
+                evidence=outcome.evidence,
+                draft_seconds=outcome.draft_seconds,
+                pass_seconds=outcome.pass_seconds,
+                tokens=outcome.pass_tokens,
+                emitted=sum(outcome.accepted) + len(decoding),
+                seconds=seconds,
+            )
+            self.controller.learn(record)
+        return outcome, seconds
+
+    def _collect(self, decoding: Sequence[LiveSequence], outcome: Outcome, seconds: float) -> None:
+        """Give everyone what the round emitted; let go of those that are finished."""
+        traced = [row for row, sequence in enumerate(decoding) if sequence.request.trace]
+        drafts: dict[int, DraftRound] = {}
+        if traced and outcome.evidence is not None:
+            roots = [sequence.root for sequence in decoding]
+            drafts = draft_rounds(outcome.evidence.tree, roots, outcome.evidence.paths, traced)
+        for row, sequence in enumerate(decoding):
+            sequence.cached += outcome.accepted[row] + 1
+            taken = sequence.extend(outcome.tokens[row], outcome.accepted[row], outcome.offered[row], seconds)
+            self._generated += len(taken)
+            done = None if sequence.finish_reason is None else self._finish(sequence, sequence.finish_reason)
+            accepted = min(outcome.accepted[row], len(taken))
+            self._post(Chunk(sequence.index, tuple(taken), accepted, done, drafts.get(row)))
+        self._leave([sequence for sequence in decoding if sequence.finish_reason is not None])
+
+    def _cover(self, staging: int) -> None:
+        """Let the caches grow to what those in slots need."""
+        scheduler = self._scheduler
+        if scheduler.room.cover(len(scheduler.placed), scheduler.columns(staging)):
+            self._caches.cover(scheduler.room)
+
+    def _end(self, sequences: Sequence[LiveSequence], reason: str, error: Exception | None = None) -> None:
+        """End sequences wherever they are, between rounds."""
+        for sequence in sequences:
+            if error is not None and (inbox := self._inboxes.get(sequence.index)) is not None:
+                inbox.append(error)
+            self._post(Chunk(sequence.index, (), 0, self._finish(sequence, reason, error)))
+            if sequence in self._scheduler.waiting:
+                self._scheduler.waiting.remove(sequence)
+        self._leave([sequence for sequence in sequences if sequence.slot is not None])
+
+    def _finish(self, sequence: LiveSequence, reason: str, error: Exception | None = None) -> Completion:
+        """The end of a sequence."""
+        sequence.finish_reason = reason
+        del self._live[sequence.index]
+        self._finished[reason] += 1
+        return self._completion(sequence, error)
+
+    def _post(self, chunk: Chunk) -> None:
+        inbox = self._inboxes.get(chunk.index)
+        if inbox is None:
+            self._outbox.append(chunk)
+        else:
+            inbox.append(chunk)
+            if chunk.completion is not None:
+                del self._inboxes[chunk.index]
+
+    def _leave(self, gone: Collection[LiveSequence]) -> None:
+        """Free the slots of finished sequences."""
+        if gone:
+            slots = _slots(gone)
+            self._caches.move(slots, self._scheduler.drop(gone))
 
     def _stop_ids(self, request: Request) -> tuple[int, ...]:
         return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
 
-    def _completion(self, sequence: RunningSequence) -> Completion:
+    def _completion(self, sequence: LiveSequence, error: Exception | None) -> Completion:
         return Completion(
             id=sequence.request.id,
             token_ids=sequence.tokens,
@@ -161,7 +369,12 @@ class Engine:
             finish_reason=sequence.finish_reason or "length",
             stats=sequence.stats,
             lossy=self.speculation is not None and not self.rule.lossless,
+            error=None if error is None else f"{type(error).__name__}: {error}",
         )
+
+
+def _slots(sequences: Collection[LiveSequence]) -> list[int]:
+    return [sequence.slot for sequence in sequences if sequence.slot is not None]
 
 
 def _eos_ids(target: Target, tokenizer: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""One running request: what it has emitted and when it is finished."""
+"""One request on its way: what it has emitted, how much of it is cached, when it is finished."""
 
 from __future__ import annotations
 
@@ -8,24 +8,52 @@ from dataclasses import dataclass, field
 from eyas.types import Request, Stats
 
 
-@dataclass
-class RunningSequence:
-    """A request in a slot."""
+@dataclass(eq=False)
+class LiveSequence:
+    """A request that waits or runs. `slot` and `cached` are the scheduler's."""
 
     index: int
-    """Its place in the caller's list."""
+    """The order of arrival."""
     request: Request
     limit: int
     """Most tokens it may emit."""
-    stop_ids: frozenset[int]
+    stop_ids: frozenset[int] = frozenset()
+    key: str = ""
+    """Whom it is queued for: keys share the slots fairly."""
+    expires: float | None = None
+    """When its deadline passes, on the scheduler's clock."""
     tokens: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
+    slot: int | None = None
+    """None = not in a slot."""
+    cached: int = 0
+    """Tokens of it that its slot holds."""
 
     @property
     def root(self) -> int:
         """Its last token, which the next pass starts from."""
         return self.tokens[-1] if self.tokens else self.request.prompt[-1]
+
+    @property
+    def known(self) -> int:
+        """Tokens that must be cached before it can decode: all but the root."""
+        return len(self.request.prompt) + len(self.tokens) - 1
+
+    @property
+    def unread(self) -> int:
+        """Tokens left to prefill."""
+        return max(0, self.known - self.cached)
+
+    @property
+    def longest(self) -> int:
+        """Most tokens it can come to, prompt and answer."""
+        return len(self.request.prompt) + self.limit
+
+    def window(self, start: int, stop: int) -> list[int]:
+        """Its tokens `[start, stop)`, prompt and answer."""
+        size = len(self.request.prompt)
+        return [*self.request.prompt[start:stop], *self.tokens[max(0, start - size) : max(0, stop - size)]]
 
     def extend(self, tokens: Sequence[int], accepted: int, offered: int, seconds: float) -> list[int]:
         """Take a round's tokens up to the first stop token or the limit; returns those taken."""

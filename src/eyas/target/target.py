@@ -142,6 +142,7 @@ class Target:
 
     def resize(self, slots: int) -> None:
         """Start over with an empty cache of `slots` slots."""
+        self.holder: object | None = None  # whose sequences lie in the slots
         self.cache: SlotCache = SlotCache(self._shapes, slots, self.dtype, self.device)
 
     def reshape(self, slots: int, columns: int) -> None:

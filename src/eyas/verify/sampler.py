@@ -8,6 +8,7 @@ Shapes: B active rows = slots [0, B), D + 1 tokens a round emits at most, V voca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -30,8 +31,18 @@ class Sampler:
         self._needs = [Needs()] * slots
         self._union: dict[int, Needs] = {}
 
-    def admit(self, slot: int, params: SamplingParams, prompt: Sequence[int], eos_ids: Sequence[int]) -> None:
-        """Start a request in `slot`. RequestError if it names tokens the target doesn't have."""
+    def admit(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        eos_ids: Sequence[int],
+        emitted: Sequence[int] = (),
+    ) -> None:
+        """Start a request in `slot`, or go on with one that has `emitted` tokens already.
+
+        RequestError if it names tokens the target doesn't have.
+        """
         vocab_size = self.slots.vocab_size
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
         check_request(params, prompt, stops, vocab_size)
@@ -41,8 +52,8 @@ class Sampler:
             slot,
             {
                 "seed": params.seed,
-                "position": len(prompt),
-                "generated": 0,
+                "position": len(prompt) + len(emitted),
+                "generated": len(emitted),
                 "min_tokens": params.min_tokens,
                 "top_k": params.top_k if needs.top_k else 0,
                 "divisor": params.temperature if needs.noise else 1.0,
@@ -57,7 +68,8 @@ class Sampler:
         self.slots.write_table("bias", slot, list(params.logit_bias), list(params.logit_bias.values()))
         self.slots.write_table("stops", slot, sorted(stops) if needs.min_tokens else [], 1.0)
         self.slots.write_table("prompt", slot, list(prompt) if needs.repetition else [], 1.0)
-        self.slots.write_table("counts", slot, [], 0.0)
+        counts = Counter(emitted) if needs.history else {}
+        self.slots.write_table("counts", slot, list(counts), [float(count) for count in counts.values()])
         self._needs[slot] = needs
         self._union.clear()
 

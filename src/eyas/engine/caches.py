@@ -1,0 +1,102 @@
+"""Everything that has slots, moved together: the target's cache, the drafter's, the sampler's state.
+
+Several engines may share a target: `Target.holder` says whose sequences lie in the slots. Whoever finds another's
+name there, or nobody's because a pass broke off, has lost what was in them and reads it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from eyas.drafters import Drafter
+from eyas.engine.room import CacheRoom
+from eyas.engine.scheduler import Move, Piece
+from eyas.engine.sequence import LiveSequence
+from eyas.errors import InvariantError
+from eyas.target import Target
+from eyas.verify import Sampler
+
+
+class SlotCaches:
+    """The slots of one engine's sequences."""
+
+    def __init__(self, target: Target, drafter: Drafter | None, most_slots: int) -> None:
+        self.target, self.drafter = target, drafter
+        self._parts: list[Target | Drafter] = [target] if drafter is None else [target, drafter]
+        self._most_slots = most_slots
+        self.renew_sampler()
+
+    def renew_sampler(self) -> None:
+        """Forget all sampling state; nobody may be in a slot."""
+        self.sampler = Sampler(self._most_slots, self.target.vocab_size, self.target.device)
+
+    def claim(self, room: CacheRoom) -> bool:
+        """Begin to write: False if the slots are not as `release` left them; they are empty then.
+
+        Until `release` they belong to nobody.
+        """
+        kept = self.target.holder is self
+        self.target.holder = None
+        if not kept:
+            room.slots, room.columns = self.target.slots, self.target.cache.capacity
+            if room.slots > self._most_slots or not room.fits(room.slots, room.columns):
+                self.target.resize(0)
+                room.slots = 0
+            for part in self._parts:
+                for slot in range(part.slots):
+                    part.truncate(slot, 0)
+            self.cover(room)
+        return kept
+
+    def release(self) -> None:
+        """Everything is in order."""
+        self.target.holder = self
+
+    def cover(self, room: CacheRoom) -> None:
+        """Take the shape of `room`."""
+        for part in self._parts:
+            part.reshape(room.slots, room.columns)
+
+    def enter(self, sequence: LiveSequence, eos_ids: Sequence[int]) -> None:
+        """Begin a sequence in its slot. RequestError if it can't be sampled."""
+        assert sequence.slot is not None
+        request = sequence.request
+        self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens)
+
+    def prefill(self, piece: Piece, chunk: int, drafting: bool) -> None:
+        """Read on, `chunk` tokens a pass; the drafter reads along only while it is `drafting`."""
+        windows = [
+            one.window(one.cached, one.cached + count + 1)
+            for one, count in zip(piece.sequences, piece.counts, strict=True)
+        ]
+        taps = () if self.drafter is None else self.drafter.taps
+        for part in self.target.prefill(piece.rows, windows, taps, chunk):
+            if self.drafter is not None:
+                read = [
+                    c * (drafting and one.request.speculate)
+                    for c, one in zip(part.counts, piece.sequences, strict=True)
+                ]
+                later = [c - r for c, r in zip(part.counts, read, strict=True)]
+                self.drafter.observe(piece.rows, part.next_tokens, part.taps, read)
+                self.drafter.defer(piece.rows, part.next_tokens, part.taps, later)
+
+    def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
+        """Empty slots, then close the gaps."""
+        for slot in freed:
+            for part in self._parts:
+                part.truncate(slot, 0)
+        for source, target in moves:
+            self.sampler.move(source, target)
+            for part in self._parts:
+                part.move(source, target)
+
+    def check(self, placed: Sequence[LiveSequence], room: CacheRoom) -> None:
+        """InvariantError unless every slot holds what its sequence says."""
+        for part in self._parts:
+            name = type(part).__name__
+            if part.slots != room.slots:
+                raise InvariantError(f"{name} has {part.slots} slots, the scheduler counts {room.slots}")
+            for slot in range(part.slots):
+                expected = placed[slot].cached if slot < len(placed) else 0
+                if part.length(slot) != expected:
+                    raise InvariantError(f"{name} holds {part.length(slot)} in slot {slot}, expected {expected}")

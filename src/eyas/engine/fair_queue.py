@@ -1,0 +1,93 @@
+"""Start-time fair queueing between keys (Goyal, Vin, Cheng 1996).
+
+Every request gets a start tag: the queue's virtual time, or the moment its key's last request ends on that clock if
+that is later. The smallest tag goes first. A request lasts as long as the tokens it may come to, so keys that keep
+the queue filled are served in equal shares of tokens, and a key that comes new is served next, however many of
+another's wait. Sequences that were preempted come before all others, oldest first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+
+from eyas.engine.sequence import LiveSequence
+
+
+class FairQueue:
+    """Sequences that wait for a slot."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, LiveSequence]] = []
+        self._waiting: dict[int, LiveSequence] = {}
+        self._returned: list[tuple[int, LiveSequence]] = []  # a heap too
+        self._ends: dict[str, float] = {}
+        self._time = 0.0
+        self._counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[LiveSequence]:
+        return iter(self._waiting.values())
+
+    def __contains__(self, sequence: LiveSequence) -> bool:
+        return self._waiting.get(sequence.index) is sequence
+
+    def count(self, key: str) -> int:
+        """How many wait for `key`."""
+        return self._counts[key]
+
+    def push(self, sequence: LiveSequence) -> None:
+        """A new sequence, behind its key's others."""
+        start = max(self._time, self._ends.get(sequence.key, 0.0))
+        self._ends[sequence.key] = start + sequence.longest
+        heapq.heappush(self._heap, (start, sequence.index, sequence))
+        self._enter(sequence)
+
+    def push_front(self, sequence: LiveSequence) -> None:
+        """One that had a slot and lost it."""
+        heapq.heappush(self._returned, (sequence.index, sequence))
+        self._enter(sequence)
+
+    def peek(self) -> LiveSequence | None:
+        """The next one; None if nobody waits."""
+        self._skip_removed()
+        if self._returned:
+            return self._returned[0][1]
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> LiveSequence:
+        """Take the next one out. IndexError if nobody waits."""
+        self._skip_removed()
+        if self._returned:
+            sequence = heapq.heappop(self._returned)[1]
+        else:
+            self._time, _, sequence = heapq.heappop(self._heap)
+        self.remove(sequence)
+        return sequence
+
+    def remove(self, sequence: LiveSequence) -> None:
+        """Take one out wherever it stands."""
+        del self._waiting[sequence.index]
+        self._counts[sequence.key] -= 1
+        if not self._counts[sequence.key]:
+            del self._counts[sequence.key]
+        if not self._waiting:
+            self._heap.clear()
+            self._returned.clear()
+            self._ends.clear()
+            self._time = 0.0
+        elif len(self._ends) > 64 + 2 * len(self._counts):
+            self._ends = {key: end for key, end in self._ends.items() if end > self._time}
+
+    def _enter(self, sequence: LiveSequence) -> None:
+        self._waiting[sequence.index] = sequence
+        self._counts[sequence.key] += 1
+
+    def _skip_removed(self) -> None:
+        while self._returned and self._returned[0][1] not in self:
+            heapq.heappop(self._returned)
+        while self._heap and self._heap[0][2] not in self:
+            heapq.heappop(self._heap)

@@ -1,0 +1,195 @@
+"""Who runs next: admission, prefill in pieces, preemption. It knows numbers and slots, no tensors.
+
+Sequences in slots stand in this order: those that decode, then those whose prompt isn't read yet, first come first.
+A step's prefill goes to the prefilling ones in that order, and no more are admitted than it reaches, so whoever is
+done next is always the first behind the decoding ones and becomes one of them where it lies.
+
+When the cache is full the youngest sequence loses its slot and waits at the head of the queue; what it has emitted
+is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from eyas.engine.fair_queue import FairQueue
+from eyas.engine.limits import Limits
+from eyas.engine.room import CacheRoom
+from eyas.engine.sequence import LiveSequence
+from eyas.errors import QueueFullError, RequestError
+
+_HEADROOM = 64
+"""Tokens that everyone must be able to grow by when another is admitted: else it would be preempted soon after."""
+
+Move = tuple[int, int]
+"""From one slot to another."""
+
+
+class Piece(NamedTuple):
+    """Neighbouring sequences that read `counts` tokens of theirs in the same passes."""
+
+    sequences: list[LiveSequence]
+    counts: list[int]
+
+    @property
+    def rows(self) -> range:
+        first = self.sequences[0].slot
+        assert first is not None
+        return range(first, first + len(self.sequences))
+
+
+class Scheduler:
+    """Sequences waiting, prefilling and decoding."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.room = CacheRoom(limits.max_running, limits.max_cached_tokens)
+        self.waiting = FairQueue()
+        self.decoding: list[LiveSequence] = []
+        self.prefilling: list[LiveSequence] = []
+        self.preempted_total = 0
+        self._pace: float | None = None  # seconds between admissions while some wait
+        self._admitted_at: float | None = None
+
+    @property
+    def placed(self) -> list[LiveSequence]:
+        """All that have a slot; a sequence's place in this list is its slot."""
+        return self.decoding + self.prefilling
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything left to do?"""
+        return bool(self.decoding or self.prefilling or self.waiting)
+
+    def submit(self, sequence: LiveSequence) -> None:
+        """Queue a new sequence. RequestError if it could never fit, QueueFullError if too many wait."""
+        limit = self.room.limit
+        if limit is not None and sequence.longest > limit:
+            raise RequestError(
+                f"prompt and answer can come to {sequence.longest} tokens, the cache holds {limit}: shorten the prompt "
+                "or ask for fewer tokens"
+            )
+        most, waiting = self.limits.max_waiting, len(self.waiting)
+        if most is not None:
+            most += self.limits.max_running - len(self.decoding) - len(self.prefilling)
+            if waiting >= most and (self.waiting.count(sequence.key) or waiting >= 2 * most):
+                raise QueueFullError(f"{waiting} requests are waiting already: try again later", self.retry_after())
+        self.waiting.push(sequence)
+
+    def retry_after(self) -> float:
+        """Seconds in which about a quarter of the queue should have moved on, between 1 and 60."""
+        return min(60.0, max(1.0, (self._pace or 0.0) * len(self.waiting) / 4))
+
+    def admit(self, staging: int, now: float) -> LiveSequence | None:
+        """Give the next waiting sequence a slot; None if nobody waits or there is no room for it in this step.
+
+        `staging` is how many columns a decoding pass takes beyond the longest sequence.
+        """
+        sequence, placed = self.waiting.peek(), self.placed
+        if sequence is None or len(placed) >= self.limits.max_running:
+            return None
+        chunk = self.limits.prefill_chunk
+        if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
+            return None
+        columns = max(min(one.known + _HEADROOM, one.longest) for one in (*placed, sequence)) + staging
+        if placed and not self.room.fits(len(placed) + 1, columns):
+            return None
+        self.waiting.pop()
+        sequence.slot, sequence.cached = len(placed), 0
+        self.prefilling.append(sequence)
+        self._note_admission(now)
+        return sequence
+
+    def pieces(self) -> list[Piece]:
+        """What to prefill in this step. Neighbours share passes unless most of the rectangle would be empty."""
+        left = self.limits.prefill_chunk
+        pieces: list[Piece] = []
+        for sequence in self.prefilling:
+            count = sequence.unread if left is None else min(sequence.unread, left)
+            if left is not None:
+                left -= count
+            if not count:
+                continue
+            if pieces and self._shareable(pieces[-1], sequence, count):
+                pieces[-1].sequences.append(sequence)
+                pieces[-1].counts.append(count)
+            else:
+                pieces.append(Piece([sequence], [count]))
+        return pieces
+
+    def promote(self) -> None:
+        """Let those that have read their prompt decode."""
+        while self.prefilling and not self.prefilling[0].unread:
+            self.decoding.append(self.prefilling.pop(0))
+
+    def columns(self, staging: int) -> int:
+        """Columns that those in slots need now."""
+        decoding = max((one.known + staging for one in self.decoding), default=0)
+        reading = max((one.known + 1 for one in self.prefilling), default=0)
+        together = max((_columns(piece.sequences, piece.counts) for piece in self.pieces()), default=0)
+        return max(decoding, reading, together)
+
+    def fits(self, staging: int) -> bool:
+        """Is there room for all in slots?"""
+        return self.room.fits(len(self.decoding) + len(self.prefilling), self.columns(staging))
+
+    def overflow(self, staging: int) -> list[LiveSequence]:
+        """The youngest, as many as must go so that the others fit, never all."""
+        left, gone = sorted(self.placed, key=lambda one: one.index), []
+        while len(left) > 1 and not self.room.fits(len(left), max(one.known for one in left) + staging):
+            gone.append(left.pop())
+        return gone
+
+    def drop(self, gone: Collection[LiveSequence]) -> list[Move]:
+        """Take sequences out of their slots; the moves close the gaps, each into a slot that is free by then.
+
+        The last decoding sequence takes over a gap among its kind; the prefilling ones move up in their order.
+        """
+        for slot in reversed(range(len(self.decoding))):
+            if self.decoding[slot] in gone:
+                last = self.decoding.pop()
+                if slot < len(self.decoding):
+                    self.decoding[slot] = last
+        self.prefilling = [one for one in self.prefilling if one not in gone]
+        for sequence in gone:
+            sequence.slot, sequence.cached = None, 0
+        moves = []
+        for slot, sequence in enumerate(self.placed):
+            assert sequence.slot is not None
+            if sequence.slot != slot:
+                moves.append((sequence.slot, slot))
+                sequence.slot = slot
+        return moves
+
+    def preempt(self, victims: Iterable[LiveSequence]) -> list[Move]:
+        """Send sequences back to the head of the queue."""
+        victims = list(victims)
+        moves = self.drop(victims)
+        for sequence in victims:
+            self.waiting.push_front(sequence)
+        self.preempted_total += len(victims)
+        return moves
+
+    def expired(self, now: float) -> list[LiveSequence]:
+        """Those whose deadline has passed."""
+        return [one for one in (*self.placed, *self.waiting) if one.expires is not None and one.expires <= now]
+
+    def _shareable(self, piece: Piece, sequence: LiveSequence, count: int) -> bool:
+        if sequence.slot != piece.rows.stop:  # somebody between them has nothing to read
+            return False
+        sequences, counts = [*piece.sequences, sequence], [*piece.counts, count]
+        columns = _columns(sequences, counts)
+        full = sum(one.cached for one in sequences) + sum(counts)
+        return len(sequences) * columns <= 2 * full and self.room.fits(len(self.placed), columns)
+
+    def _note_admission(self, now: float) -> None:
+        if self._admitted_at is not None and self.waiting:
+            gap = now - self._admitted_at
+            self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
+        self._admitted_at = now
+
+
+def _columns(sequences: list[LiveSequence], counts: list[int]) -> int:
+    """Columns that a piece reaches up to."""
+    return max(one.cached for one in sequences) + max(counts)
