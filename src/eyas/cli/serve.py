@@ -53,13 +53,15 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
         from eyas.serve.run import serve as run
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
+    from pydantic import SecretStr
+
     from eyas.serve.bridge import EngineThread
     from eyas.serve.settings import ServeSettings
     from eyas.serve.stepping import SteppingEngine
 
     settings = ServeSettings(
         model_names=tuple(server.served_model_name) or _names(target.model),
-        api_keys=tuple(server.api_key) or tuple(filter(None, [os.environ.get(KEY_VARIABLE)])),
+        api_keys=tuple(SecretStr(key) for key in server.api_key or [os.environ.get(KEY_VARIABLE)] if key),
         max_model_len=capacity.max_model_len,
         max_body_bytes=server.max_body_bytes,
         request_seconds=server.request_seconds,

@@ -65,7 +65,7 @@ def job(
     """The engine's requests. ApiError 400 for what doesn't fit the context."""
     seed = secrets.randbelow(_JAVASCRIPT_SAFE) if asked.seed is None else asked.seed
     n = asked.n or 1
-    requests = []
+    requests: list[Request] = []
     for prompt in prompts:
         limit = _limit(len(prompt), max_tokens, context)
         for choice in range(n):

@@ -37,8 +37,8 @@ class CompletionRequest(SamplingFields):
         if isinstance(given, str):
             return [given]
         if isinstance(given[0], int):
-            return [tuple(given)]  # type: ignore[arg-type]
-        return [each if isinstance(each, str) else tuple(each) for each in given]  # type: ignore[arg-type]
+            return [tuple(given)]
+        return [each if isinstance(each, str) else tuple(each) for each in given]
 
 
 class CompletionLogprobs(Told):
