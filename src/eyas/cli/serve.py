@@ -61,7 +61,7 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
 
     settings = ServeSettings(
         model_names=tuple(server.served_model_name) or _names(target.model),
-        api_keys=tuple(SecretStr(key) for key in server.api_key or [os.environ.get(KEY_VARIABLE)] if key),
+        api_keys=tuple(SecretStr(key) for key in server.api_key or [os.environ.get(KEY_VARIABLE, "")] if key),
         max_model_len=capacity.max_model_len,
         max_body_bytes=server.max_body_bytes,
         request_seconds=server.request_seconds,

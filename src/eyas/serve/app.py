@@ -16,7 +16,7 @@ from eyas.serve.context import Context
 from eyas.serve.errors import ApiError, handle
 from eyas.serve.observer import Observer, Observers
 from eyas.serve.request_ids import RequestIds
-from eyas.serve.routes import chat, models, status
+from eyas.serve.routes import chat, completions, models, status, tokens
 from eyas.serve.settings import ServeSettings
 
 
@@ -30,7 +30,7 @@ def create_app(thread: EngineThread, settings: ServeSettings, observer: Observer
         redoc_url=None,
     )
     app.state.context = Context(thread, settings, observer or Observers())
-    for module in (chat, models, status):
+    for module in (chat, completions, tokens, models, status):
         app.include_router(module.router)
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-
-from starlette.requests import Request
 
 import eyas
 from eyas.serve.answer import Answer
 from eyas.serve.bridge import EngineThread
 from eyas.serve.encode import Job
 from eyas.serve.errors import ApiError, unavailable
-from eyas.serve.events import disconnected
 from eyas.serve.generation import Generation
 from eyas.serve.observer import Observer, Received, Watch
 from eyas.serve.settings import ServeSettings
@@ -99,18 +96,3 @@ class Context:
             for request in job.requests
         ]
         return Generation(job, ticket, answer, watches)
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; it is cancelled as soon as the client is gone."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError(499, "the client is gone", code="client_gone")
-        return working.result()
-    finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)

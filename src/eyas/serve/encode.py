@@ -52,6 +52,14 @@ def prompt_tokens(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, .
     return encode_text(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
+def check_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
+    """ApiError 400 for ids that the model doesn't have."""
+    highest = max(tokens, default=0)
+    if highest >= vocab_size:
+        message = f"{param} has id {highest}, the vocabulary has {vocab_size}"
+        raise ApiError(400, message, code="invalid_value", param=param)
+
+
 def job(
     asked: SamplingFields,
     prompts: Sequence[tuple[int, ...]],

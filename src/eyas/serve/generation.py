@@ -19,6 +19,10 @@ class Step(NamedTuple):
     place: int
     chunk: Chunk
     delta: Delta
+    counts: bool
+    """False once the choice has ended: the engine only tells its statistics."""
+    ends: bool
+    """The choice ends with this step."""
 
 
 class Generation:
@@ -27,22 +31,28 @@ class Generation:
     def __init__(self, job: Job, ticket: Ticket, answer: Callable[[], Answer], watches: list[Watch]) -> None:
         self.job = job
         self.answers = [answer() for _ in job.requests]
+        self.scored = job.requests[0].params.logprobs is not None
+        """Were log-probabilities asked for?"""
         self._ticket, self._watches = ticket, watches
 
     async def __aiter__(self) -> AsyncIterator[Step]:
         async for place, chunk in self._ticket:
-            answer, ended = self.answers[place], self.answers[place].finish_reason is not None
+            answer = self.answers[place]
+            counts = answer.finish_reason is None
             delta = answer.add(chunk)
-            if chunk.completion is not None and (ended or answer.finish_reason != chunk.completion.finish_reason):
-                self._watches[place].end(answer.finish_reason or "stop", answer.stats)
-            else:
-                self._watches[place].add(chunk)
-            if answer.finish_reason == "stop" and chunk.completion is None:
+            ends = counts and answer.finish_reason is not None
+            self._watch(self._watches[place], answer, chunk)
+            if ends and chunk.completion is None:
                 self._ticket.cancel(place)  # a stop string; the engine knows only tokens
             failure = _failure(answer)
             if failure is not None:
                 raise failure
-            yield Step(place, chunk, delta)
+            yield Step(place, chunk, delta, counts, ends)
+
+    def _watch(self, watch: Watch, answer: Answer, chunk: Chunk) -> None:
+        if chunk.completion is not None and answer.finish_reason != chunk.completion.finish_reason:
+            watch.end(answer.finish_reason or "", answer.stats)  # "stop", where the engine says "cancelled"
+        watch.add(chunk)
 
     def close(self) -> None:
         """Cancel what still runs."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,6 +27,12 @@ _TEXT = {
 READING = (401, 500)
 ASKING = (400, 401, 404, 413, 415, 500, 503)
 GENERATING = (*ASKING, 429, 504)
+
+
+def answered(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
+    """The success of a route that may stream, for `/openapi.json`."""
+    what = f"`data:` events, each with a {chunk.__name__}; the last is `[DONE]`"
+    return {"model": whole, "content": {"text/event-stream": {"schema": {"type": "string", "description": what}}}}
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -1,0 +1,111 @@
+"""A generation as JSON, all at once or piece by piece; what chats and completions have in common."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from eyas.serve.answer import Scored
+from eyas.serve.context import Context
+from eyas.serve.generation import Generation
+from eyas.serve.logprobs import TokenNames
+from eyas.serve.trace import Tracer
+from eyas.serve.wire.sampling import SamplingFields
+
+Json = dict[str, Any]
+
+
+class Reply(ABC):
+    """One HTTP request's answer."""
+
+    object_name: str
+    chunk_name: str
+
+    def __init__(self, context: Context, asked: SamplingFields, generation: Generation, reply_id: str) -> None:
+        self.generation, self.names = generation, TokenNames(context.engine.tokenizer)
+        self._usage_at_the_end = asked.wants_usage
+        places = range(len(generation.answers))
+        self._tracers = [Tracer(context.engine.tokenizer) for _ in places] if asked.options.trace else None
+        self._head = {
+            "id": reply_id,
+            "created": int(time.time()),
+            "model": asked.model,
+            "system_fingerprint": context.fingerprint,
+        }
+
+    @abstractmethod
+    def first(self, place: int) -> Json | None:
+        """What a stream's first chunk says about a choice, before there is any text."""
+
+    @abstractmethod
+    def piece(self, place: int, text: str, scored: Sequence[Scored], last: bool) -> list[Json]:
+        """The choices' fields for more text, one object a chunk; `last` when no more comes."""
+
+    @abstractmethod
+    def empty(self) -> Json:
+        """The fields of a chunk that adds nothing."""
+
+    @abstractmethod
+    def end(self, place: int) -> Json:
+        """The fields of a choice's last chunk, its finish reason among them."""
+
+    @abstractmethod
+    def choice(self, place: int, text: str, scored: Sequence[Scored]) -> Json:
+        """A whole choice's fields."""
+
+    async def whole(self) -> Json:
+        """All at once."""
+        count = len(self.generation.answers)
+        texts, scored = [""] * count, [list[Scored]() for _ in range(count)]
+        rounds: list[list[Json]] = [[] for _ in range(count)]
+        try:
+            async for step in self.generation:
+                texts[step.place] += step.delta.text
+                scored[step.place] += step.delta.scored
+                if self._tracers is not None and step.counts:
+                    rounds[step.place].append(self._tracers[step.place].fields(step.chunk))
+        finally:
+            self.generation.close()
+        choices = []
+        for place in range(count):
+            choice = {"index": place} | self.choice(place, texts[place], scored[place])
+            choices.append(choice if self._tracers is None else choice | {"eyas": {"rounds": rounds[place]}})
+        return self._head | {
+            "object": self.object_name,
+            "choices": choices,
+            "usage": self.generation.usage(),
+            "eyas": {"seed": self.generation.job.seed},
+        }
+
+    async def events(self) -> AsyncGenerator[Json, None]:
+        """Piece by piece; the first chunk tells the seed."""
+        try:
+            seed: Json = {"eyas": {"seed": self.generation.job.seed}}
+            for place in range(len(self.generation.answers)):
+                first = self.first(place)
+                if first is not None:
+                    yield self._chunk(place, first) | seed
+                    seed = {}
+            async for step in self.generation:
+                pieces = self.piece(step.place, step.delta.text, step.delta.scored, step.ends)
+                if self._tracers is not None and step.counts:
+                    pieces = pieces or [self.empty()]
+                    pieces[-1]["eyas"] = self._tracers[step.place].fields(step.chunk)
+                if step.ends:
+                    pieces.append(self.end(step.place))
+                for fields in pieces:
+                    yield self._chunk(step.place, fields) | seed
+                    seed = {}
+            if self._usage_at_the_end:
+                yield self._outer([]) | {"usage": self.generation.usage()}
+        finally:
+            self.generation.close()
+
+    def _chunk(self, place: int, fields: Json) -> Json:
+        return self._outer([{"index": place} | fields])
+
+    def _outer(self, choices: list[Json]) -> Json:
+        outer = self._head | {"object": self.chunk_name, "choices": choices}
+        return outer | {"usage": None} if self._usage_at_the_end else outer
