@@ -9,6 +9,7 @@ from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
+    from eyas.engine.limits import Limits
     from eyas.target import Target
     from eyas.types import SamplingParams
     from eyas.verify import WalkRule
@@ -50,7 +51,9 @@ def tree_text(options: DraftOptions) -> str | None:
     return f"chain:{options.num_speculative_tokens}"
 
 
-def open_engine(target: TargetOptions, draft: DraftOptions, batch_size: int) -> Engine:
+def open_engine(
+    target: TargetOptions, draft: DraftOptions, batch_size: int | None = None, limits: Limits | None = None
+) -> Engine:
     """Load everything."""
     tree = tree_text(draft)
     quiet()
@@ -64,6 +67,7 @@ def open_engine(target: TargetOptions, draft: DraftOptions, batch_size: int) -> 
         coupled=draft.coupled is not False,
         rule=walk_rule(draft.acceptance),
         batch_size=batch_size,
+        limits=limits,
         dtype=target.dtype,
         device=target.device,
         attention=target.attention,

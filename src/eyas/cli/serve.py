@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from eyas.cli.build import open_engine
+from eyas.cli.build import open_engine, tree_text
 from eyas.cli.display import note
 from eyas.cli.options import DraftOptions, TargetOptions
 from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.engine import Engine
+    from eyas.serve.settings import ServeSettings
 
 KEY_VARIABLE = "EYAS_API_KEY"
 
@@ -39,10 +43,18 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class CapacityOptions:
-    """How much runs at once."""
+    """How much runs, waits and is kept at once."""
 
-    max_running: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 16
-    max_model_len: Annotated[int | None, Option(min=2, help="Most tokens of prompt and answer.")] = None
+    max_running: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 64
+    max_waiting: Annotated[int, Option(min=1, help="Sequences that may wait; more are answered 429.")] = 512
+    max_model_len: Annotated[
+        int | None, Option(min=2, help="Most tokens of prompt and answer (default: the model's context).")
+    ] = None
+    max_cached_tokens: Annotated[
+        int | None, Option(min=1, help="Most tokens in the cache of keys and values (default: what memory allows).")
+    ] = None
+    prefix_tokens: Annotated[int, Option(min=0, help="Most tokens kept for prompts that begin alike.")] = 16384
+    prefill_chunk: Annotated[int, Option(min=1, help="Most prompt tokens read between two rounds.")] = 512
 
 
 def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, capacity: CapacityOptions) -> int:
@@ -53,14 +65,41 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
         from eyas.serve.run import serve as run
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
+    from eyas.serve.bridge import EngineThread
+    from eyas.serve.observer import Observers
+
+    tree_text(draft)  # what is wrong with the options is said before anything is opened
+    settings = _settings(target, server, capacity)
+    observer = Observers()
+    listener = bind(server.host, server.port, settings.write_seconds)
+    thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
+    host, port = listener.getsockname()[:2]
+    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
+    run(create_app(thread, settings, observer), thread, settings, listener)
+    return 0
+
+
+def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
+    from eyas.engine.limits import Limits
+
+    limits = Limits(
+        max_running=capacity.max_running,
+        max_cached_tokens=capacity.max_cached_tokens,
+        max_waiting=capacity.max_waiting,
+        prefill_chunk=capacity.prefill_chunk,
+        prefix_tokens=capacity.prefix_tokens,
+    )
+    return open_engine(target, draft, limits=limits)
+
+
+def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:
     from pydantic import SecretStr
 
-    from eyas.serve.bridge import EngineThread
     from eyas.serve.settings import ServeSettings
-    from eyas.serve.stepping import SteppingEngine
 
-    settings = ServeSettings(
-        model_names=tuple(server.served_model_name) or _names(target.model),
+    path = Path(target.model)
+    return ServeSettings(
+        model_names=tuple(server.served_model_name) or tuple(dict.fromkeys((target.model, path.name or target.model))),
         api_keys=tuple(SecretStr(key) for key in server.api_key or [os.environ.get(KEY_VARIABLE, "")] if key),
         max_model_len=capacity.max_model_len,
         max_body_bytes=server.max_body_bytes,
@@ -68,16 +107,3 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
         drain_seconds=server.drain_seconds,
         allowed_origins=tuple(server.allow_origin),
     )
-    listener = bind(server.host, server.port, settings.write_seconds)
-    thread = EngineThread(
-        lambda: SteppingEngine(open_engine(target, draft, capacity.max_running)), backlog=settings.backlog_chunks
-    )
-    host, port = listener.getsockname()[:2]
-    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
-    run(create_app(thread, settings), thread, settings, listener)
-    return 0
-
-
-def _names(model: str) -> tuple[str, ...]:
-    """The model as it was named, and the last part of its path."""
-    return tuple(dict.fromkeys((model, Path(model).name or model)))

@@ -10,6 +10,7 @@ import torch
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import load_drafter
 from eyas.engine.engine import Engine
+from eyas.engine.limits import Limits
 from eyas.engine.round import Speculation
 from eyas.errors import UsageError
 from eyas.target import load_target, load_tokenizer
@@ -27,7 +28,8 @@ def load(
     tree: str | TreeSpec | None = None,
     coupled: bool = True,
     rule: WalkRule | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
+    limits: Limits | None = None,
     dtype: str | torch.dtype = torch.float32,
     device: str | torch.device | None = None,
     attention: str | None = None,
@@ -39,8 +41,9 @@ def load(
     """An engine for `model`, speculating with `draft_model` if one is given.
 
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default. `method` is the
-    drafter kind that is expected, None for whatever the files hold. `rule` replaces the
-    lossless walk. Errors: ModelError, CheckpointError, DrafterMismatchError, UsageError.
+    drafter kind that is expected, None for whatever the files hold. `rule` replaces the lossless walk. How much runs at
+    once: `batch_size`, or `limits`, which say more. Errors: ModelError, CheckpointError, DrafterMismatchError,
+    UsageError.
     """
     if draft_model is None and tree is not None:
         raise UsageError("a tree needs a drafter to grow it: give a draft model")
@@ -52,7 +55,7 @@ def load(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method
         )
         speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
-    return Engine(target, load_tokenizer(model), speculation, batch_size=batch_size, rule=rule)
+    return Engine(target, load_tokenizer(model), speculation, batch_size=batch_size, limits=limits, rule=rule)
 
 
 def tree_for(drafter: NetworkDrafter, tree: TreeSpec | None) -> TreeSpec:

@@ -15,10 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from eyas.serve.observer import Observer
 from eyas.serve.ticket import EngineStoppedError, Ticket
 from eyas.types import Chunk, Request
 
 if TYPE_CHECKING:
+    from eyas.engine.controller import Controller
+    from eyas.engine.round import Outcome
     from eyas.engine.state import EngineState
 
 Status = Literal["loading", "ready", "draining", "stopped", "failed"]
@@ -48,25 +51,30 @@ class ServedEngine(Protocol):
     def state(self) -> EngineState:
         """Counts for whoever watches."""
 
+    @property
+    def controller(self) -> Controller | None:
+        """Who plans the trees."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The last step's round."""
+
 
 class EngineThread:
-    """Loads an engine, steps it while there is work, and hands out what comes.
-
-    `after_step(engine)` is called on the thread after every step, for whoever watches.
-    """
+    """Loads an engine, steps it while there is work, and hands out what comes; the observer is told of every step."""
 
     def __init__(
         self,
-        load: Callable[[], Any],
+        load: Callable[[], ServedEngine],
         *,
-        after_step: Callable[[Any], None] | None = None,
+        observer: Observer | None = None,
         backlog: int = 1024,
     ) -> None:
-        self._load, self._after_step, self._backlog = load, after_step, backlog
+        self._load, self._observer, self._backlog = load, observer, backlog
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None = end now
         self._places: dict[int, tuple[Ticket, int]] = {}  # engine index -> whose it is; the thread's
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._engine: Any = None
+        self._engine: ServedEngine | None = None
         self._changed: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self.status: Status = "loading"
         self.error: Exception | None = None
@@ -77,7 +85,7 @@ class EngineThread:
         self._thread.start()
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> ServedEngine:
         """The engine, for what never changes: tokenizer, vocabulary, context. EngineStoppedError until it is there."""
         if self._engine is None:
             raise EngineStoppedError(f"the engine is {self.status}")
@@ -162,8 +170,9 @@ class EngineThread:
             while self._make_calls(engine):
                 if not engine.idle:
                     self._deliver(engine.step())
-                    if self._after_step is not None:
-                        self._after_step(engine)
+                    if self._observer is not None:
+                        plan = None if engine.controller is None else engine.controller.snapshot()
+                        self._observer.stepped(engine.state(), plan, engine.outcome)
         except Exception as error:  # whatever it is, the process must learn that its engine is gone
             log.debug("the engine's thread ended", exc_info=error)
             self.error = error
@@ -173,7 +182,7 @@ class EngineThread:
             _tell(ticket.loop, ticket.fail, EngineStoppedError(self._why()))
         self._places.clear()
 
-    def _make_calls(self, engine: Any) -> bool:
+    def _make_calls(self, engine: ServedEngine) -> bool:
         """Make the calls that wait, waiting for one if there is nothing else to do; False = the end."""
         while True:
             try:

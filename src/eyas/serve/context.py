@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import eyas
 from eyas.serve.answer import Answer
-from eyas.serve.bridge import EngineThread
+from eyas.serve.bridge import EngineThread, ServedEngine
 from eyas.serve.encode import Job
 from eyas.serve.errors import ApiError, unavailable
 from eyas.serve.generation import Generation
@@ -33,7 +33,7 @@ class Context:
     _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> ServedEngine:
         """The engine, once it is ready; 503 before and after."""
         status = self.thread.status
         if status == "ready":
@@ -90,7 +90,7 @@ class Context:
                     max_tokens=request.params.max_tokens,
                     temperature=request.params.temperature,
                     stream=stream,
-                    speculate=getattr(request, "speculate", True),
+                    speculate=request.speculate,
                 ),
             )
             for request in job.requests

@@ -83,6 +83,7 @@ def job(
                     params=_params(asked, limit, (seed + choice) % 2**63, logprobs),
                     id=f"{request_id}-{len(requests)}",
                     trace=asked.options.trace,
+                    speculate=asked.options.speculate,
                     grammar=grammar,
                 )
             )

@@ -1,0 +1,64 @@
+"""Servers in this process: over a fake engine through ASGI, and over a tiny pair on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from eyas.serve.app import create_app
+from eyas.serve.bridge import EngineThread
+from eyas.serve.observer import Observer
+from eyas.serve.settings import ServeSettings
+
+from .fakes import FakeEngine
+
+Ask = Callable[..., Any]
+
+
+@asynccontextmanager
+async def client_of(engine: Any, observer: Observer | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server over an engine; the engine's thread ends with it."""
+    thread = EngineThread(lambda: engine, observer=observer, backlog=settings.get("backlog_chunks", 1024))
+    app = create_app(thread, ServeSettings(**{"model_names": ("tiny",), **settings}), observer)
+    thread.start()
+    while thread.status == "loading":
+        await asyncio.sleep(0.001)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            client.thread = thread  # type: ignore[attr-defined]
+            yield client
+    finally:
+        thread.stop()
+        thread.join(10)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def ask(engine: FakeEngine) -> Ask:
+    """`ask(path, **json)` -> the response, of a server over the fake engine."""
+
+    def call(path: str, settings: dict[str, Any] | None = None, **body: Any) -> httpx.Response:
+        return run(post(engine, path, {"model": "tiny", **body}, **(settings or {})))
+
+    return call
+
+
+async def post(engine: Any, path: str, body: Any, **settings: Any) -> httpx.Response:
+    """One request to a server of its own."""
+    async with client_of(engine, **settings) as client:
+        return await client.post(path, json=body)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """A coroutine's result; nothing hangs longer than half a minute."""
+    return asyncio.run(asyncio.wait_for(work, 30))

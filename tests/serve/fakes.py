@@ -1,0 +1,117 @@
+"""An engine without a model: it writes what it is told to, a few tokens a step, and remembers what was asked of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from eyas.engine.state import EngineState
+from eyas.errors import QueueFullError, RequestError
+from eyas.types import Chunk, Completion, Request, Stats, TokenLogprobs
+
+from ..pairs import tokenizer
+
+
+def ids(text: str) -> list[int]:
+    """A text's tokens."""
+    found: list[int] = tokenizer()(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+@dataclass
+class _Live:
+    request: Request
+    left: list[int]
+    taken: list[int] = field(default_factory=list)
+
+
+class FakeEngine:
+    """`submit`, `cancel`, `step` and the rest, as `Engine` has them."""
+
+    def __init__(
+        self,
+        text: str | Sequence[int] = "Natalia sold 48/2 clips in May.",
+        *,
+        stride: int = 2,
+        most: int = 64,
+        context: int | None = 256,
+        chars: Any = None,
+        pause: float = 0.0,
+    ) -> None:
+        self.tokenizer = chars or tokenizer()
+        self.target = SimpleNamespace(max_length=context, vocab_size=len(self.tokenizer), device="cpu")
+        self.controller = self.outcome = None
+        self.text = ids(text) if isinstance(text, str) else list(text)
+        self.stride, self.most, self.pause = stride, most, pause
+        self.asked: list[Request] = []
+        self.keys: list[str] = []
+        self.deadlines: list[float | None] = []
+        self.cancelled: list[int] = []
+        self.go = threading.Event()
+        """Steps wait for it: clear it to hold the engine."""
+        self.go.set()
+        self.step_error: Exception | None = None
+        self.ending: str = "length"
+        self._live: dict[int, _Live] = {}
+        self._outbox: list[Chunk] = []
+
+    def check(self, request: Request) -> None:
+        if any(token >= self.target.vocab_size for token in request.prompt):
+            raise RequestError("the prompt has a token outside the vocabulary")
+
+    def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
+        self.check(request)
+        if len(self._live) >= self.most:
+            raise QueueFullError("too many requests wait", 7.4)
+        index = len(self.asked)
+        self.asked.append(request)
+        self.keys.append(queue_key)
+        self.deadlines.append(deadline)
+        self._live[index] = _Live(request, list(self.text[: request.params.max_tokens]))
+        return index
+
+    def cancel(self, index: int) -> None:
+        if index in self._live:
+            self.cancelled.append(index)
+            self._outbox.append(self._end(index, (), "cancelled"))
+
+    def step(self) -> list[Chunk]:
+        assert self.go.wait(30)
+        time.sleep(self.pause)
+        if self.step_error is not None:
+            raise self.step_error
+        chunks, self._outbox = self._outbox, []
+        for index, live in list(self._live.items()):
+            tokens, live.left = tuple(live.left[: self.stride]), live.left[self.stride :]
+            live.taken += tokens
+            chunks.append(self._chunk(index, tokens) if live.left else self._end(index, tokens, self.ending))
+        return chunks
+
+    @property
+    def idle(self) -> bool:
+        return not self._live and not self._outbox
+
+    def state(self) -> EngineState:
+        return EngineState(len(self._live), 0, 0, 0, 0, None, 0, 0, 0, 0, 0, 0, 0, {})
+
+    def _end(self, index: int, tokens: tuple[int, ...], reason: str) -> Chunk:
+        live = self._live.pop(index)
+        stats = Stats(tokens=len(live.taken))
+        stats.record(max(0, self.stride - 1), self.stride)
+        error = "it broke" if reason == "error" else None
+        done = Completion(live.request.id, live.taken, "", reason, stats, error=error)
+        return self._chunk(index, tokens, done, live.request)
+
+    def _chunk(
+        self, index: int, tokens: tuple[int, ...], done: Completion | None = None, request: Request | None = None
+    ) -> Chunk:
+        request = request or self._live[index].request
+        count = request.params.logprobs
+        scores = None
+        if count is not None:
+            scores = tuple(TokenLogprobs(t, -0.5, tuple((t + i, -0.5 - i) for i in range(count))) for t in tokens)
+        return Chunk(index, tokens, max(0, len(tokens) - 1), done, None, scores)
