@@ -58,6 +58,12 @@ def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     return Grammar(matcher, vocabulary)
 
 
+@lru_cache(maxsize=1)
+def executor() -> Any:
+    """llguidance's threads, which compute masks while Python is free to do something else."""
+    return _library().LLExecutor()
+
+
 @lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Any) -> Any:
     """llguidance's trie of a tokenizer: about a second for a large one."""
@@ -116,7 +122,8 @@ def _choice(text: str) -> str:
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise ValueError("give a JSON array of at least one string, none of them empty")
-    return _lark("start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
+    # a capitalised rule is one lexeme: an automaton, where alternatives of a rule are tried side by side
+    return _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
 
 
 _SOURCES: dict[str, Callable[[str], str]] = {
