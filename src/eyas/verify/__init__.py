@@ -2,7 +2,7 @@
 
 from eyas.verify.admission import check_request
 from eyas.verify.coupling import Coupling
-from eyas.verify.grammar import Grammar, compile_grammar
+from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar
 from eyas.verify.noise import gumbel
 from eyas.verify.path import PathState
 from eyas.verify.sampler import Sampler
@@ -10,6 +10,7 @@ from eyas.verify.typical import TypicalWalk
 from eyas.verify.walk import SeededWalk, Walk, WalkRule
 
 __all__ = [
+    "WHITESPACE",
     "Coupling",
     "Grammar",
     "PathState",

@@ -19,6 +19,8 @@ MOST_TEXT = 1 << 16
 """Characters of a grammar."""
 MOST_DEPTH = 64
 """Brackets inside brackets: parsers of nested texts recurse, and a stack that overflows takes the process along."""
+WHITESPACE = r"[ \t\r\n]{1,64}"
+"""Where JSON may have white space; bounded, because models can get lost in blanks."""
 _KEPT = 64
 """Compiled grammars remembered, so that checking a request and running it compile once."""
 
@@ -97,8 +99,7 @@ def _limits() -> Any:
 
 
 def _json_schema(text: str) -> str:
-    whitespace = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}  # bounded: models can get lost in blanks
-    source: str = _library().LLMatcher.grammar_from_json_schema(text, overrides=whitespace)
+    source: str = _library().LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
     return source
 
 

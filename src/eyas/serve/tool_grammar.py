@@ -1,0 +1,103 @@
+"""Grammars that make a model call tools, in its own style, with arguments that fit their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eyas.errors import RequestError
+from eyas.serve.tool_styles import ToolStyle
+from eyas.types import GrammarSpec
+from eyas.verify import WHITESPACE
+
+
+def tool_call_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: str | Mapping[str, Any] | None,
+    style: ToolStyle,
+    tokenizer: Any,
+    *,
+    parallel: bool = True,
+) -> GrammarSpec | None:
+    """A grammar of calls of `tools` (OpenAI's form); more than one call only if `parallel`.
+
+    `required` or a named tool: nothing but calls. `auto`: None, but where a tool is `strict` text and calls, the
+    calls constrained. RequestError if a named tool doesn't exist, or a strict one can't be told from text.
+    """
+    names = tools_asked(tools, tool_choice)
+    forced = tool_choice == "required" or isinstance(tool_choice, Mapping)
+    functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
+    if not functions or not (forced or any(function.get("strict") for function in functions)):
+        return None
+    mark = _token(style.marker, tokenizer)
+    alternatives, rules = [], []
+    for index, function in enumerate(functions):
+        rules.append(f"args_{index}: %json {_schema(function.get('parameters'))}")
+        alternatives.append(_call(function["name"], f"args_{index}", style, tokenizer))
+    rules.append(f"call: {' | '.join(alternatives)}")
+    begin, between, end = _frame(style, mark)
+    more = f"({between} call)*" if parallel else ""
+    calls = f"{begin} call {more} {end}"
+    if not forced:
+        if style.bare:
+            raise RequestError(f"strict tools need tool_choice required: {style.name} calls begin like any other text")
+        # text up to the mark, which is a token of its own or ends a lazy lexeme
+        special = mark.startswith("<")
+        head = f"TEXT {mark}" if special else "text_and_mark"
+        rules += ["TEXT: /(.|\\n)*/"] + ([] if special else [f"text_and_mark[lazy]: TEXT {mark}"])
+        calls = f"({head} {calls.removeprefix(mark)})? TEXT"
+    return GrammarSpec("lark", "\n".join([f"start: {calls}", *rules, ""]))
+
+
+def tools_asked(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None) -> list[str]:
+    """The names of the tools that may be called: none of them, all, or the one that was named."""
+    names = [tool["function"]["name"] for tool in tools or ()]
+    if len(set(names)) < len(names):
+        raise RequestError(f"two tools have the same name: {', '.join(names)}")
+    if tool_choice == "none":
+        return []
+    if isinstance(tool_choice, Mapping):
+        name = tool_choice.get("function", {}).get("name")
+        if name not in names:
+            raise RequestError(f"tool_choice names {name!r}, which is not among the tools: {', '.join(names)}")
+        return [name]
+    if tool_choice not in (None, "auto", "required"):
+        raise RequestError(f"tool_choice {tool_choice!r} is not supported: use none, auto, required or a function")
+    return names
+
+
+def _frame(style: ToolStyle, mark: str) -> tuple[str, str, str]:
+    """What stands before, between and behind calls."""
+    if style.bare:
+        return "", _literal("; "), ""
+    if style.named:
+        return mark, mark, ""
+    if style.listed:
+        return f"{mark} {_literal(' ')}? {_literal('[')}", _literal(", "), _literal("]")
+    end = _literal("\n" + style.end)
+    return f"{mark} {_literal(chr(10))}", f"{end} {_literal(chr(10))} {mark} {_literal(chr(10))}", end
+
+
+def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
+    if style.named:
+        return f"{_literal(name)} {_token('[ARGS]', tokenizer)} {arguments}"
+    begin = f'{{"name": {json.dumps(name)}, "{style.arguments}": '
+    return f"{_literal(begin)} {arguments} {_literal('}')}"
+
+
+def _schema(parameters: Mapping[str, Any] | None) -> str:
+    schema = dict(parameters or {"type": "object", "properties": {}})
+    schema.setdefault("type", "object")
+    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+
+
+def _token(mark: str, tokenizer: Any) -> str:
+    """A mark as the tokenizer has it: one special token, or text."""
+    number = tokenizer.get_added_vocab().get(mark)
+    added = None if number is None else tokenizer.added_tokens_decoder.get(number)
+    return f"<[{number}]>" if added is not None and added.special else _literal(mark)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
