@@ -2,8 +2,6 @@
 
 import { el } from "./dom.js";
 
-const CLASSES = { drafted: "drafted", own: "own" };
-
 export class Answer {
   /** Goes into `parent`; `look(answer, round)` is called when a round is pointed at or reached by the keyboard. */
   constructor(parent, look) {
@@ -14,7 +12,10 @@ export class Answer {
     this.fences = 0;
     this.element = el("div", { className: "answer", role: "group", ariaLabel: "Answer: arrow keys step through it" });
     this.element.setAttribute("aria-busy", "true");
-    this.element.addEventListener("pointerover", (event) => this.point(event.target));
+    this.element.addEventListener("pointermove", (event) => {
+      // a text that scrolls under a mouse at rest moves too, but not by the hand
+      if (event.pointerType === "mouse" && (event.movementX || event.movementY)) this.point(event.target);
+    });
     this.element.addEventListener("click", (event) => this.reach(event.target));
     this.element.addEventListener("focusin", (event) => this.point(event.target));
     this.element.addEventListener("keydown", (event) => this.key(event));
@@ -38,6 +39,7 @@ export class Answer {
       token.span = this.span(token, index);
       this.element.append(token.span);
     }
+    if (draft) this.element.classList.add("speculated");
     this.rounds.push({ tokens, accepted, draft, seconds: (performance.now() - this.began) / 1000 });
   }
 
@@ -46,8 +48,7 @@ export class Answer {
     this.text += token.piece;
     this.fences = countFences(this.text);
     const code = before % 2 === 1 || this.fences > before;
-    const kind = token.drafted ? CLASSES.drafted : CLASSES.own;
-    const span = el("span", { className: `tok ${kind}${code ? " code" : ""}`, textContent: token.piece });
+    const span = el("span", { className: `tok ${token.drafted ? "drafted" : "own"}${code ? " code" : ""}`, textContent: token.piece });
     span.dataset.round = round;
     span.tabIndex = this.rounds.length === 0 && !this.element.firstChild ? 0 : -1;
     return span;
@@ -74,6 +75,14 @@ export class Answer {
   mark(round) {
     for (const span of this.element.querySelectorAll(".shown")) span.classList.remove("shown");
     for (const token of this.rounds[round]?.tokens ?? []) token.span.classList.add("shown");
+  }
+
+  /** Show only what was there after so many seconds; everything again for Infinity. */
+  rewind(seconds) {
+    for (const round of this.rounds) {
+      for (const { span } of round.tokens) span.classList.toggle("unseen", round.seconds > seconds);
+    }
+    return this.rounds.filter((round) => round.seconds <= seconds);
   }
 
   point(target) {

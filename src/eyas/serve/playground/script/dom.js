@@ -30,4 +30,4 @@ export function announce(text) {
 
 export const percent = (share) => (share >= 0.0995 ? `${Math.round(share * 100)}%` : `${(share * 100).toFixed(1)}%`);
 
-export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+export const plural = (count, word, many = `${word}s`) => `${count} ${count === 1 ? word : many}`;

@@ -12,6 +12,8 @@ export class Race {
     this.rounds = rounds;
     this.abort = null;
     this.drafter = true;
+    this.answers = {};
+    this.replaying = 0; // which replay runs; another begun or a race ends it
     byId("race-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.run(byId("race-prompt").value);
@@ -22,6 +24,7 @@ export class Race {
       this.run(event.target.value);
     });
     byId("race-stop").addEventListener("click", () => this.stop());
+    byId("race-replay").addEventListener("click", () => this.replay());
     for (const lane of Object.keys(LANES)) this.figures(lane, null, 0);
   }
 
@@ -41,15 +44,18 @@ export class Race {
     this.rounds.clear();
     this.working(new AbortController());
     const messages = [{ role: "user", content: prompt }];
-    const answers = {};
+    this.answers = {};
+    this.replaying += 1;
+    byId("race-replay").hidden = true;
     for (const lane of Object.keys(LANES)) byId(`lane-${lane}`).replaceChildren();
     for (const lane of Object.keys(LANES)) this.figures(lane, null, 0);
     announce("The race has begun");
     try {
       // the prompt is read once beforehand, so that the first of the two doesn't pay for the second
       for await (const _ of this.ask(messages, { speculate: true, maxTokens: 1 }));
-      for (const [lane, speculate] of Object.entries(LANES)) answers[lane] = await this.lap(lane, messages, speculate);
-      this.verdict(answers.plain, answers.speculative);
+      for (const [lane, speculate] of Object.entries(LANES)) this.answers[lane] = await this.lap(lane, messages, speculate);
+      this.verdict(this.answers.plain, this.answers.speculative);
+      byId("race-replay").hidden = false;
     } catch (error) {
       if (error.name === "AbortError") this.say("Stopped.");
       else this.problem(error.message, error.status);
@@ -65,7 +71,7 @@ export class Race {
   async lap(lane, messages, speculate) {
     const view = byId(`lane-${lane}`);
     const answer = new Answer(view, (shown, index) => this.rounds.show(shown, index));
-    const timer = setInterval(() => this.figures(lane, answer, (performance.now() - answer.began) / 1000), 100);
+    const timer = setInterval(() => this.figures(lane, answer.rounds, (performance.now() - answer.began) / 1000), 100);
     try {
       for await (const event of this.ask(messages, { speculate })) {
         if (event.choices?.[0]) answer.add(event.choices[0]);
@@ -75,22 +81,40 @@ export class Race {
     } finally {
       clearInterval(timer);
       answer.finish();
-      this.figures(lane, answer, answer.seconds);
+      this.figures(lane, answer.rounds, answer.seconds);
     }
     return answer;
   }
 
-  figures(lane, answer, seconds) {
-    const count = answer?.tokens.length ?? 0;
+  /** The line above a lane: what `rounds` (null before the start) came to in so many seconds. */
+  figures(lane, rounds, seconds) {
+    const count = (rounds ?? []).reduce((sum, round) => sum + round.tokens.length, 0);
     const shown = {
       "Tokens/s": count && seconds ? (count / seconds).toFixed(1) : "–",
-      Elapsed: answer ? `${seconds.toFixed(1)} s` : "–",
-      Tokens: answer ? String(count) : "–",
-      "Tokens a pass": answer?.rounds.length ? (count / answer.rounds.length).toFixed(2) : "–",
+      Elapsed: rounds ? `${seconds.toFixed(1)} s` : "–",
+      Tokens: rounds ? String(count) : "–",
+      "Tokens a pass": count ? (count / rounds.length).toFixed(2) : "–",
     };
     byId(`lane-${lane}-figures`).replaceChildren(
       ...Object.entries(shown).map(([name, value]) => el("div", {}, el("dt", { textContent: name }), el("dd", { textContent: value }))),
     );
+  }
+
+  /** Both again at once, at the speeds they had. */
+  replay() {
+    const began = performance.now();
+    const number = ++this.replaying;
+    const end = Math.max(...Object.values(this.answers).map((answer) => answer.seconds));
+    const frame = () => {
+      if (number !== this.replaying) return;
+      const now = (performance.now() - began) / 1000;
+      for (const [lane, answer] of Object.entries(this.answers)) {
+        const seconds = Math.min(now, answer.seconds);
+        this.figures(lane, answer.rewind(seconds), seconds);
+      }
+      if (now < end) requestAnimationFrame(frame);
+    };
+    frame();
   }
 
   /** How much faster, and whether both wrote the same. */

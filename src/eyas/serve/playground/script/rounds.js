@@ -3,6 +3,18 @@
 import { byId, el, plural, visible } from "./dom.js";
 import { drawTree, words } from "./tree.js";
 
+const HINT = "Point at a word of an answer, or reach it with the arrow keys: here is the tree that was drafted for it. One like this:";
+
+// p(child | parent) 0.9, 0.8, 0.5 down the walked path
+const EXAMPLE = {
+  tokens: [1, 2, 3, 4, 5, 6],
+  pieces: [" two", " and", " three", " of", " make", " plus"],
+  parents: [-1, 0, 1, 0, 1, -1],
+  logprob: [0.9, 0.72, 0.36, 0.09, 0.29, 0.08].map(Math.log),
+  path: [0, 1],
+};
+const EXAMPLE_OWN = { id: 7, piece: " two" };
+
 export class Rounds {
   constructor() {
     this.answer = null;
@@ -16,7 +28,8 @@ export class Rounds {
       event.stopPropagation();
       this.close();
     });
-    window.addEventListener("resize", () => this.answer && this.draw());
+    window.addEventListener("resize", () => this.draw());
+    this.clear();
   }
 
   show(answer, index) {
@@ -32,8 +45,8 @@ export class Rounds {
 
   /** Put the panel away where it covers something, and the keyboard back to the token it was opened from. */
   close() {
+    this.answer?.element.querySelector('[tabindex="0"]')?.focus(); // which shows its round
     this.panel.classList.remove("open");
-    this.answer?.element.querySelector('[tabindex="0"]')?.focus();
   }
 
   /** Forget an answer that is gone. */
@@ -41,11 +54,10 @@ export class Rounds {
     this.answer = null;
     this.panel.classList.remove("open");
     byId("round-title").textContent = "Draft tree";
-    byId("round-summary").textContent = "Point at a word of an answer, or reach it with the arrow keys: here is the tree that was drafted for it.";
+    byId("round-summary").textContent = HINT;
     byId("round-text").hidden = true;
-    byId("round-tree").replaceChildren();
-    byId("round-node").textContent = "";
     this.buttons(0);
+    this.draw();
   }
 
   /** More rounds have come to the answer shown. */
@@ -64,21 +76,28 @@ export class Rounds {
   }
 
   draw() {
+    const tell = (node) => (byId("round-node").textContent = words(node));
+    const box = byId("round-tree");
+    byId("round-node").textContent = "";
+    if (!this.answer) {
+      drawTree(box, EXAMPLE, EXAMPLE_OWN, tell);
+      byId("round-node").textContent = "Filled: accepted. Outlined: guessed, not taken. Dashed: the token the model wrote itself.";
+      return;
+    }
     const round = this.answer.rounds[this.index];
     this.title();
     const text = byId("round-text");
     text.hidden = false;
     text.replaceChildren(...round.tokens.map((token) => el("span", { className: `chip ${token.drafted ? "drafted" : "own"}`, textContent: visible(token.piece) })));
-    byId("round-node").textContent = "";
     const tokens = plural(round.tokens.length, "token");
     if (!round.draft) {
       byId("round-summary").textContent = `Nothing was drafted: one pass of the model, ${tokens}.`;
-      byId("round-tree").replaceChildren();
+      box.replaceChildren();
       return;
     }
-    const nodes = plural(round.draft.tokens.length, "guess").replace("guesss", "guesses");
+    const nodes = plural(round.draft.tokens.length, "guess", "guesses");
     byId("round-summary").textContent = `${nodes} checked in one pass, ${round.draft.path.length} accepted: ${tokens} at once.`;
     const own = round.tokens.find((token) => !token.drafted) ?? null;
-    drawTree(byId("round-tree"), round.draft, own && { id: own.id, piece: own.piece }, (node) => (byId("round-node").textContent = words(node)));
+    drawTree(box, round.draft, own && { id: own.id, piece: own.piece }, tell);
   }
 }

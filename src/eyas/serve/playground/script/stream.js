@@ -2,10 +2,9 @@
 
 /** What went wrong, fit to be shown; `status` is the HTTP status, 0 where there was none. */
 export class ServerError extends Error {
-  constructor(message, status = 0, retryAfter = null) {
+  constructor(message, status = 0) {
     super(message);
     this.status = status;
-    this.retryAfter = retryAfter;
   }
 }
 
@@ -34,13 +33,13 @@ async function refusal(response) {
   }
   const retryAfter = response.headers.get("Retry-After");
   const words = {
-    401: "The server wants an API key: enter it in the settings.",
-    403: "The server doesn't accept this API key: check it in the settings.",
-    429: retryAfter ? `The server is busy: try again in ${retryAfter} s.` : "The server is busy: try again soon.",
-    503: "The server is shutting down or not ready: try again soon.",
+    401: "The server wants an API key: enter it in the settings",
+    403: "The server doesn't accept this API key: check it in the settings",
+    429: retryAfter ? `The server is busy: try again in ${retryAfter} s` : "The server is busy: try again soon",
+    503: "The server is shutting down or not ready: try again soon",
   }[response.status];
-  const text = [words, message].filter(Boolean).join(" ") || `The server answered with status ${response.status}.`;
-  return new ServerError(text, response.status, retryAfter);
+  const text = words ? `${words}${message ? ` (${message})` : ""}.` : message || `The server answered with status ${response.status}.`;
+  return new ServerError(text, response.status);
 }
 
 export async function getJson(path, key, signal) {

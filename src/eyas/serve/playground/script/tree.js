@@ -4,7 +4,8 @@ import { percent, svg, visible } from "./dom.js";
 
 const ROW = 30;
 const PILL = 24;
-const LEAST_COLUMN = 84;
+const LEAST_COLUMN = 76;
+const ROOMY = 66; // a pill this wide has its share written out
 const GAP = 20;
 const ROOT = 18;
 
@@ -80,10 +81,10 @@ export function drawTree(box, draft, own, tell) {
 
 function pill(node, x, y, width) {
   const group = svg("g", { class: `node ${node.kind}`, role: "treeitem", tabindex: "-1", "aria-level": node.column + 1, "aria-label": words(node) });
-  const share = node.kind === "own" ? "" : percent(node.share);
-  const letters = Math.max(2, Math.floor((width - 16 - share.length * 6.2) / 7));
+  const share = node.kind === "own" || width < ROOMY ? "" : percent(node.share);
+  const letters = Math.max(2, Math.floor((width - 11 - share.length * 7) / 7.3));
   group.append(svg("rect", { class: "body", x, y, width, height: PILL, rx: 6 }));
-  if (share) group.append(svg("rect", { class: "bar", x: x + 1, y: y + PILL - 4, width: Math.max(0, (width - 2) * node.share), height: 3, rx: 1.5 }));
+  if (node.kind !== "own") group.append(svg("rect", { class: "bar", x: x + 1, y: y + PILL - 4, width: Math.max(0, (width - 2) * node.share), height: 3, rx: 1.5 }));
   const baseline = y + PILL / 2 + 4;
   const name = visible(node.piece);
   group.append(svg("text", { class: "name", x: x + 6, y: baseline }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name));
