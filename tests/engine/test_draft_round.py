@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from eyas.engine import Engine, Speculation
 from eyas.engine.draft_round import draft_rounds
 from eyas.engine.evidence import Evidence
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, parse_tree
+from eyas.types import Request, SamplingParams
+
+from .. import tiny
 
 
 def test_the_valid_nodes_and_the_walked_path() -> None:
@@ -32,3 +36,33 @@ def test_a_plain_round_has_no_tree() -> None:
     assert draft_rounds(None, [1, 2], [0, 1]) == {}
     empty = DraftTree.empty(2, torch.device("cpu"))
     assert draft_rounds(Evidence(empty, [[0], [0]]), [1, 2], [0, 1]) == {}
+
+
+def test_chunks_of_traced_requests_carry_the_trees_they_came_from() -> None:
+    prompts = tiny.prompts(9, 13, 5)
+    expected = [tiny.continuation(tiny.target().model, prompt, 24) for prompt in prompts]
+    drafter = tiny.OracleDrafter([p + e for p, e in zip(prompts, expected, strict=True)], (1, 2, 4), 0.3)
+    engine = Engine(tiny.target(), None, Speculation(drafter, parse_tree("dynamic:4,3,8")), batch_size=3)
+    params = SamplingParams(max_tokens=24)
+    requests = [
+        Request(tuple(prompts[0]), params, trace=True),
+        Request(tuple(prompts[1]), params),
+        Request(tuple(prompts[2]), params, trace=True, speculate=False),
+    ]
+    answers, accepted = [list(prompt) for prompt in prompts], 0
+    for chunk in engine.stream(requests):
+        draft = chunk.draft
+        assert (draft is not None) == (chunk.index == 0)
+        if draft is not None:
+            assert draft.root == answers[0][-1]
+            assert all(parent < node for node, parent in enumerate(draft.parents))
+            assert [draft.parents[node] for node in draft.path] == [-1, *draft.path][: len(draft.path)]
+            assert (
+                tuple(draft.tokens[node] for node in draft.path)[: chunk.accepted] == chunk.token_ids[: chunk.accepted]
+            )
+            assert len(draft.path) == chunk.accepted or chunk.completion is not None
+            assert all(value <= 0 for value in draft.logprob)
+            accepted += chunk.accepted
+        answers[chunk.index] += chunk.token_ids
+    assert answers == [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
+    assert accepted > 4

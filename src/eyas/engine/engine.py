@@ -31,7 +31,7 @@ from eyas.engine.state import EngineState
 from eyas.errors import InvariantError, RequestError, UsageError
 from eyas.target import Target
 from eyas.tree import TreeSpec
-from eyas.types import Chunk, Completion, DraftRound, Request
+from eyas.types import Chunk, Completion, Request
 from eyas.verify import SeededWalk, WalkRule, check_request
 
 
@@ -307,10 +307,7 @@ class Engine:
     def _collect(self, decoding: Sequence[LiveSequence], outcome: Outcome, seconds: float) -> None:
         """Give everyone what the round emitted; let go of those that are finished."""
         traced = [row for row, sequence in enumerate(decoding) if sequence.request.trace]
-        drafts: dict[int, DraftRound] = {}
-        if traced and outcome.evidence is not None:
-            roots = [sequence.root for sequence in decoding]
-            drafts = draft_rounds(outcome.evidence.tree, roots, outcome.evidence.paths, traced)
+        drafts = draft_rounds(outcome.evidence, [sequence.root for sequence in decoding], traced)
         for row, sequence in enumerate(decoding):
             sequence.cached += outcome.accepted[row] + 1
             taken = sequence.extend(outcome.tokens[row], outcome.accepted[row], outcome.offered[row], seconds)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from eyas.serve.playground.routes import playground
@@ -32,12 +32,13 @@ class FakeServer:
         self.polls = 0
         self.url = ""
         self.app = FastAPI()
-        self.app.include_router(playground(Gauges(), True, [Depends(self._count)]))
+        self.app.include_router(playground(Gauges(), self._count))
         self.app.get("/v1/models")(self.models)
         self.app.post("/v1/chat/completions")(self.chat)
 
-    def _count(self) -> None:
+    def _count(self) -> bool:
         self.polls += 1
+        return True
 
     async def models(self, request: Request) -> Response:
         return self.refused(request) or JSONResponse({"object": "list", "data": [{"id": "fake-model"}]})

@@ -1,20 +1,19 @@
-"""The playground's two routes: the page, open to all and without secrets, and the gauges behind the API's key."""
+"""The playground's two routes: the page, which is open and without secrets, and its gauges, behind the API's key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.params import Depends
 from fastapi.responses import HTMLResponse
 
 from eyas.serve.playground.page import page
 from eyas.serve.playground.stats import Gauges
 
 
-def playground(gauges: Gauges, speculating: bool, dependencies: Sequence[Depends] = ()) -> APIRouter:
-    """The router; `dependencies` guard `/stats` as they guard the API, `speculating` says that a drafter is loaded."""
+def playground(gauges: Gauges, speculating: Callable[[], bool]) -> APIRouter:
+    """The router; `speculating` says whether a drafter is loaded, or raises while nothing is."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
@@ -28,8 +27,8 @@ def playground(gauges: Gauges, speculating: bool, dependencies: Sequence[Depends
         }
         return HTMLResponse(made.html, headers=headers)
 
-    @router.get("/stats", dependencies=list(dependencies))
+    @router.get("/stats")
     async def show_stats() -> dict[str, Any]:
-        return {"speculating": speculating, **gauges.read()}
+        return {"speculating": speculating(), **gauges.read()}
 
     return router

@@ -33,7 +33,7 @@ export class LoadGauges {
       byId("gauge-note").textContent = "";
     } catch (error) {
       if (error.status === 401) return this.blank("The gauges need the API key."); // asked again when it is there
-      this.blank("The server can't be reached.");
+      this.blank(error.message);
     }
     if (!document.hidden) this.timer = setTimeout(() => this.poll(), INTERVAL);
     return undefined;

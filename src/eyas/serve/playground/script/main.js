@@ -12,12 +12,12 @@ const settings = new Settings();
 const rounds = new Rounds();
 const chat = new Chat(settings, rounds);
 const race = new Race(settings, rounds);
+let keyWanted = false;
 const gauges = new LoadGauges(settings, (stats) => {
   race.drafter = stats.speculating;
   byId("set-speculate").disabled = !stats.speculating;
-  if (!settings.model) connect();
+  if (!settings.model && !keyWanted) connect();
 });
-
 /** Ask which model is served; without a key that is wanted, ask for the key. */
 async function connect() {
   try {
@@ -25,9 +25,11 @@ async function connect() {
     settings.model = models.data[0].id;
     byId("model").textContent = settings.model;
     byId("model").title = settings.model;
+    keyWanted = false;
   } catch (error) {
-    byId("model").textContent = error.status === 401 ? "API key needed" : "not connected";
-    if (error.status === 401) settings.open(error.message, "key");
+    keyWanted = error.status === 401;
+    byId("model").textContent = keyWanted ? "API key needed" : "not connected";
+    if (keyWanted) settings.open(error.message, "key");
   }
 }
 

@@ -16,7 +16,6 @@ export class Settings {
     byId("open-settings").addEventListener("click", () => this.open());
     byId("settings-reset").addEventListener("click", () => this.fill(DEFAULTS, this.key));
     byId("settings-form").addEventListener("submit", () => this.take());
-    this.dialog.addEventListener("close", () => byId("open-settings").focus());
   }
 
   stored() {
@@ -29,7 +28,7 @@ export class Settings {
 
   /** Show the form, with what is wrong above it if something is, and the keyboard in `field`. */
   open(message = "", field = "temperature") {
-    this.fill(this.values, this.key);
+    if (!this.dialog.open) this.fill(this.values, this.key);
     const note = byId("settings-message");
     note.textContent = message;
     note.hidden = !message;

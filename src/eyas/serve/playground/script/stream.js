@@ -53,7 +53,7 @@ export async function* streamJson(path, body, key, signal) {
   for await (const data of eventData(response.body)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
-    if (event.error) throw new ServerError(event.error.message ?? "The server failed.", event.error.code ?? 0);
+    if (event.error) throw new ServerError(event.error.message ?? "The server failed.");
     yield event;
   }
   throw new ServerError("The connection was lost before the answer was complete.");
