@@ -93,6 +93,8 @@ class Stats:
     """`[i]` = rounds in which exactly `i` draft tokens were accepted."""
     offered_by_depth: list[int] = field(default_factory=list)
     """`[i]` = rounds whose tree reached depth `i + 1`."""
+    queue_seconds: float = 0.0
+    """Wall time from being submitted to getting a slot."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     """Wall time of the rounds this sequence took part in (shared with the others of its batch)."""
@@ -136,6 +138,7 @@ class Stats:
             "target_passes",
             "drafted_depth",
             "walked",
+            "queue_seconds",
             "prefill_seconds",
             "decode_seconds",
         ):

@@ -238,6 +238,7 @@ class Engine:
                 continue
             if not sequence.tokens:
                 self._prompt_tokens += len(sequence.request.prompt)
+                sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
 
     def _prefill(self) -> None:
         scheduler = self._scheduler

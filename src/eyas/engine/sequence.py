@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class LiveSequence:
     """None = not in a slot."""
     cached: int = 0
     """Tokens of it that its slot holds."""
+    arrived: float = field(default_factory=time.monotonic)
 
     @property
     def root(self) -> int:

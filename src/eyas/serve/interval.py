@@ -8,8 +8,8 @@ from eyas.types import Stats
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.limits import EngineState
     from eyas.engine.round import Outcome
+    from eyas.engine.state import EngineState
 
 
 class Interval:

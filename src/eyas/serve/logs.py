@@ -16,8 +16,8 @@ from eyas.serve.observer import Finished, Received
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.limits import EngineState
     from eyas.engine.round import Outcome
+    from eyas.engine.state import EngineState
 
 _LOGGER = logging.getLogger("eyas.serve")
 

@@ -18,8 +18,8 @@ from eyas.serve.observer import Finished, Received
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.limits import EngineState
     from eyas.engine.round import Outcome
+    from eyas.engine.state import EngineState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 COMPLETE = frozenset({"stop", "length"})

@@ -15,8 +15,8 @@ from eyas.types import Chunk, Stats
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.limits import EngineState
     from eyas.engine.round import Outcome
+    from eyas.engine.state import EngineState
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Watch:
 
     observer: Observer
     request: Received
-    _began: float = field(default_factory=time.monotonic)
+    _began: float = field(default_factory=lambda: time.monotonic())
     _last: float | None = None
     _first_seconds: float | None = None
     _ended: bool = False
