@@ -52,6 +52,10 @@ class CheckpointError(EyasError):
     """A checkpoint is missing tensors, has extra ones, or has the wrong shapes."""
 
 
+class ExportError(EyasError):
+    """A consumer can't represent a drafter, or what was written for it reads back differently."""
+
+
 class TrainingError(EyasError):
     """A training run can't go on."""
 

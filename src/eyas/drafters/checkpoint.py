@@ -70,6 +70,14 @@ class Checkpoint:
         found = self.source.config.get(PROVENANCE)
         return found if isinstance(found, dict) else {}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What most of its weights are stored as; float32 for types that nobody computes in."""
+        sizes: dict[str, int] = {}
+        for info in self.tensors.values():
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.parameters
+        return _DTYPES.get(max(sizes, key=lambda name: sizes[name]), torch.float32)
+
     def network(self, target: Target | None = None) -> DraftNetwork:
         """Read the weights, float tensors in the file's dtype; `target` lends what the file hasn't.
 
@@ -206,6 +214,7 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[
 
 
 _MAP = frozenset({"d2t", "t2d"})
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -23,7 +23,7 @@ from eyas.errors import CheckpointError
 UNKNOWN = "unknown"
 WAYS_OUT = {"p-eagle": "; a P-EAGLE drafter guesses all tokens in one pass: serve it with vLLM"}
 """What to do with a drafter of a kind that isn't loaded."""
-_FIRST, _MIDLAYER = "layers.0.", "midlayer."
+FIRST, MIDLAYER = "layers.0.", "midlayer."
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Kind:
     read: Callable[[Fields], DrafterConfig]
     """A configuration in native keys -> config"""
     write: Callable[[Any], dict[str, Any]]
-    first_layer: str = _FIRST
+    first_layer: str = FIRST
     """What the first layer's tensors are called in the files it writes."""
     full_map: bool = False
     """Write the vocabulary map also where it maps every token to itself, as this kind's readers expect."""
@@ -44,7 +44,7 @@ class Kind:
 
 _ALL = (
     Kind("eagle1", Eagle1Config, Eagle1Network, eagle1.read, eagle1.config_to_dict),
-    Kind("eagle3", Eagle3Config, Eagle3Network, eagle3.read, eagle3.config_to_dict, _MIDLAYER, full_map=True),
+    Kind("eagle3", Eagle3Config, Eagle3Network, eagle3.read, eagle3.config_to_dict, MIDLAYER, full_map=True),
     Kind("mla", MlaConfig, MlaNetwork, mla.read, mla.config_to_dict, full_map=True),
     Kind("mlp", MlpConfig, MlpNetwork, mlp.read, mlp.config_to_dict),
 )
@@ -114,9 +114,9 @@ def kind_for(config: DrafterConfig) -> Kind:
 def tensor_name(name: str) -> str:
     """A checkpoint's tensor name in the `layers.{i}.*` layout."""
     name = name.removeprefix("model.")
-    return _FIRST + name.removeprefix(_MIDLAYER) if name.startswith(_MIDLAYER) else name
+    return FIRST + name.removeprefix(MIDLAYER) if name.startswith(MIDLAYER) else name
 
 
 def file_name(name: str, kind: Kind) -> str:
     """The way back."""
-    return kind.first_layer + name.removeprefix(_FIRST) if name.startswith(_FIRST) else name
+    return kind.first_layer + name.removeprefix(FIRST) if name.startswith(FIRST) else name

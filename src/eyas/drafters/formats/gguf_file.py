@@ -21,7 +21,7 @@ from eyas.errors import CheckpointError, UsageError
 GGUF_SUFFIX = ".gguf"
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TEXT, _ARRAY = 8, 9
+_FLOAT32, _TEXT, _ARRAY = 6, 8, 9
 _PLAIN = {
     0: ("F32", torch.float32),
     1: ("F16", torch.float16),
@@ -132,7 +132,7 @@ class Gguf:
         if kind == _TEXT:
             return self._text()
         if kind in _SCALARS:
-            return self._number(_SCALARS[kind])
+            return _shortest(self._number(_SCALARS[kind])) if kind == _FLOAT32 else self._number(_SCALARS[kind])
         if kind != _ARRAY:
             raise self._bad(f"a value of the unknown type {kind}")
         inner = self._number("I")
@@ -157,7 +157,7 @@ class Gguf:
 
     def _count(self, format_: str, least: int, most: int = _MOST) -> int:
         """A number of things that take at least `least` bytes each."""
-        count = self._number(format_)
+        count: int = self._number(format_)
         if count > most or count * least > len(self._data) - self._at:
             raise self._bad(f"{count} entries where the file has no room for them: is it complete?")
         return count
@@ -174,6 +174,13 @@ class Gguf:
 
     def _bad(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged at byte {self._at}: {what}")
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that float32 rounds to the same number: what was meant by 9.999999747e-06 is 1e-05."""
+    packed = struct.pack("<f", value)
+    candidates = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((number for number in candidates if struct.pack("<f", number) == packed), value)
 
 
 def gguf_package() -> Any:

@@ -113,7 +113,7 @@ def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(own.get("rope.freq_base", 10000.0))}
     if isinstance(written := file.metadata.get(ROPE), str):
         exact = parse_json(written, f"{ROPE} of {where}")
-        if isinstance(exact, dict) and exact.get("rope_theta") == own.get("rope.freq_base"):
+        if isinstance(exact, dict) and _as_float32(exact.get("rope_theta")) == _as_float32(own.get("rope.freq_base")):
             return exact
         raise ConfigError(f"{where}: {ROPE} contradicts rope.freq_base: one of the two was changed")
     if ROPE_FACTORS in file.tensors:
@@ -132,6 +132,11 @@ def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: rope.scaling.type {kind!r}: eyas reads none, linear and yarn")
     rope |= {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
     return rope | ({ours: own[theirs] for theirs, ours in _YARN.items() if theirs in own} if kind == "yarn" else {})
+
+
+def _as_float32(value: Any) -> float | None:
+    """What a float32 key keeps of a number."""
+    return float(torch.tensor(value, dtype=torch.float32)) if isinstance(value, int | float) else None
 
 
 def _load(file: Gguf, config: dict[str, Any]) -> dict[str, Tensor]:
