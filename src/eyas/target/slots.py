@@ -122,9 +122,13 @@ class SlotCache:
         if not slots:
             return
         at = torch.tensor([slots, sources, targets], device=self._device)
-        for group in self._groups.values():
-            # the right side is gathered in full before anything is written, so overlaps are harmless
-            group[:, at[0], :, at[2]] = group[:, at[0], :, at[1]]
+        for shape, group in self._groups.items():
+            heads = torch.arange(shape.heads, device=self._device)
+            first = (at[0].unsqueeze(1) * shape.heads + heads) * self._capacity  # [n, Hkv] column 0 of slot and head
+            flat = group.flatten(1, 3)  # [G, slots * Hkv * C, D]: whole vectors are copied
+            # all are read before any is written, so overlaps are harmless
+            kept = flat.index_select(1, (first + at[1].unsqueeze(1)).flatten())
+            flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything of `slot` from position `length` on."""

@@ -35,7 +35,8 @@ class PlaceLogits:
 
     def best(self) -> Tensor:
         """[B, 1 + N] the token with the highest logit at every place."""
-        return self.rows.argmax(dim=-1)[self.index]
+        # `max`: several times faster than `argmax` on a CPU in half precision; the first of equals with both
+        return self.rows.max(dim=-1).indices[self.index]
 
     def at(self, places: Tensor) -> Tensor:
         """[B, V] logits of one place of each row, `places` [B]; a place past the last one is the last one."""
