@@ -125,7 +125,7 @@ class SlotCache:
         for shape, group in self._groups.items():
             heads = torch.arange(shape.heads, device=self._device)
             first = (at[0].unsqueeze(1) * shape.heads + heads) * self._capacity  # [n, Hkv] column 0 of slot and head
-            flat = group.flatten(1, 3)  # [G, slots * Hkv * C, D]: whole vectors are copied
+            flat = group.view(len(group), -1, shape.size)  # [G, slots * Hkv * C, D]: whole vectors are copied
             # all are read before any is written, so overlaps are harmless
             kept = flat.index_select(1, (first + at[1].unsqueeze(1)).flatten())
             flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
