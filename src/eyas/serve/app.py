@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -13,11 +14,14 @@ from eyas.serve.auth import Keys
 from eyas.serve.body import BodyLimit
 from eyas.serve.bridge import EngineThread
 from eyas.serve.context import Context
+from eyas.serve.envelope import Envelope
 from eyas.serve.errors import ApiError, handle
 from eyas.serve.observer import Observer, Observers
-from eyas.serve.request_ids import RequestIds
 from eyas.serve.routes import chat, completions, models, status, tokens
 from eyas.serve.settings import ServeSettings
+
+_ROUTERS = (chat.router, completions.router, tokens.router, models.router, status.router)
+_PATHS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 
 
 def create_app(thread: EngineThread, settings: ServeSettings, observer: Observer | None = None) -> FastAPI:
@@ -29,10 +33,11 @@ def create_app(thread: EngineThread, settings: ServeSettings, observer: Observer
         docs_url=None,
         redoc_url=None,
     )
-    app.state.context = Context(thread, settings, observer or Observers())
-    for module in (chat, completions, tokens, models, status):
-        app.include_router(module.router)
-    for kind in (ApiError, EyasError, RequestValidationError, HTTPException, Exception):
+    observer = observer or Observers()
+    app.state.context = Context(thread, settings, observer)
+    for router in _ROUTERS:
+        app.include_router(router)
+    for kind in (ApiError, EyasError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     # the last one added is the outermost
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
@@ -45,5 +50,5 @@ def create_app(thread: EngineThread, settings: ServeSettings, observer: Observer
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(RequestIds)
+    app.add_middleware(Envelope, refused=observer.refused, known=_PATHS.__contains__)
     return app

@@ -31,7 +31,7 @@ class Keys:
         if kind.lower() != b"bearer" or not any(known):
             message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer KEY"
             error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-            await error.response()(scope, receive, send)
+            await error.send(scope, receive, send)
             return
         scope["state"]["key"] = given.hex()[:16]
         await self._app(scope, receive, send)

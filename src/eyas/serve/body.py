@@ -30,7 +30,7 @@ class BodyLimit:
         if declared.isdigit() and int(declared[:20]) > self._limit:
             if headers.get(b"expect", b"").lower() != b"100-continue":  # else it hasn't been sent yet
                 await _drop(receive)
-            await self._too_large().response()(scope, receive, send)
+            await self._too_large().send(scope, receive, send)
             return
         got = 0
 

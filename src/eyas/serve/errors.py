@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
 from eyas.errors import QueueFullError, RequestError, UsageError
 from eyas.serve.refusals import reason_for
@@ -49,9 +50,14 @@ class ApiError(Exception):
         kind = TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """The whole answer."""
+    def response(self, scope: Scope) -> JSONResponse:
+        """The whole answer; the scope remembers its code (`error_code`)."""
+        scope.setdefault("state", {})["error_code"] = self.code or self.body["error"]["type"]
         return JSONResponse(self.body, self.status, self.headers)
+
+    async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with it."""
+        await self.response(scope)(scope, receive, send)
 
 
 def unavailable(message: str, retry_after: float = 1.0) -> ApiError:
@@ -119,6 +125,12 @@ def _sentence(error: HTTPException) -> str:
     return known.get(error.status_code, str(error.detail))
 
 
-async def handle(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001  # Starlette's signature
+async def handle(request: Request, error: Exception) -> JSONResponse:
     """The one exception handler of the app."""
-    return as_api_error(error).response()
+    return as_api_error(error).response(request.scope)
+
+
+def error_code(scope: Scope) -> str:
+    """The code of the error that was answered."""
+    code: str = scope["state"].get("error_code", "")
+    return code
