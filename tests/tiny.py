@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers as tf
@@ -189,6 +189,14 @@ def eagle3_drafter(taps: tuple[int, ...] = (1, 2, 4), seed: int = 0, **settings:
     return NetworkDrafter(eagle3_module(seed, num_aux_hidden_states=len(taps), **settings), taps)
 
 
+class OraclePairs(NamedTuple):
+    """Pairs copied out of a slot."""
+
+    tokens: list[int]
+    taps: list[Tensor]
+    unread: int = 0
+
+
 class OracleDrafter:
     """Proposes the recorded continuations, at random ranks among wrong tokens, and now and then leaves them out.
 
@@ -226,6 +234,16 @@ class OracleDrafter:
             self._taps[slot] += list(taps[row, :count].clone())
 
     defer = observe
+
+    def unread(self, slot: int) -> int:  # noqa: ARG002
+        return 0
+
+    def save(self, slot: int, start: int, stop: int) -> OraclePairs:
+        return OraclePairs(self._tokens[slot][start:stop], [tap.clone() for tap in self._taps[slot][start:stop]])
+
+    def load(self, slot: int, saved: OraclePairs, count: int) -> None:
+        self._tokens[slot] += saved.tokens[:count]
+        self._taps[slot] += saved.taps[:count]
 
     def truncate(self, slot: int, length: int) -> None:
         if self._taps[slot]:

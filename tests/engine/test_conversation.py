@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from eyas.engine import Conversation, Engine, Speculation
-from eyas.errors import UsageError
 from eyas.tree import parse_tree
 from eyas.types import Completion, Request, SamplingParams
 
@@ -101,14 +100,14 @@ def first_draft(talk: Conversation, prompt: list[int]) -> list[int]:
     return seen[0]
 
 
-def test_a_turn_left_half_way_is_not_trusted(prefilled: list[int]) -> None:
+def test_a_turn_left_half_way_serves_the_next(prefilled: list[int]) -> None:
     prompt = tiny.prompts(12)[0]
     talk = Conversation(engine("chain:4"))
     turn = talk.turn(Request(tuple(prompt), SamplingParams(max_tokens=10)))
     next(turn)
     turn.close()
     answer = ask(talk, prompt)
-    assert prefilled == [12, 12]
+    assert prefilled == [12, 2]
     assert answer.token_ids == ask(Conversation(engine(None)), prompt).token_ids
 
 
@@ -127,6 +126,15 @@ def test_a_stop_inside_an_accepted_path_does_not_leak_into_the_next_turn() -> No
     assert ask(talk, longer).token_ids == tiny.continuation(target.model, longer, 10)
 
 
-def test_a_conversation_has_an_engine_of_its_own() -> None:
-    with pytest.raises(UsageError, match="batch size 1"):
-        Conversation(Engine(tiny.target(), batch_size=2))
+def test_conversations_share_an_engine(prefilled: list[int]) -> None:
+    """And its other requests run beside their turns."""
+    run = Engine(tiny.target("olmo3"), None, engine("chain:4").speculation, batch_size=2)
+    first, second = Conversation(run), Conversation(run)
+    prompt, other = tiny.prompts(40, 30)
+    alone = ask(Conversation(engine(None)), prompt)
+    aside = run.stream([Request(tuple(other), SamplingParams(max_tokens=10))])
+    next(aside)
+    assert ask(first, prompt).token_ids == ask(second, prompt).token_ids == alone.token_ids
+    assert list(aside)[-1].completion.token_ids == tiny.continuation(run.target.model, other, 10)
+    assert prefilled == [40, 30, 40, 2]
+    run.check_invariants()

@@ -6,12 +6,20 @@ Shapes: R rows (a contiguous range of slots), Q positions, A taps, Ht target hid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
+
+
+class SavedPairs(Protocol):
+    """Pairs copied out of a slot."""
+
+    @property
+    def unread(self) -> int:
+        """How many of them, from the end, were deferred and not read yet."""
 
 
 class Drafter(Protocol):
@@ -32,7 +40,16 @@ class Drafter(Protocol):
         """Have `slots` slots of `columns` columns, keeping what lies in both."""
 
     def length(self, slot: int) -> int:
-        """Pairs known of a slot."""
+        """Pairs known of a slot, deferred ones included."""
+
+    def unread(self, slot: int) -> int:
+        """How many of them were deferred and not read yet."""
+
+    def save(self, slot: int, start: int, stop: int) -> SavedPairs:
+        """A copy of a slot's pairs `[start, stop)`."""
+
+    def load(self, slot: int, saved: Any, count: int) -> None:
+        """Append the first `count` of the pairs that `save` gave. Read ones can't follow unread ones."""
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Learn what the target has committed (prefill included).

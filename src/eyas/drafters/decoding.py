@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +18,27 @@ from torch.nn import functional as F
 from eyas.drafters.layers import Attend, grouped_attention
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.pending import PendingPairs
+from eyas.errors import UsageError
 from eyas.target.masks import visible
 from eyas.target.ragged import Ragged
-from eyas.target.slots import SlotCache
+from eyas.target.slots import Saved, SlotCache
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 1024
 """Most deferred pairs read in one pass."""
+
+
+class NetworkPairs(NamedTuple):
+    """Pairs copied out of a slot: first those that were read, then those that weren't."""
+
+    read: int
+    columns: Saved
+    kept: tuple[Tensor, Tensor] | None  # tokens [1, n], taps [1, n, A, Ht]
+
+    @property
+    def unread(self) -> int:
+        return 0 if self.kept is None else self.kept[0].shape[1]
 
 
 class NetworkDrafter:
@@ -56,6 +70,28 @@ class NetworkDrafter:
 
     def length(self, slot: int) -> int:
         return self._cache.lengths[slot] + self._pending.lengths[slot]
+
+    def unread(self, slot: int) -> int:
+        return self._pending.lengths[slot]
+
+    @torch.inference_mode()
+    def save(self, slot: int, start: int, stop: int) -> NetworkPairs:
+        read = self._cache.lengths[slot]
+        between = min(max(read, start), stop)
+        columns = self._cache.copy_out(slot, start, between)
+        kept = None if between == stop else self._pending.copy_out(slot, between - read, stop - read)
+        return NetworkPairs(between - start, columns, kept)
+
+    @torch.inference_mode()
+    def load(self, slot: int, saved: NetworkPairs, count: int) -> None:
+        read = min(count, saved.read)
+        if read:
+            if self._pending.lengths[slot]:
+                raise UsageError("pairs that were read can't follow pairs that weren't")
+            self._cache.copy_in(slot, saved.columns, read)
+        if saved.kept is not None and count > read:
+            tokens, taps = saved.kept
+            self._pending.append(range(slot, slot + 1), tokens, taps, [count - read])
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:

@@ -58,6 +58,11 @@ class PendingPairs:
         here = slice(rows.start, rows.stop)
         return self._tokens[here, begin:end], self._taps[here, begin:end]
 
+    def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
+        tokens, taps = self.part(range(slot, slot + 1), begin, end)
+        return tokens.clone(), taps.clone()
+
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` of a slot's pairs."""
         self.lengths[slot] = min(self.lengths[slot], length)

@@ -24,6 +24,7 @@ class SlotCaches:
         self.target, self.drafter = target, drafter
         self._parts: list[Target | Drafter] = [target] if drafter is None else [target, drafter]
         self._most_slots = most_slots
+        self._writing = False
         self.renew_sampler()
 
     def renew_sampler(self) -> None:
@@ -36,7 +37,7 @@ class SlotCaches:
         Until `release` they belong to nobody.
         """
         kept = self.target.holder is self
-        self.target.holder = None
+        self.target.holder, self._writing = None, True
         if not kept:
             room.slots, room.columns = self.target.slots, self.target.cache.capacity
             if room.slots > self._most_slots or not room.fits(room.slots, room.columns):
@@ -48,9 +49,15 @@ class SlotCaches:
             self.cover(room)
         return kept
 
-    def release(self) -> None:
-        """Everything is in order."""
-        self.target.holder = self
+    def release(self, intact: bool) -> None:
+        """End a `claim`; if not all is in order the slots belong to nobody."""
+        self._writing = False
+        self.target.holder = self if intact else None
+
+    @property
+    def held(self) -> bool:
+        """Do the slots hold our sequences?"""
+        return self._writing or self.target.holder is self
 
     def cover(self, room: CacheRoom) -> None:
         """Take the shape of `room`."""

@@ -23,8 +23,9 @@ from eyas.engine.caches import SlotCaches
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.draft_round import draft_rounds
 from eyas.engine.limits import Limits
+from eyas.engine.reuse import PrefixReuse
 from eyas.engine.round import Outcome, Speculation, run_round
-from eyas.engine.scheduler import Scheduler
+from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import LiveSequence
 from eyas.engine.staging import staging_columns
 from eyas.engine.state import EngineState
@@ -71,6 +72,10 @@ class Engine:
         self._scheduler = Scheduler(self.limits)
         drafter = None if speculation is None else speculation.drafter
         self._caches = SlotCaches(target, drafter, self.limits.max_running)
+        self._reuse: PrefixReuse | None = None
+        self._hits = 0
+        if self.limits.prefix_tokens:
+            self.reuse_prefixes(self.limits.prefix_tokens)
         self._tree = None if speculation is None else speculation.tree
         """The shape of the last round."""
         self.outcome: Outcome | None = None
@@ -80,6 +85,12 @@ class Engine:
         self._inboxes: dict[int, deque[Chunk | Exception]] = {}  # of streams, which take their chunks here
         self._submitted = self._rounds = self._prompt_tokens = self._generated = 0
         self._finished: Counter[str] = Counter()
+
+    def reuse_prefixes(self, tokens: int) -> None:
+        """From now on keep up to `tokens` tokens' caches for requests that begin alike, if that isn't done yet."""
+        if self._reuse is None:
+            drafter = None if self.speculation is None else self.speculation.drafter
+            self._reuse = PrefixReuse(self.target, drafter, tokens)
 
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""
@@ -135,11 +146,11 @@ class Engine:
             cached_tokens=sum(one.cached for one in scheduler.placed),
             allocated_tokens=scheduler.room.tokens,
             cache_limit=scheduler.room.limit,
-            prefix_tokens=0,
-            prefix_limit=self.limits.prefix_tokens,
+            prefix_tokens=0 if self._reuse is None else self._reuse.store.size,
+            prefix_limit=0 if self._reuse is None else self._reuse.store.limit,
             preempted_total=scheduler.preempted_total,
             prompt_tokens_total=self._prompt_tokens,
-            prefix_hit_tokens_total=0,
+            prefix_hit_tokens_total=self._hits,
             generated_tokens_total=self._generated,
             rounds_total=self._rounds,
             finished_total=dict(self._finished),
@@ -160,6 +171,8 @@ class Engine:
                 raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
             if (sequence.unread == 0) != (slot < len(scheduler.decoding)):
                 raise InvariantError(f"slot {slot}: {sequence.unread} tokens unread, out of order")
+        if self._reuse is not None:
+            self._reuse.store.check()
         if self.target.holder is self._caches:
             self._caches.check(placed, scheduler.room)
 
@@ -219,26 +232,35 @@ class Engine:
             self._caches.renew_sampler()
         if not self._caches.claim(scheduler.room):
             scheduler.preempt(scheduler.placed)
+        intact = False
         try:
             self._admit(now)
             self._prefill()
             self._decode()
         except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
             self._end(scheduler.placed, "error", error)
-            return
-        self._caches.release()
+        else:
+            intact = True
+        finally:
+            self._caches.release(intact)
 
     def _admit(self, now: float) -> None:
         scheduler, staging = self._scheduler, staging_columns(self._tree)
         while (sequence := scheduler.admit(staging, now)) is not None:
             try:
-                self._caches.enter(sequence, self.eos_ids)
+                self._enter(sequence)
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
                 self._end([sequence], "error", error)
-                continue
-            if not sequence.tokens:
-                self._prompt_tokens += len(sequence.request.prompt)
-                sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
+
+    def _enter(self, sequence: LiveSequence) -> None:
+        """Begin a sequence in its slot."""
+        self._cover(1)
+        self._caches.enter(sequence, self.eos_ids)
+        if self._reuse is not None:
+            sequence.cached = self._reuse.load(sequence)
+        if not sequence.tokens:  # else it was here before
+            self._prompt_tokens += len(sequence.request.prompt)
+            self._hits += sequence.cached
 
     def _prefill(self) -> None:
         scheduler = self._scheduler
@@ -251,6 +273,8 @@ class Engine:
                 sequence.cached += count
         for sequence in reading:
             sequence.stats.prefill_seconds += time.perf_counter() - began
+            if self._reuse is not None and not sequence.unread:
+                self._reuse.save(sequence, tail=False)
         scheduler.promote()
 
     def _decode(self) -> None:
@@ -259,8 +283,7 @@ class Engine:
             return
         tree = self._plan()
         if victims := scheduler.overflow(staging_columns(tree)):
-            slots = _slots(victims)
-            self._caches.move(slots, scheduler.preempt(victims))
+            self._leave(victims, scheduler.preempt)
             tree = self._plan() if scheduler.decoding else None
         if not scheduler.decoding:
             return
@@ -316,7 +339,7 @@ class Engine:
             done = None if sequence.finish_reason is None else self._finish(sequence, sequence.finish_reason)
             accepted = min(outcome.accepted[row], len(taken))
             self._post(Chunk(sequence.index, tuple(taken), accepted, done, drafts.get(row)))
-        self._leave([sequence for sequence in decoding if sequence.finish_reason is not None])
+        self._leave([sequence for sequence in decoding if sequence.finish_reason is not None], self._scheduler.drop)
 
     def _cover(self, staging: int) -> None:
         """Let the caches grow to what those in slots need."""
@@ -332,7 +355,7 @@ class Engine:
             self._post(Chunk(sequence.index, (), 0, self._finish(sequence, reason, error)))
             if sequence in self._scheduler.waiting:
                 self._scheduler.waiting.remove(sequence)
-        self._leave([sequence for sequence in sequences if sequence.slot is not None])
+        self._leave([sequence for sequence in sequences if sequence.slot is not None], self._scheduler.drop)
 
     def _finish(self, sequence: LiveSequence, reason: str, error: Exception | None = None) -> Completion:
         """The end of a sequence."""
@@ -350,11 +373,19 @@ class Engine:
             if chunk.completion is not None:
                 del self._inboxes[chunk.index]
 
-    def _leave(self, gone: Collection[LiveSequence]) -> None:
-        """Free the slots of finished sequences."""
-        if gone:
-            slots = _slots(gone)
-            self._caches.move(slots, self._scheduler.drop(gone))
+    def _leave(self, gone: Collection[LiveSequence], drop: Callable[[Collection[LiveSequence]], list[Move]]) -> None:
+        """Free the slots of sequences that the scheduler is to `drop`; what they hold may be of use to others."""
+        if not gone:
+            return
+        held = self._caches.held  # another engine may have taken the slots since the last step
+        if held and self._reuse is not None:
+            for sequence in gone:
+                if sequence.finish_reason != "error":
+                    self._reuse.save(sequence, tail=True)
+        slots = [sequence.slot for sequence in gone if sequence.slot is not None]
+        moves = drop(gone)
+        if held:
+            self._caches.move(slots, moves)
 
     def _stop_ids(self, request: Request) -> tuple[int, ...]:
         return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
@@ -369,10 +400,6 @@ class Engine:
             lossy=self.speculation is not None and not self.rule.lossless,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
-
-
-def _slots(sequences: Collection[LiveSequence]) -> list[int]:
-    return [sequence.slot for sequence in sequences if sequence.slot is not None]
 
 
 def _eos_ids(target: Target, tokenizer: Any) -> tuple[int, ...]:
