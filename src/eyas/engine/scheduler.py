@@ -17,7 +17,7 @@ from eyas.engine.fair_queue import FairQueue
 from eyas.engine.limits import Limits
 from eyas.engine.room import CacheRoom
 from eyas.engine.sequence import LiveSequence
-from eyas.errors import QueueFullError, RequestError
+from eyas.errors import InvariantError, QueueFullError, RequestError
 
 _HEADROOM = 64
 """Tokens that everyone must be able to grow by when another is admitted: else it would be preempted soon after."""
@@ -174,6 +174,21 @@ class Scheduler:
     def expired(self, now: float) -> list[LiveSequence]:
         """Those whose deadline has passed."""
         return [one for one in (*self.placed, *self.waiting) if one.expires is not None and one.expires <= now]
+
+    def check(self) -> None:
+        """InvariantError if slots and order are not as they should be."""
+        placed = self.placed
+        if len(placed) > self.limits.max_running:
+            raise InvariantError(f"{len(placed)} sequences are in slots, at most {self.limits.max_running} may be")
+        if not self.room.fits(self.room.slots, self.room.columns):
+            raise InvariantError(f"the cache holds {self.room.tokens} tokens, more than {self.room.limit}")
+        for slot, sequence in enumerate(placed):
+            if sequence.slot != slot:
+                raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
+            if (sequence.unread == 0) != (slot < len(self.decoding)) or sequence.cached > sequence.known:
+                raise InvariantError(f"slot {slot}: {sequence.cached} of {sequence.known} tokens cached, out of order")
+        if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
+            raise InvariantError("a waiting sequence has a slot")
 
     def _shareable(self, piece: Piece, sequence: LiveSequence, count: int) -> bool:
         if sequence.slot != piece.rows.stop:  # somebody between them has nothing to read

@@ -1,0 +1,273 @@
+"""A step of the engine: sequences are admitted, prompts read a piece further, and all that decode advance by a round.
+
+A sequence that can't be admitted ends with `error`, the others go on. When a pass itself fails, all in slots end with
+`error`; the slots start over empty and those waiting go on. A step that is interrupted (Ctrl-C) loses what the slots
+hold and nothing else: the next step reads the sequences again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from eyas.engine.caches import SlotCaches
+from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.draft_round import draft_rounds
+from eyas.engine.limits import Limits
+from eyas.engine.reuse import PrefixReuse
+from eyas.engine.round import Outcome, Speculation, run_round
+from eyas.engine.scheduler import Move, Scheduler
+from eyas.engine.sequence import LiveSequence
+from eyas.engine.staging import staging_columns
+from eyas.engine.state import EngineState
+from eyas.errors import InvariantError
+from eyas.target import Target
+from eyas.tree import TreeSpec
+from eyas.types import DraftRound
+from eyas.verify import WalkRule
+
+
+class Added(NamedTuple):
+    """What a step added to a sequence; it is its last if the sequence has a finish reason."""
+
+    sequence: LiveSequence
+    tokens: tuple[int, ...] = ()
+    accepted: int = 0
+    draft: DraftRound | None = None
+    error: Exception | None = None
+
+
+class Stepper:
+    """The scheduler, the slots it rules, and what runs in them."""
+
+    def __init__(
+        self,
+        target: Target,
+        speculation: Speculation | None,
+        rule: WalkRule,
+        eos_ids: Sequence[int],
+        limits: Limits,
+        prefill_chunk: int,
+        controller: Controller | None,
+    ) -> None:
+        self.scheduler = Scheduler(limits)
+        self.outcome: Outcome | None = None
+        """What the last step's round did; None if it had none."""
+        self._target, self._speculation, self._rule, self._eos_ids = target, speculation, rule, eos_ids
+        self._prefill_chunk, self._controller = prefill_chunk, controller
+        self._drafter = None if speculation is None else speculation.drafter
+        self._tree = None if speculation is None else speculation.tree  # the shape of the last round
+        self._caches = SlotCaches(target, self._drafter, limits.max_running)
+        self._reuse: PrefixReuse | None = None
+        if limits.prefix_tokens:
+            self.reuse_prefixes(limits.prefix_tokens)
+        self._added: list[Added] = []
+        self._rounds = self._prompt_tokens = self._hits = self._generated = 0
+        self._finished: Counter[str] = Counter()
+
+    def reuse_prefixes(self, tokens: int) -> None:
+        """From now on keep up to `tokens` tokens' caches for requests that begin alike, if that isn't done yet."""
+        if self._reuse is None:
+            self._reuse = PrefixReuse(self._target, self._drafter, tokens)
+
+    @torch.inference_mode()  # all of it: what a pass allocates can't be changed outside
+    def advance(self) -> None:
+        """One step."""
+        scheduler, now = self.scheduler, time.monotonic()
+        self.outcome = None
+        self.end(scheduler.expired(now), "deadline")
+        if not scheduler.busy:
+            return
+        if not scheduler.placed:
+            self._caches.renew_sampler()
+        if not self._caches.claim(scheduler.room):
+            scheduler.preempt(scheduler.placed)
+        intact = False
+        try:
+            self._admit(now)
+            self._prefill()
+            self._decode()
+            self._shrink()
+            intact = True
+        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
+            self.end(scheduler.placed, "error", error)
+        finally:
+            self._caches.release(intact)
+
+    def take(self) -> list[Added]:
+        """Hand out what was added since the last call."""
+        added, self._added = self._added, []
+        return added
+
+    @torch.inference_mode()
+    def end(self, sequences: Collection[LiveSequence], reason: str, error: Exception | None = None) -> None:
+        """End sequences wherever they are; not while a round runs."""
+        for sequence in sequences:
+            self._finish(sequence, reason)
+            self._added.append(Added(sequence, error=error))
+            if sequence in self.scheduler.waiting:
+                self.scheduler.waiting.remove(sequence)
+        self._leave([sequence for sequence in sequences if sequence.slot is not None], self.scheduler.drop)
+
+    def state(self) -> EngineState:
+        """What runs and waits, what is cached, what was counted."""
+        scheduler, store = self.scheduler, None if self._reuse is None else self._reuse.store
+        return EngineState(
+            running=len(scheduler.decoding),
+            prefilling=len(scheduler.prefilling),
+            waiting=len(scheduler.waiting),
+            cached_tokens=sum(one.cached for one in scheduler.placed),
+            allocated_tokens=scheduler.room.tokens,
+            cache_limit=scheduler.room.limit,
+            prefix_tokens=0 if store is None else store.size,
+            prefix_limit=0 if store is None else store.limit,
+            preempted_total=scheduler.preempted_total,
+            prompt_tokens_total=self._prompt_tokens,
+            prefix_hit_tokens_total=self._hits,
+            generated_tokens_total=self._generated,
+            rounds_total=self._rounds,
+            finished_total=dict(self._finished),
+        )
+
+    def check(self, live: Collection[LiveSequence]) -> None:
+        """InvariantError unless scheduler, slots, caches and prefixes agree, and `live` are all there is."""
+        scheduler, placed = self.scheduler, self.scheduler.placed
+        everyone = {*placed, *scheduler.waiting}
+        if everyone != set(live) or len(everyone) != len(placed) + len(scheduler.waiting):
+            raise InvariantError("the live requests are not those in slots and those waiting")
+        if any(sequence.finish_reason is not None for sequence in live):
+            raise InvariantError("a finished sequence is still there")
+        scheduler.check()
+        if self._reuse is not None:
+            self._reuse.store.check()
+        if self._caches.held:
+            self._caches.check(placed, scheduler.room)
+
+    def _admit(self, now: float) -> None:
+        scheduler, staging = self.scheduler, staging_columns(self._tree)
+        while (sequence := scheduler.admit(staging, now)) is not None:
+            try:
+                self._enter(sequence)
+            except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
+                self.end([sequence], "error", error)
+
+    def _enter(self, sequence: LiveSequence) -> None:
+        """Begin a sequence in its slot."""
+        self._cover(1)
+        self._caches.enter(sequence, self._eos_ids)
+        if self._reuse is not None:
+            sequence.cached = self._reuse.load(sequence)
+        if not sequence.tokens:  # else it was here before
+            self._prompt_tokens += len(sequence.request.prompt)
+            self._hits += sequence.cached
+
+    def _prefill(self) -> None:
+        self._cover(1)
+        began = time.perf_counter()
+        reading = list(self.scheduler.prefilling)
+        for piece in self.scheduler.pieces():
+            self._caches.prefill(piece, self._prefill_chunk, self._tree is not None)
+            for sequence, count in zip(piece.sequences, piece.counts, strict=True):
+                sequence.cached += count
+        for sequence in reading:
+            sequence.stats.prefill_seconds += time.perf_counter() - began
+            if self._reuse is not None and not sequence.unread:
+                self._reuse.save(sequence, tail=False)
+        self.scheduler.promote()
+
+    def _decode(self) -> None:
+        scheduler = self.scheduler
+        if not scheduler.decoding:
+            return
+        tree = self._plan()
+        if victims := scheduler.overflow(staging_columns(tree)):
+            self._leave(victims, scheduler.preempt)
+            if not scheduler.decoding:
+                return
+            tree = self._plan()
+        if not scheduler.fits(staging_columns(tree)):
+            tree = None
+        self._cover(staging_columns(tree))
+        decoding = list(scheduler.decoding)
+        self.outcome, seconds = self._round(decoding, tree)
+        self._rounds += 1
+        self._collect(decoding, self.outcome, seconds)
+
+    def _plan(self) -> TreeSpec | None:
+        """The shape of the next round's trees."""
+        if self._controller is not None:
+            decoding = self.scheduler.decoding
+            sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
+            self._tree = self._controller.plan(len(decoding), [sequence.cached for sequence in decoding], sampled)
+        return self._tree
+
+    def _round(self, decoding: Sequence[LiveSequence], tree: TreeSpec | None) -> tuple[Outcome, float]:
+        began = time.perf_counter()
+        speculation = None if self._speculation is None else replace(self._speculation, tree=tree)
+        roots = torch.tensor([sequence.root for sequence in decoding], device=self._target.device)
+        live = [sequence.request.speculate for sequence in decoding]
+        rows = range(len(decoding))
+        outcome = run_round(self._target, speculation, self._caches.sampler, rows, roots, self._rule, live)
+        seconds = time.perf_counter() - began
+        if self._controller is not None:
+            record = RoundRecord(
+                rows=len(decoding),
+                lengths=[sequence.cached for sequence in decoding],
+                spec=tree,
+                evidence=outcome.evidence,
+                draft_seconds=outcome.draft_seconds,
+                pass_seconds=outcome.pass_seconds,
+                tokens=outcome.pass_tokens,
+                emitted=sum(outcome.accepted) + len(decoding),
+                seconds=seconds,
+            )
+            self._controller.learn(record)
+        return outcome, seconds
+
+    def _collect(self, decoding: Sequence[LiveSequence], outcome: Outcome, seconds: float) -> None:
+        """Give everyone what the round emitted; let go of those that are finished."""
+        traced = [row for row, sequence in enumerate(decoding) if sequence.request.trace]
+        drafts = draft_rounds(outcome.evidence, [sequence.root for sequence in decoding], traced)
+        for row, sequence in enumerate(decoding):
+            sequence.cached += outcome.accepted[row] + 1
+            taken = sequence.extend(outcome.tokens[row], outcome.accepted[row], outcome.offered[row], seconds)
+            self._generated += len(taken)
+            if sequence.finish_reason is not None:
+                self._finish(sequence, sequence.finish_reason)
+            accepted = min(outcome.accepted[row], len(taken))
+            self._added.append(Added(sequence, tuple(taken), accepted, drafts.get(row)))
+        self._leave([sequence for sequence in decoding if sequence.finish_reason is not None], self.scheduler.drop)
+
+    def _finish(self, sequence: LiveSequence, reason: str) -> None:
+        sequence.finish_reason = reason
+        self._finished[reason] += 1
+
+    def _leave(self, gone: Collection[LiveSequence], drop: Callable[[Collection[LiveSequence]], list[Move]]) -> None:
+        """Free the slots of sequences that the scheduler is to `drop`; what they hold may be of use to others."""
+        if not gone:
+            return
+        held = self._caches.held  # another engine may have taken the slots since the last step
+        if held and self._reuse is not None:
+            for sequence in gone:
+                if sequence.finish_reason != "error":
+                    self._reuse.save(sequence, tail=True)
+        slots = [sequence.slot for sequence in gone if sequence.slot is not None]
+        moves = drop(gone)
+        if held:
+            self._caches.move(slots, moves)
+
+    def _cover(self, staging: int) -> None:
+        """Let the caches grow to what those in slots need."""
+        scheduler = self.scheduler
+        if scheduler.room.cover(len(scheduler.placed), scheduler.columns(staging)):
+            self._caches.cover(scheduler.room)
+
+    def _shrink(self) -> None:
+        """Give back memory when nobody is left."""
+        if not self.scheduler.busy and self.scheduler.room.shrink():
+            self._caches.cover(self.scheduler.room)
