@@ -152,11 +152,11 @@ class Stepper:
         scheduler, staging = self.scheduler, staging_columns(self._tree)
         while (sequence := scheduler.admit(staging, now)) is not None:
             try:
-                self._enter(sequence)
+                self._enter(sequence, now)
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
                 self.end([sequence], "error", error)
 
-    def _enter(self, sequence: LiveSequence) -> None:
+    def _enter(self, sequence: LiveSequence, now: float) -> None:
         """Begin a sequence in its slot."""
         self._cover(1)
         self._caches.enter(sequence, self._eos_ids)
@@ -165,6 +165,7 @@ class Stepper:
         if not sequence.tokens:  # else it was here before
             self._prompt_tokens += len(sequence.request.prompt)
             self._hits += sequence.cached
+            sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
 
     def _prefill(self) -> None:
         self._cover(1)
