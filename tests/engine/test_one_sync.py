@@ -1,0 +1,89 @@
+"""A round asks an accelerator one question.
+
+Tensors on the `meta` device have no values: whoever wants to know one (`item`, `bool`, `nonzero`, a boolean index)
+fails. So the whole round runs there, and the one `tolist` that is allowed is answered by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.engine import Speculation, run_round
+from eyas.target import Target
+from eyas.tree import TreeSpec, parse_tree
+from eyas.tree.shared import SharedTree
+from eyas.types import SamplingParams
+from eyas.verify import Sampler
+
+from .. import tiny
+
+ROWS = 3
+META = torch.device("meta")
+
+
+@pytest.fixture
+def target() -> Target:
+    made = Target(tiny.build_model("llama"))
+    made.model.to(META)
+    made.device = META
+    made.resize(ROWS)
+    return made
+
+
+@pytest.fixture
+def drafter() -> NetworkDrafter:
+    made = tiny.eagle3_drafter()
+    return NetworkDrafter(made.network.to(META), made.taps)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("tree", "live", "tokens"),
+    [
+        (None, None, 3),
+        (parse_tree("chain:3"), None, 12),
+        (parse_tree("chain:3"), [True, False, True], 9),
+        (parse_tree("dynamic:3,3,6"), None, 21),
+        (SharedTree(3, 3, 7), None, 10),
+        (SharedTree(3, 3, 7), [False, True, True], 10),
+    ],
+)
+def test_one_question_a_round(
+    target: Target,
+    drafter: NetworkDrafter,
+    tree: TreeSpec | None,
+    live: list[bool] | None,
+    tokens: int,
+    temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter.resize(ROWS)
+    sampler = Sampler(ROWS, target.vocab_size, META)
+    prompts = tiny.prompts(9, 4, 7)
+    params = SamplingParams(temperature=temperature)
+    for slot, prompt in enumerate(prompts):
+        sampler.admit(slot, params, prompt, ())
+    for piece in target.prefill(range(ROWS), prompts, drafter.taps):
+        drafter.defer(range(ROWS), piece.next_tokens, piece.taps, piece.counts)
+    asked: list[Tensor] = []
+
+    def answer(tensor: Tensor) -> Any:
+        """Each row accepted its first node, if there was any."""
+        asked.append(tensor)
+        steps = (tensor.shape[1] - 3) // 2
+        accepted = min(1, steps - 1)
+        return [[accepted, steps - 1, 1, *range(10, 10 + steps), *range(steps)] for _ in range(ROWS)]
+
+    monkeypatch.setattr(Tensor, "tolist", answer)
+    outcome = run_round(
+        target, Speculation(drafter, tree), sampler, range(ROWS), torch.empty(ROWS, dtype=torch.int64, device=META),
+        None, live,
+    )  # fmt: skip
+    assert len(asked) == 1
+    assert outcome.pass_tokens == tokens
+    assert target.cache.lengths == [len(p) + outcome.accepted[0] for p in prompts]
