@@ -3,7 +3,8 @@
 The target's forward and the drafter's network calls are timed where they are called; everything else in a round (tree
 growth, masks' bookkeeping, walk, commit, the host sync) is overhead.
 
-    python benchmarks/overhead.py MODEL DRAFTER [--tree T] [--dtype D] [--prompt-file F] [--limit N]
+    python benchmarks/overhead.py MODEL DRAFTER [--tree T] [--dtype D] [--limit N] [--batch-size B] \
+        --prompt-file F
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompt-file", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     options = parser.parse_args()
 
-    engine = eyas.load(options.model, options.drafter, tree=options.tree, dtype=options.dtype)
+    engine = eyas.load(
+        options.model, options.drafter, tree=options.tree, dtype=options.dtype, batch_size=options.batch_size
+    )
     assert engine.speculation is not None
     rows = [json.loads(line) for line in options.prompt_file.read_text(encoding="utf-8").splitlines()]
     params = eyas.SamplingParams(max_tokens=options.max_new_tokens)
@@ -62,14 +66,17 @@ def main() -> None:
     engine.generate(requests[:2])  # warm-up
 
     target, drafter, rounds = Stopwatch(), Stopwatch(), Stopwatch()
-    model, network = engine.target.model, engine.speculation.drafter.module
+    model, network = engine.target.model, engine.speculation.drafter.network
     model.forward = target.wrap(model.forward)
     for name in ("step", "fuse", "logits"):
         setattr(network, name, drafter.wrap(getattr(network, name)))
     plain_round = eyas.engine.engine.run_round
+    count = 0
 
     def armed_round(*args: Any) -> Any:
         """Count inside rounds only: prefill calls the drafter's network too."""
+        nonlocal count
+        count += 1
         target.armed = drafter.armed = rounds.armed = True
         try:
             return rounds.wrap(plain_round)(*args)
@@ -78,7 +85,7 @@ def main() -> None:
 
     eyas.engine.engine.run_round = armed_round
     done = engine.generate(requests)
-    count = sum(c.stats.target_passes for c in done)
+    passes = sum(c.stats.target_passes for c in done)
     outside = rounds.seconds - target.seconds - drafter.seconds
     report = {
         "milliseconds_per_round": {
@@ -91,9 +98,10 @@ def main() -> None:
             )
         },
         "outside_share": round(outside / rounds.seconds, 4),
-        "accept_length": round(sum(c.stats.walked for c in done) / count + 1, 3),
+        "accept_length": round(sum(c.stats.walked for c in done) / passes + 1, 3),
         "tree": options.tree or "the drafter's default",
         "dtype": options.dtype,
+        "batch_size": options.batch_size,
         "machine": describe_machine(),
     }
     print(json.dumps(report, indent=2))
