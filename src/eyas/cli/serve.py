@@ -67,15 +67,17 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
     from eyas.serve.bridge import EngineThread
     from eyas.serve.observer import Observers
+    from eyas.serve.playground.stats import Gauges
 
     tree_text(draft)  # what is wrong with the options is said before anything is opened
     settings = _settings(target, server, capacity)
-    observer = Observers()
+    gauges = Gauges()
+    observer = Observers([gauges])
     listener = bind(server.host, server.port, settings.write_seconds)
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
-    run(create_app(thread, settings, observer), thread, settings, listener)
+    run(create_app(thread, settings, observer, gauges), thread, settings, listener)
     return 0
 
 

@@ -17,6 +17,8 @@ from eyas.serve.context import Context
 from eyas.serve.envelope import Envelope
 from eyas.serve.errors import ApiError, handle
 from eyas.serve.observer import Observer, Observers
+from eyas.serve.playground.routes import playground
+from eyas.serve.playground.stats import Gauges
 from eyas.serve.routes import chat, completions, models, status, tokens
 from eyas.serve.settings import ServeSettings
 
@@ -24,8 +26,16 @@ _ROUTERS = (chat.router, completions.router, tokens.router, models.router, statu
 _PATHS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 
 
-def create_app(thread: EngineThread, settings: ServeSettings, observer: Observer | None = None) -> FastAPI:
-    """The ASGI app over an engine's thread, which the caller starts and stops."""
+def create_app(
+    thread: EngineThread,
+    settings: ServeSettings,
+    observer: Observer | None = None,
+    gauges: Gauges | None = None,
+) -> FastAPI:
+    """The ASGI app over an engine's thread, which the caller starts and stops.
+
+    With `gauges`, which the thread's observer should tell of its steps, there is a playground at `/`.
+    """
     app = FastAPI(
         title="eyas",
         version=eyas.__version__,
@@ -34,9 +44,11 @@ def create_app(thread: EngineThread, settings: ServeSettings, observer: Observer
         redoc_url=None,
     )
     observer = observer or Observers()
-    app.state.context = Context(thread, settings, observer)
+    context = app.state.context = Context(thread, settings, observer)
     for router in _ROUTERS:
         app.include_router(router)
+    if gauges is not None:
+        app.include_router(playground(gauges, lambda: context.engine.speculation is not None))
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     # the last one added is the outermost

@@ -34,6 +34,7 @@ class ServedEngine(Protocol):
 
     tokenizer: Any
     target: Any
+    speculation: Any
 
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
         """Queue a request; its index. RequestError, QueueFullError."""

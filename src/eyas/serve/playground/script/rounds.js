@@ -20,8 +20,8 @@ export class Rounds {
     this.answer = null;
     this.index = 0;
     this.panel = byId("inspector");
-    byId("round-previous").addEventListener("click", () => this.show(this.answer, this.index - 1));
-    byId("round-next").addEventListener("click", () => this.show(this.answer, this.index + 1));
+    byId("round-previous").addEventListener("click", () => this.step(-1));
+    byId("round-next").addEventListener("click", () => this.step(1));
     byId("round-close").addEventListener("click", () => this.close());
     this.panel.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
@@ -36,11 +36,24 @@ export class Rounds {
     if (answer === this.answer && index === this.index) return this.panel.classList.add("open");
     if (!answer.rounds[index]) return undefined;
     if (this.answer && this.answer !== answer) this.answer.mark(-1);
+    const opens = !this.panel.classList.contains("open");
     this.answer = answer;
     this.index = index;
     answer.mark(index);
     this.panel.classList.add("open");
-    return this.draw();
+    this.draw();
+    if (opens) this.reveal(); // the panel may have come to lie over it
+    return undefined;
+  }
+
+  step(by) {
+    this.show(this.answer, this.index + by);
+    this.reveal();
+  }
+
+  /** Scroll the round's words into sight. */
+  reveal() {
+    this.answer.rounds[this.index].tokens[0]?.span.scrollIntoView({ block: "nearest" });
   }
 
   /** Put the panel away where it covers something, and the keyboard back to the token it was opened from. */

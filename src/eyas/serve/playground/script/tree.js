@@ -2,11 +2,10 @@
 
 import { percent, svg, visible } from "./dom.js";
 
-const ROW = 30;
-const PILL = 24;
+const ROW = 42;
+const PILL = 36;
 const LEAST_COLUMN = 76;
-const ROOMY = 66; // a pill this wide has its share written out
-const GAP = 20;
+const GAP = 18;
 const ROOT = 18;
 
 /**
@@ -81,14 +80,14 @@ export function drawTree(box, draft, own, tell) {
 
 function pill(node, x, y, width) {
   const group = svg("g", { class: `node ${node.kind}`, role: "treeitem", tabindex: "-1", "aria-level": node.column + 1, "aria-label": words(node) });
-  const share = node.kind === "own" || width < ROOMY ? "" : percent(node.share);
-  const letters = Math.max(2, Math.floor((width - 11 - share.length * 7) / 7.3));
-  group.append(svg("rect", { class: "body", x, y, width, height: PILL, rx: 6 }));
-  if (node.kind !== "own") group.append(svg("rect", { class: "bar", x: x + 1, y: y + PILL - 4, width: Math.max(0, (width - 2) * node.share), height: 3, rx: 1.5 }));
-  const baseline = y + PILL / 2 + 4;
+  const letters = Math.max(2, Math.floor((width - 11) / 7.3));
   const name = visible(node.piece);
-  group.append(svg("text", { class: "name", x: x + 6, y: baseline }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name));
-  if (share) group.append(svg("text", { class: "share", x: x + width - 6, y: baseline, "text-anchor": "end" }, share));
+  group.append(
+    svg("rect", { class: "body", x, y, width, height: PILL, rx: 7 }),
+    svg("text", { class: "name", x: x + 6, y: y + 15 }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name),
+    svg("text", { class: "share", x: x + 6, y: y + 28 }, node.kind === "own" ? "own" : percent(node.share)),
+  );
+  if (node.kind !== "own") group.append(svg("rect", { class: "bar", x: x + 1, y: y + PILL - 4, width: (width - 2) * Math.min(1, node.share), height: 3, rx: 1.5 }));
   return group;
 }
 
