@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eyas.data.detokenizer import Detokenizer
+from eyas.data.detokenizer import Detokenizer, specials
 from eyas.data.tokenizer import SPECIALS
 
 from ..pairs import tokenizer
@@ -125,5 +125,5 @@ def test_many_tokens_at_once_give_the_same_text(ids: list[int], data: st.DataObj
 
 @given(st.lists(st.integers(0, len(BYTES) - 1), max_size=30))
 def test_special_tokens_can_be_kept(ids: list[int]) -> None:
-    stream = Detokenizer(BYTES, special_tokens=True)
+    stream = Detokenizer(BYTES, specials(BYTES))
     assert "".join([*(stream.push(token) for token in ids), stream.finish()]) == BYTES.decode(ids)

@@ -19,12 +19,12 @@ _PATIENCE = 32
 class Detokenizer:
     """The pieces of one answer; together they are the text that decoding all at once gives.
 
-    Special tokens are left out unless `special_tokens`.
+    Special tokens are left out, those in `kept` are text.
     """
 
-    def __init__(self, tokenizer: Any, *, special_tokens: bool = False) -> None:
+    def __init__(self, tokenizer: Any, kept: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._skipped = frozenset[int]() if special_tokens else _specials(tokenizer)
+        self._skipped = specials(tokenizer) - kept
         self._known: list[int] = []  # tokens of the last piece handed out
         self._new: list[int] = []  # tokens since then
 
@@ -64,7 +64,7 @@ class Detokenizer:
 
 
 @lru_cache(maxsize=8)
-def _specials(tokenizer: Any) -> frozenset[int]:
+def specials(tokenizer: Any) -> frozenset[int]:
     """The ids that `skip_special_tokens` leaves out."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(token for token, entry in added.items() if entry.special)

@@ -31,8 +31,9 @@ class Delta:
 class Answer:
     """Keeps what isn't settled yet; `finish_reason` is None until the answer has ended."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], *, special_tokens: bool = False) -> None:
-        self._pieces = Detokenizer(tokenizer, special_tokens=special_tokens)
+    def __init__(self, tokenizer: Any, stops: Sequence[str], kept: frozenset[int] = frozenset()) -> None:
+        """`kept`: special tokens that are text all the same."""
+        self._pieces = Detokenizer(tokenizer, kept)
         self._stops = StopStrings(stops)
         self._one_by_one = bool(stops)
         self._read = 0  # characters that were detokenized

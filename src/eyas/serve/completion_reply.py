@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from eyas.serve.answer import Scored
 from eyas.serve.logprobs import completion_logprobs
-from eyas.serve.reply import Json, Reply
+from eyas.serve.reply import Json, Part, Reply
+from eyas.serve.tools import TextPiece
 
 
 class CompletionReply(Reply):
@@ -19,10 +20,8 @@ class CompletionReply(Reply):
     def first(self, place: int) -> Json | None:
         return self._fields(self.echoes[place]) if self.echoes else None
 
-    def piece(self, place: int, text: str, scored: Sequence[Scored], last: bool) -> list[Json]:  # noqa: ARG002
-        if not text and not scored:
-            return []
-        return [self._fields(text, self._logprobs(scored))]
+    def pieces(self, parts: Sequence[Part], scored: Sequence[Scored]) -> list[Json]:
+        return [self._fields(_text(parts), self._logprobs(scored))] if parts or scored else []
 
     def empty(self) -> Json:
         return self._fields("")
@@ -30,9 +29,9 @@ class CompletionReply(Reply):
     def end(self, place: int) -> Json:
         return self._fields("") | {"finish_reason": self.generation.answers[place].finish_reason}
 
-    def choice(self, place: int, text: str, scored: Sequence[Scored]) -> Json:
+    def choice(self, place: int, parts: Sequence[Part], scored: Sequence[Scored]) -> Json:
         return {
-            "text": (self.echoes[place] if self.echoes else "") + text,
+            "text": (self.echoes[place] if self.echoes else "") + _text(parts),
             "logprobs": self._logprobs(scored),
             "finish_reason": self.generation.answers[place].finish_reason,
         }
@@ -42,3 +41,7 @@ class CompletionReply(Reply):
 
     def _logprobs(self, scored: Sequence[Scored]) -> Json | None:
         return completion_logprobs(self.names, scored) if self.generation.scored else None
+
+
+def _text(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, TextPiece))

@@ -11,7 +11,7 @@ from typing import Any
 from eyas.data.prompts import encode_chat, encode_text
 from eyas.errors import RequestError
 from eyas.serve.errors import ApiError
-from eyas.serve.wire.messages import AskedMessage, Tool
+from eyas.serve.wire.messages import AskedMessage
 from eyas.serve.wire.sampling import SamplingFields
 from eyas.types import GrammarSpec, Request, SamplingParams
 
@@ -32,7 +32,10 @@ class Job:
 
 
 def chat_tokens(
-    tokenizer: Any, messages: Sequence[AskedMessage], tools: Sequence[Tool] | None, template: dict[str, Any] | None
+    tokenizer: Any,
+    messages: Sequence[AskedMessage],
+    schemas: Sequence[dict[str, Any]],
+    template: dict[str, Any] | None = None,
 ) -> tuple[int, ...]:
     """A chat up to where the answer begins. RequestError where the template refuses it."""
     reserved = set(template or ()) & _reserved(tokenizer)
@@ -43,7 +46,6 @@ def chat_tokens(
             code="invalid_value",
             param="chat_template_kwargs",
         )
-    schemas = [tool.model_dump(mode="json", exclude_none=True) for tool in tools] if tools else None
     return encode_chat(tokenizer, [message.as_message() for message in messages], schemas, **(template or {}))
 
 

@@ -34,13 +34,16 @@ class Generation:
         self.scored = job.requests[0].params.logprobs is not None
         """Were log-probabilities asked for?"""
         self._ticket, self._watches = ticket, watches
+        self._ended: set[int] = set()
 
     async def __aiter__(self) -> AsyncIterator[Step]:
         async for place, chunk in self._ticket:
             answer = self.answers[place]
-            counts = answer.finish_reason is None
+            counts = place not in self._ended
             delta = answer.add(chunk)
             ends = counts and answer.finish_reason is not None
+            if ends:
+                self._ended.add(place)
             self._watch(self._watches[place], answer, chunk)
             if ends and chunk.completion is None:
                 self._ticket.cancel(place)  # a stop string; the engine knows only tokens
@@ -53,6 +56,11 @@ class Generation:
         if chunk.completion is not None and answer.finish_reason != chunk.completion.finish_reason:
             watch.end(answer.finish_reason or "", answer.stats)  # "stop", where the engine says "cancelled"
         watch.add(chunk)
+
+    def stop(self, place: int) -> None:
+        """End a choice here; its last step comes with the engine's end of it."""
+        self.answers[place].finish_reason = "stop"
+        self._ticket.cancel(place)
 
     def close(self) -> None:
         """Cancel what still runs."""

@@ -11,10 +11,12 @@ from eyas.serve.answer import Scored
 from eyas.serve.context import Context
 from eyas.serve.generation import Generation
 from eyas.serve.logprobs import TokenNames
+from eyas.serve.tools import CallPiece, TextPiece
 from eyas.serve.trace import Tracer
 from eyas.serve.wire.sampling import SamplingFields
 
 Json = dict[str, Any]
+Part = TextPiece | CallPiece
 
 
 class Reply(ABC):
@@ -39,9 +41,13 @@ class Reply(ABC):
     def first(self, place: int) -> Json | None:
         """What a stream's first chunk says about a choice, before there is any text."""
 
+    def parse(self, place: int, text: str, last: bool) -> list[Part]:  # noqa: ARG002  # for those who read more in it
+        """What more text means; `last` when no more comes."""
+        return [TextPiece(text)] if text else []
+
     @abstractmethod
-    def piece(self, place: int, text: str, scored: Sequence[Scored], last: bool) -> list[Json]:
-        """The choices' fields for more text, one object a chunk; `last` when no more comes."""
+    def pieces(self, parts: Sequence[Part], scored: Sequence[Scored]) -> list[Json]:
+        """The choice's fields for what is new, one object a chunk."""
 
     @abstractmethod
     def empty(self) -> Json:
@@ -52,17 +58,17 @@ class Reply(ABC):
         """The fields of a choice's last chunk, its finish reason among them."""
 
     @abstractmethod
-    def choice(self, place: int, text: str, scored: Sequence[Scored]) -> Json:
+    def choice(self, place: int, parts: Sequence[Part], scored: Sequence[Scored]) -> Json:
         """A whole choice's fields."""
 
     async def whole(self) -> Json:
         """All at once."""
         count = len(self.generation.answers)
-        texts, scored = [""] * count, [list[Scored]() for _ in range(count)]
+        parts, scored = [list[Part]() for _ in range(count)], [list[Scored]() for _ in range(count)]
         rounds: list[list[Json]] = [[] for _ in range(count)]
         try:
             async for step in self.generation:
-                texts[step.place] += step.delta.text
+                parts[step.place] += self.parse(step.place, step.delta.text, step.ends)
                 scored[step.place] += step.delta.scored
                 if self._tracers is not None and step.counts:
                     rounds[step.place].append(self._tracers[step.place].fields(step.chunk))
@@ -70,7 +76,7 @@ class Reply(ABC):
             self.generation.close()
         choices = []
         for place in range(count):
-            choice = {"index": place} | self.choice(place, texts[place], scored[place])
+            choice = {"index": place} | self.choice(place, parts[place], scored[place])
             choices.append(choice if self._tracers is None else choice | {"eyas": {"rounds": rounds[place]}})
         return self._head | {
             "object": self.object_name,
@@ -89,7 +95,8 @@ class Reply(ABC):
                     yield self._chunk(place, first) | seed
                     seed = {}
             async for step in self.generation:
-                pieces = self.piece(step.place, step.delta.text, step.delta.scored, step.ends)
+                parts = self.parse(step.place, step.delta.text, step.ends)
+                pieces = self.pieces(parts, step.delta.scored)
                 if self._tracers is not None and step.counts:
                     pieces = pieces or [self.empty()]
                     pieces[-1]["eyas"] = self._tracers[step.place].fields(step.chunk)

@@ -8,7 +8,9 @@ from starlette.responses import Response
 
 from eyas.serve import encode
 from eyas.serve.answer import Answer
+from eyas.serve.calling import calling, one_grammar
 from eyas.serve.chat_reply import ChatReply
+from eyas.serve.constraining import check_grammar, grammar_of
 from eyas.serve.context import Context
 from eyas.serve.routes.needs import Server, queue_key, request_id
 from eyas.serve.routes.route import GENERATING, JsonRoute, answered, documented
@@ -28,8 +30,11 @@ async def create_chat_completion(request: Request, asked: ChatRequest, context: 
 
 async def _begin(request: Request, asked: ChatRequest, context: Context) -> ChatReply:
     tokenizer = context.engine.tokenizer
+    tools = calling(asked, tokenizer)
+    grammar = one_grammar(tools, grammar_of(asked))
+    await context.in_worker(check_grammar, tokenizer, grammar)
     prompt = await context.in_worker(
-        encode.chat_tokens, tokenizer, asked.messages, asked.tools, asked.chat_template_kwargs
+        encode.chat_tokens, tokenizer, asked.messages, tools.schemas if tools else (), asked.chat_template_kwargs
     )
     job = encode.job(
         asked,
@@ -38,12 +43,13 @@ async def _begin(request: Request, asked: ChatRequest, context: Context) -> Chat
         context=context.max_model_len,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        grammar=grammar,
     )
     generation = await context.generate(
         job,
-        lambda: Answer(tokenizer, asked.stops),
+        lambda: Answer(tokenizer, asked.stops, tools.kept if tools else frozenset()),
         endpoint=PATH,
         stream=bool(asked.stream),
         user=queue_key(request, asked.user or asked.safety_identifier),
     )
-    return ChatReply(context, asked, generation, f"chatcmpl-{request_id(request)}")
+    return ChatReply(context, asked, generation, f"chatcmpl-{request_id(request)}", tools)

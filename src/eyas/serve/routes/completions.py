@@ -9,6 +9,7 @@ from starlette.responses import Response
 from eyas.serve import encode
 from eyas.serve.answer import Answer
 from eyas.serve.completion_reply import CompletionReply
+from eyas.serve.constraining import check_grammar, grammar_of
 from eyas.serve.context import Context
 from eyas.serve.routes.needs import Server, queue_key, request_id
 from eyas.serve.routes.route import GENERATING, JsonRoute, answered, documented
@@ -30,6 +31,8 @@ async def create_completion(request: Request, asked: CompletionRequest, context:
 
 async def _begin(request: Request, asked: CompletionRequest, context: Context) -> CompletionReply:
     tokenizer = context.engine.tokenizer
+    grammar = grammar_of(asked)
+    await context.in_worker(check_grammar, tokenizer, grammar)
     prompts = [await context.in_worker(encode.prompt_tokens, tokenizer, prompt) for prompt in asked.prompts]
     job = encode.job(
         asked,
@@ -38,6 +41,7 @@ async def _begin(request: Request, asked: CompletionRequest, context: Context) -
         context=context.max_model_len,
         max_tokens=DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens,
         logprobs=asked.logprobs,
+        grammar=grammar,
     )
     generation = await context.generate(
         job,

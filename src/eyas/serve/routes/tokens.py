@@ -22,7 +22,8 @@ async def tokenize(asked: TokenizeRequest, context: Server) -> Any:
 
     def encode() -> list[int]:
         if asked.messages is not None:
-            return list(chat_tokens(tokenizer, asked.messages, asked.tools, None))
+            schemas = [tool.model_dump(mode="json", exclude_none=True) for tool in asked.tools or ()]
+            return list(chat_tokens(tokenizer, asked.messages, schemas))
         ids: list[int] = tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)["input_ids"]
         return ids
 

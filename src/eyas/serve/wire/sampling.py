@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from eyas.serve.wire.base import AskedAtTop, EyasOptions, Finite, StreamOptions, TokenId
+from eyas.serve.wire.base import Asked, AskedAtTop, EyasOptions, Finite, StreamOptions, TokenId
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
@@ -14,6 +14,16 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
 Name = Annotated[str, StringConstraints(max_length=256)]
+
+
+class StructuredOutputs(Asked):
+    """vLLM's way of saying what an answer must look like; at most one of them."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="a JSON schema")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(default=None, description="Lark, in llguidance's dialect")
 
 
 class SamplingFields(AskedAtTop):
@@ -39,6 +49,12 @@ class SamplingFields(AskedAtTop):
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MOST_BIASES)] | None = None
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     user: Name | None = Field(default=None, description="requests of one user queue behind each other")
     store: Literal[False] | None = None
