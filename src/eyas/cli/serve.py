@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +40,8 @@ class ServerOptions:
     request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
+    log_interval: Annotated[float, Option(min=0, help="Seconds between lines of statistics; 0 = none.")] = 10.0
+    log_format: Annotated[str, Option(help="text, or json: an object a line.")] = "text"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ class CapacityOptions:
 def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, capacity: CapacityOptions) -> int:
     """Serve the OpenAI API, and a page to try it at /."""
     try:
-        from eyas.serve.app import create_app
+        from eyas.serve.app import ENDPOINTS, create_app
+        from eyas.serve.logs import Logs, log_to
+        from eyas.serve.metrics import Metrics
         from eyas.serve.run import bind
         from eyas.serve.run import serve as run
     except ImportError as error:
@@ -70,14 +75,21 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
     from eyas.serve.playground.stats import Gauges
 
     tree_text(draft)  # what is wrong with the options is said before anything is opened
+    if server.log_format not in ("text", "json"):
+        raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
     settings = _settings(target, server, capacity)
     gauges = Gauges()
-    observer = Observers([gauges])
+    metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
+    log_to(sys.stderr, "json" if server.log_format == "json" else "text")
+    observer = Observers([metrics, logs, gauges])
     listener = bind(server.host, server.port, settings.write_seconds)
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
-    run(create_app(thread, settings, observer, gauges), thread, settings, listener)
+    try:
+        run(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
+    finally:
+        logs.close()
     return 0
 
 

@@ -16,14 +16,17 @@ from eyas.serve.bridge import EngineThread
 from eyas.serve.context import Context
 from eyas.serve.envelope import Envelope
 from eyas.serve.errors import ApiError, handle
+from eyas.serve.metrics import Metrics
 from eyas.serve.observer import Observer, Observers
 from eyas.serve.playground.routes import playground
 from eyas.serve.playground.stats import Gauges
 from eyas.serve.routes import chat, completions, models, status, tokens
+from eyas.serve.routes.metrics import metrics_router
 from eyas.serve.settings import ServeSettings
 
 _ROUTERS = (chat.router, completions.router, tokens.router, models.router, status.router)
-_PATHS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
+ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
+"""Their paths."""
 
 
 def create_app(
@@ -31,10 +34,12 @@ def create_app(
     settings: ServeSettings,
     observer: Observer | None = None,
     gauges: Gauges | None = None,
+    metrics: Metrics | None = None,
 ) -> FastAPI:
     """The ASGI app over an engine's thread, which the caller starts and stops.
 
-    With `gauges`, which the thread's observer should tell of its steps, there is a playground at `/`.
+    The thread tells the observer of its steps; among what it is should be `gauges`, with which there is a playground at
+    `/`, and `metrics`, which are shown at `/metrics`.
     """
     app = FastAPI(
         title="eyas",
@@ -49,6 +54,8 @@ def create_app(
         app.include_router(router)
     if gauges is not None:
         app.include_router(playground(gauges, lambda: context.engine.speculation is not None))
+    if metrics is not None:
+        app.include_router(metrics_router(metrics))
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     # the last one added is the outermost
@@ -62,5 +69,5 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(Envelope, refused=observer.refused, known=_PATHS.__contains__)
+    app.add_middleware(Envelope, refused=observer.refused, known=ENDPOINTS.__contains__)
     return app
