@@ -1,0 +1,70 @@
+"""A server on a real socket, on a thread of this process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from eyas.serve.app import create_app
+from eyas.serve.bridge import EngineThread
+from eyas.serve.observer import Observer
+from eyas.serve.settings import ServeSettings
+
+
+class Live:
+    """Where it listens, and what is behind it."""
+
+    def __init__(self, engine: Any, observer: Observer | None = None, **settings: Any) -> None:
+        self.settings = ServeSettings(**{"model_names": ("tiny",), **settings})
+        self.engine = engine
+        self.thread = EngineThread(lambda: engine, observer=observer, backlog=self.settings.backlog_chunks)
+        app = create_app(self.thread, self.settings, observer)
+        config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off")
+        self.server = uvicorn.Server(config)
+        self._runner = threading.Thread(target=self.server.run, daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+        self._runner.start()
+        until = time.monotonic() + 30
+        while not (self.server.started and self.thread.status == "ready"):
+            assert time.monotonic() < until
+            assert self._runner.is_alive(), self.thread.error
+            time.sleep(0.01)
+        self.host, self.port = self.server.servers[0].sockets[0].getsockname()[:2]
+        self.url = f"http://{self.host}:{self.port}"
+
+    def stop(self) -> None:
+        self.thread.stop()
+        self.thread.join(10)
+        self.server.should_exit = self.server.force_exit = True
+        self._runner.join(10)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=20)
+
+    def idle_soon(self, seconds: float = 10.0) -> bool:
+        """Does the engine become idle, with nobody asking any more?"""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self.thread.idle and self.engine.idle:
+                return True
+            time.sleep(0.01)
+        return False
+
+
+@contextmanager
+def live(engine: Any, observer: Observer | None = None, **settings: Any) -> Iterator[Live]:
+    """A running server."""
+    made = Live(engine, observer, **settings)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
