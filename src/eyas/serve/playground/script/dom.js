@@ -20,7 +20,7 @@ export function svg(name, attributes = {}, ...children) {
 /** A token's text with what can't be seen made visible. */
 export function visible(piece) {
   if (piece === "") return "∅";
-  return piece.replace(/^ /, "·").replace(/ $/, "·").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+  return piece.replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length)).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
 }
 
 /** Tell screen readers. */

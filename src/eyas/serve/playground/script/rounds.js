@@ -53,7 +53,8 @@ export class Rounds {
 
   /** Scroll the round's words into sight. */
   reveal() {
-    this.answer.rounds[this.index].tokens[0]?.span.scrollIntoView({ block: "nearest" });
+    const { tokens } = this.answer.rounds[this.index];
+    for (const token of [tokens.at(-1), tokens[0]]) token?.span.scrollIntoView({ block: "nearest" });
   }
 
   /** Put the panel away where it covers something, and the keyboard back to the token it was opened from. */
