@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from eyas.engine.state import EngineState
 from eyas.serve.playground.routes import playground
 from eyas.serve.playground.stats import Gauges
 
@@ -32,7 +33,8 @@ class FakeServer:
         self.polls = 0
         self.url = ""
         self.app = FastAPI()
-        self.app.include_router(playground(Gauges(), self._count))
+        self.gauges = Gauges()
+        self.app.include_router(playground(self.gauges, self._count))
         self.app.get("/v1/models")(self.models)
         self.app.post("/v1/chat/completions")(self.chat)
 
@@ -81,6 +83,12 @@ class FakeServer:
         finally:
             if done < len(words):
                 self.left.set()
+
+
+def engine_state(**changes: Any) -> EngineState:
+    """An engine with nothing to do but what `changes` say."""
+    counts = dict.fromkeys(EngineState.__dataclass_fields__, 0) | {"cache_limit": None, "finished_total": {}}
+    return EngineState(**(counts | changes))
 
 
 def _choice(taken: list[str], accepted: int, drafted: bool, finish: str | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
-from .fake_server import HOSTILE, WORDS, FakeServer, serving
+from eyas.engine.controller import ControllerState
+
+from .fake_server import HOSTILE, WORDS, FakeServer, engine_state, serving
 
 ANSWER = "".join(WORDS)
 PHONE = {"viewport": {"width": 360, "height": 740}}
@@ -252,6 +255,20 @@ def test_the_race(open_page: Any) -> None:
         page.get_by_label("Prompt for the race").fill("busy")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("try again in 7 s")
+
+
+def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:
+    page = open_page(server.url)
+    outcome: Any = SimpleNamespace(accepted=[3, 2])
+    load = engine_state(running=2, waiting=5, cached_tokens=40, cache_limit=100)
+    expect(page.locator("#gauge-running")).to_have_text("0")
+    server.gauges.stepped(load, ControllerState(depth=4, width=2, budget=20), outcome)
+    shown = {"running": "2", "waiting": "5", "accept": "3.50", "cache": "40%", "tree": "4 deep, 20 nodes"}
+    for name, text in shown.items():
+        expect(page.locator(f"#gauge-{name}")).to_have_text(text)
+    page.route("**/stats", lambda route: route.abort())
+    expect(page.locator("#gauge-note")).to_contain_text("can't be reached")
+    expect(page.locator("#gauge-running")).to_have_text("–")
 
 
 def test_the_gauges_rest_while_nobody_looks(server: FakeServer, open_page: Any) -> None:

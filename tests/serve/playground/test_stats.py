@@ -6,13 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from eyas.engine.controller import ControllerState
-from eyas.engine.state import EngineState
 from eyas.serve.playground.stats import Gauges
 
-
-def state(**changes: Any) -> EngineState:
-    counts = dict.fromkeys(EngineState.__dataclass_fields__, 0) | {"cache_limit": None, "finished_total": {}}
-    return EngineState(**(counts | changes))
+from .fake_server import engine_state
 
 
 def test_before_the_first_step_all_is_zero() -> None:
@@ -23,9 +19,9 @@ def test_before_the_first_step_all_is_zero() -> None:
 def test_the_last_state_and_the_sums() -> None:
     gauges = Gauges()
     outcome: Any = SimpleNamespace(accepted=[2, 0])
-    gauges.stepped(state(running=2, waiting=3, cached_tokens=40, cache_limit=100), None, outcome)
-    gauges.stepped(state(prefilling=1), ControllerState(depth=4, width=3, budget=20), None)
-    gauges.stepped(state(running=1, cache_limit=100), ControllerState(depth=2, width=1, budget=2), outcome)
+    gauges.stepped(engine_state(running=2, waiting=3, cached_tokens=40, cache_limit=100), None, outcome)
+    gauges.stepped(engine_state(prefilling=1), ControllerState(depth=4, width=3, budget=20), None)
+    gauges.stepped(engine_state(running=1, cache_limit=100), ControllerState(depth=2, width=1, budget=2), outcome)
     read = gauges.read()
     assert (read["running"], read["prefilling"], read["waiting"], read["cache_limit"]) == (1, 0, 0, 100)
     assert read["tokens_total"] == 8  # two rounds of two rows: two accepted and a token of each row's own

@@ -46,11 +46,11 @@ export class Answer {
   span(token, round) {
     const before = this.fences;
     this.text += token.piece;
-    this.fences = countFences(this.text);
+    if (token.piece.includes("`")) this.fences = countFences(this.text);
     const code = before % 2 === 1 || this.fences > before;
     const span = el("span", { className: `tok ${token.drafted ? "drafted" : "own"}${code ? " code" : ""}`, textContent: token.piece });
     span.dataset.round = round;
-    span.tabIndex = this.rounds.length === 0 && !this.element.firstChild ? 0 : -1;
+    span.tabIndex = token.piece && !this.element.querySelector('[tabindex="0"]') ? 0 : -1;
     return span;
   }
 

@@ -90,7 +90,7 @@ export class Chat {
     let ending = "";
     let failure = null;
     try {
-      const events = streamJson("/v1/chat/completions", this.settings.body(asked), this.settings.key, this.abort.signal);
+      const events = streamJson("v1/chat/completions", this.settings.body(asked), this.settings.key, this.abort.signal);
       for await (const event of events) {
         const choice = event.choices?.[0];
         if (!choice) continue;

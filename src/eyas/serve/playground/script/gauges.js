@@ -13,30 +13,34 @@ export class LoadGauges {
     this.told = told;
     this.last = null;
     this.speeds = [];
-    this.timer = null;
+    this.turn = 0; // which row of readings goes on; older ones end
     document.addEventListener("visibilitychange", () => this.resume());
     this.resume();
   }
 
   /** Ask now and go on asking; nothing while the page is hidden. */
   resume() {
-    clearTimeout(this.timer);
+    this.turn += 1;
     this.last = null;
-    if (!document.hidden) this.poll();
+    if (!document.hidden) this.poll(this.turn);
   }
 
-  async poll() {
+  async poll(turn) {
+    let note = "";
+    let again = true;
     try {
-      const stats = await getJson("/stats", this.settings.key);
+      const stats = await getJson("stats", this.settings.key);
+      if (turn !== this.turn) return;
       this.show(stats);
       this.told(stats);
-      byId("gauge-note").textContent = "";
     } catch (error) {
-      if (error.status === 401) return this.blank("The gauges need the API key."); // asked again when it is there
-      this.blank(error.message);
+      if (turn !== this.turn) return;
+      again = error.status !== 401; // asked again when there is a key
+      note = again ? error.message : "The gauges need the API key.";
+      this.blank();
     }
-    if (!document.hidden) this.timer = setTimeout(() => this.poll(), INTERVAL);
-    return undefined;
+    byId("gauge-note").textContent = note;
+    if (again) setTimeout(() => turn === this.turn && this.poll(turn), INTERVAL);
   }
 
   show(stats) {
@@ -54,6 +58,8 @@ export class LoadGauges {
     fill.hidden = !stats.cache_limit;
     if (stats.cache_limit) fill.value = stats.cached_tokens / stats.cache_limit;
     byId("gauge-cache").textContent = stats.cache_limit ? percent(stats.cached_tokens / stats.cache_limit) : stats.cached_tokens;
+    byId("gauge-tree-cell").hidden = !stats.tree;
+    if (stats.tree) byId("gauge-tree").textContent = stats.tree.budget ? `${stats.tree.depth} deep, ${stats.tree.budget} nodes` : "off";
     this.last = stats;
   }
 
@@ -64,9 +70,8 @@ export class LoadGauges {
     byId("gauge-trend").firstElementChild.setAttribute("points", points.join(" "));
   }
 
-  blank(note) {
+  blank() {
     this.last = null;
-    byId("gauge-note").textContent = note;
     for (const name of ["running", "waiting", "speed", "accept", "cache"]) byId(`gauge-${name}`).textContent = "–";
   }
 }

@@ -21,7 +21,7 @@ const gauges = new LoadGauges(settings, (stats) => {
 /** Ask which model is served; without a key that is wanted, ask for the key. */
 async function connect() {
   try {
-    const models = await getJson("/v1/models", settings.key);
+    const models = await getJson("v1/models", settings.key);
     settings.model = models.data[0].id;
     byId("model").textContent = settings.model;
     byId("model").title = settings.model;

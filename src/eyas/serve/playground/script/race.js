@@ -65,7 +65,7 @@ export class Race {
   }
 
   ask(messages, changes) {
-    return streamJson("/v1/chat/completions", this.settings.body(messages, changes), this.settings.key, this.abort.signal);
+    return streamJson("v1/chat/completions", this.settings.body(messages, changes), this.settings.key, this.abort.signal);
   }
 
   async lap(lane, messages, speculate) {
@@ -122,7 +122,7 @@ export class Race {
     const [ours, theirs] = [speculative.tokens, plain.tokens];
     const differing = ours.findIndex((token, i) => token.id !== theirs[i]?.id || token.piece !== theirs[i]?.piece);
     const at = differing >= 0 ? differing : ours.length < theirs.length ? ours.length : -1;
-    const ratio = ours.length / speculative.seconds / (theirs.length / plain.seconds);
+    const ratio = (ours.length * plain.seconds) / (theirs.length * speculative.seconds || 1);
     const sameness = at < 0 ? `Identical: all ${ours.length} tokens.` : `Different from token ${at + 1} on.`;
     if (at >= 0) [ours[at], theirs[at]].forEach((token) => token?.span.classList.add("differs"));
     const speed = `${ratio.toFixed(2)}× ${ratio >= 1 ? "as fast" : "the speed"}`;
