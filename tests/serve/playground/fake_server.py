@@ -126,7 +126,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
     """Its address while it runs on a thread of its own, on a free port."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
