@@ -99,6 +99,9 @@ class SlotCaches:
 
     def check(self, placed: Sequence[LiveSequence], room: CacheRoom) -> None:
         """InvariantError unless every slot holds what its sequence says."""
+        held, counted = self.target.cache.capacity, room.columns
+        if held != counted and self.target.slots:
+            raise InvariantError(f"the target's cache has {held} columns, the scheduler counts {counted}")
         for part in self._parts:
             name = type(part).__name__
             if part.slots != room.slots:

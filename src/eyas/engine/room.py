@@ -6,7 +6,7 @@ product: it is memory, not a count of the tokens in use.
 
 from __future__ import annotations
 
-_GRANULE = 64
+_GRANULE, _FLOOR = 64, 256
 
 
 class CacheRoom:
@@ -48,7 +48,7 @@ class CacheRoom:
     def shrink(self) -> bool:
         """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
         (slots, columns), self._peak = self._peak, (0, 0)
-        columns += -columns % _GRANULE
+        columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
         if slots * columns * 2 > self.tokens:
             return False
         self.slots, self.columns = slots, columns

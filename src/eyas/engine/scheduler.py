@@ -126,7 +126,7 @@ class Scheduler:
     def columns(self, staging: int) -> int:
         """Columns that those in slots need now."""
         decoding = max((one.known + staging for one in self.decoding), default=0)
-        reading = max((one.known + 1 for one in self.prefilling), default=0)
+        reading = max((one.known for one in self.prefilling), default=0)
         together = max((_columns(piece.sequences, piece.counts) for piece in self.pieces()), default=0)
         return max(decoding, reading, together)
 

@@ -158,7 +158,7 @@ class Stepper:
 
     def _enter(self, sequence: LiveSequence, now: float) -> None:
         """Begin a sequence in its slot."""
-        self._cover(1)
+        self._cover(0)
         self._caches.enter(sequence, self._eos_ids)
         if self._reuse is not None:
             sequence.cached = self._reuse.load(sequence)
@@ -168,7 +168,7 @@ class Stepper:
             sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
 
     def _prefill(self) -> None:
-        self._cover(1)
+        self._cover(0)
         began = time.perf_counter()
         reading = list(self.scheduler.prefilling)
         for piece in self.scheduler.pieces():

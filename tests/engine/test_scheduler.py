@@ -1,0 +1,218 @@
+"""The scheduler over a simulated machine: slots hold what they should, everything fits, everyone ends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eyas.engine.limits import Limits
+from eyas.engine.scheduler import Scheduler
+from eyas.engine.sequence import LiveSequence
+from eyas.errors import QueueFullError, RequestError, UsageError
+from eyas.types import Request
+
+
+def sequence(index: int, prompt: int = 5, limit: int = 5, key: str = "", expires: float | None = None) -> LiveSequence:
+    return LiveSequence(index, Request((7,) * prompt), limit, key=key, expires=expires)
+
+
+class Machine:
+    """What an engine does with a scheduler, with a list of owners for the slots."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler = Scheduler(limits)
+        self.owners: list[int | None] = []
+        self.now = 0.0
+        self.ended: list[int] = []
+        self.admitted: list[int] = []
+        self.longest_read = 0
+
+    def step(self, emit: int, staging: int) -> None:
+        scheduler = self.scheduler
+        self.now += 1.0
+        while (one := scheduler.admit(staging, self.now)) is not None:
+            assert one.slot == len(scheduler.placed) - 1
+            self.cover(0)
+            self.owners[one.slot] = one.index
+            self.admitted.append(one.index)
+        self.cover(0)
+        read = 0
+        for piece in scheduler.pieces():
+            assert [one.slot for one in piece.sequences] == list(piece.rows)
+            assert max(one.cached for one in piece.sequences) + max(piece.counts) <= scheduler.room.columns
+            read += sum(piece.counts)
+            for one, count in zip(piece.sequences, piece.counts, strict=True):
+                one.cached += count
+        self.longest_read = max(self.longest_read, read)
+        assert scheduler.limits.prefill_chunk is None or read <= scheduler.limits.prefill_chunk
+        scheduler.promote()
+        if victims := scheduler.overflow(staging):
+            assert len(victims) < len(scheduler.placed)
+            assert min(one.index for one in victims) > max(one.index for one in scheduler.placed if one not in victims)
+            self.drop(victims, preempt=True)
+        if not scheduler.fits(staging):
+            assert len(scheduler.placed) == 1
+            staging = 1
+        self.cover(staging)
+        for one in scheduler.decoding:
+            assert one.known + staging <= scheduler.room.columns
+            taken = min(emit, staging, one.limit - len(one.tokens))
+            one.tokens += [1] * taken
+            one.cached += taken
+        self.drop([one for one in scheduler.decoding if len(one.tokens) == one.limit])
+        self.check()
+
+    def cover(self, staging: int) -> None:
+        room = self.scheduler.room
+        if room.cover(len(self.scheduler.placed), self.scheduler.columns(staging)):
+            assert room.fits(room.slots, room.columns)
+            self.owners = self.owners[: room.slots] + [None] * (room.slots - len(self.owners))
+
+    def drop(self, gone: list[LiveSequence], preempt: bool = False) -> None:
+        slots = [one.slot for one in gone]
+        moves = self.scheduler.preempt(gone) if preempt else self.scheduler.drop(gone)
+        for slot in slots:
+            assert slot is not None
+            self.owners[slot] = None
+        for source, target in moves:
+            assert self.owners[target] is None
+            self.owners[target], self.owners[source] = self.owners[source], None
+        if not preempt:
+            self.ended += [one.index for one in gone]
+
+    def check(self) -> None:
+        self.scheduler.check()
+        placed = [one.index for one in self.scheduler.placed]
+        assert self.owners == placed + [None] * (len(self.owners) - len(placed))
+
+
+limits = st.builds(
+    Limits,
+    max_running=st.integers(1, 6),
+    max_cached_tokens=st.none() | st.integers(60, 300),
+    prefill_chunk=st.none() | st.integers(1, 40),
+)
+arrivals = st.lists(
+    st.tuples(st.integers(1, 120), st.integers(1, 120), st.sampled_from("ab"), st.integers(0, 3)), max_size=25
+)
+
+
+@settings(max_examples=150)
+@given(limits, arrivals, st.integers(1, 5), st.integers(1, 12), st.data())
+def test_everything_that_is_accepted_ends(
+    limits: Limits, arrivals: list[tuple[int, int, str, int]], emit: int, staging: int, data: st.DataObject
+) -> None:
+    machine = Machine(limits)
+    accepted: dict[int, LiveSequence] = {}
+    for index, (prompt, answer, key, wait) in enumerate(arrivals):
+        one = sequence(index, prompt, answer, key)
+        if limits.max_cached_tokens is not None and one.longest > limits.max_cached_tokens:
+            with pytest.raises(RequestError, match="shorten the prompt"):
+                machine.scheduler.submit(one)
+            continue
+        machine.scheduler.submit(one)
+        accepted[index] = one
+        for _ in range(wait):
+            machine.step(emit, staging)
+        live = [one for i, one in accepted.items() if i not in machine.ended]
+        if live and data.draw(st.booleans(), label="cancel"):
+            victim = data.draw(st.sampled_from(live))
+            if victim.slot is None:
+                machine.scheduler.waiting.remove(victim)
+                machine.ended.append(victim.index)
+            else:
+                machine.drop([victim])
+            machine.check()
+    steps = 0
+    bound = 50 + sum(one.longest + 200 for one in accepted.values()) * 2
+    while machine.scheduler.busy:
+        machine.step(emit, staging)
+        steps += 1
+        assert steps < bound, "somebody is stuck"
+    assert sorted(machine.ended) == sorted(accepted)
+
+
+@given(st.integers(1, 4), st.integers(2, 60))
+def test_a_greedy_key_starves_nobody(slots: int, backlog: int) -> None:
+    machine = Machine(Limits(max_running=slots))
+    for index in range(backlog):
+        machine.scheduler.submit(sequence(index, key="greedy"))
+    machine.step(1, 1)
+    machine.scheduler.submit(sequence(backlog, key="meek"))
+    while backlog not in machine.admitted:
+        machine.step(1, 1)
+    assert machine.admitted.index(backlog) <= 2 * slots
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
+    machine = Machine(Limits(max_running=3, prefill_chunk=8))
+    machine.scheduler.submit(sequence(0, 5, 100))
+    machine.step(1, 1)
+    machine.scheduler.submit(sequence(1, 80, 5))
+    machine.scheduler.submit(sequence(2, 5, 5))
+    first = machine.scheduler.decoding[0]
+    for step in range(9):
+        machine.step(1, 1)
+        assert len(first.tokens) == 2 + step
+        assert [one.index for one in machine.scheduler.prefilling] == [1]
+    machine.step(1, 1)
+    assert machine.longest_read == 8
+    assert [one.index for one in machine.scheduler.decoding] == [0, 1]
+
+
+def test_the_youngest_is_preempted_and_comes_back_first() -> None:
+    machine = Machine(Limits(max_running=3, max_cached_tokens=240))
+    for index in range(4):
+        machine.scheduler.submit(sequence(index, 10, 100))
+    machine.step(1, 1)
+    assert [one.index for one in machine.scheduler.decoding] == [0, 1, 2]
+    while len(machine.scheduler.decoding) == 3:
+        machine.step(1, 1)
+    gone = machine.scheduler.waiting.peek()
+    assert gone is not None
+    assert gone.index == 2
+    assert len(gone.tokens) > 60
+    assert machine.scheduler.preempted_total == 1
+    while 3 not in machine.ended:
+        machine.step(1, 1)
+    assert machine.admitted == [0, 1, 2, 2, 3]
+
+
+def test_a_full_queue_refuses_but_everyone_may_ask_once() -> None:
+    scheduler = Scheduler(Limits(max_running=2, max_waiting=3))
+    for index in range(5):  # two of them find a free slot
+        scheduler.submit(sequence(index, key="a"))
+    with pytest.raises(QueueFullError, match="5 requests are waiting") as caught:
+        scheduler.submit(sequence(5, key="a"))
+    assert 1.0 <= caught.value.retry_after <= 60.0
+    for index, key in enumerate("bcdef", 6):
+        scheduler.submit(sequence(index, key=key))
+    with pytest.raises(QueueFullError):
+        scheduler.submit(sequence(20, key="g"))
+
+
+def test_how_long_to_wait_follows_the_pace() -> None:
+    scheduler = Scheduler(Limits())
+    for index in range(41):
+        scheduler.submit(sequence(index))
+    for round_ in range(21):
+        one = scheduler.admit(1, 2.0 * round_)
+        assert one is not None
+        scheduler.drop([one])
+    assert scheduler.retry_after() == pytest.approx(2.0 * 20 / 4)
+
+
+def test_deadlines_wherever_a_sequence_is() -> None:
+    machine = Machine(Limits())
+    for index, expires in enumerate((None, 5.0, 9.0)):
+        machine.scheduler.submit(sequence(index, expires=expires))
+    machine.step(1, 1)
+    assert [one.index for one in machine.scheduler.expired(5.0)] == [1]
+    assert [one.index for one in machine.scheduler.expired(9.0)] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["max_running", "max_cached_tokens", "max_waiting", "prefill_chunk", "prefix_tokens"])
+def test_limits_that_allow_nothing_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        Limits(**{name: -1})

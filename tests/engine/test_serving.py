@@ -1,0 +1,248 @@
+"""Submitting, cancelling and stepping: how requests end, and what fails without taking others along."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from eyas.engine import Engine, Limits, Speculation
+from eyas.errors import CacheMemoryError, InvariantError, QueueFullError, RequestError
+from eyas.target import Target
+from eyas.tree import parse_tree
+from eyas.types import Chunk, Completion, Request, SamplingParams
+
+from .. import tiny
+
+PROMPTS = tiny.prompts(13, 1, 20, 5, 9, 3)
+
+
+def engine(tree: str | None = "chain:4", target: Target | None = None, **limits: Any) -> Engine:
+    speculation = None if tree is None else Speculation(tiny.eagle3_drafter(), parse_tree(tree))
+    return Engine(target or tiny.target(), None, speculation, limits=Limits(**limits))
+
+
+def request(index: int, tokens: int = 8, **params: Any) -> Request:
+    return Request(tuple(PROMPTS[index]), SamplingParams(max_tokens=tokens, **params), f"r{index}")
+
+
+def answer(index: int, tokens: int = 8) -> list[int]:
+    return tiny.continuation(tiny.target().model, PROMPTS[index], tokens)
+
+
+def drain(run: Engine) -> dict[int, Completion]:
+    done: dict[int, Completion] = {}
+    while not run.idle:
+        done |= {chunk.index: chunk.completion for chunk in run.step() if chunk.completion is not None}
+        run.check_invariants()
+    return done
+
+
+def test_an_index_is_known_before_anything_runs() -> None:
+    run = engine(max_running=2)
+    assert run.idle
+    assert run.step() == []
+    assert [run.submit(request(i)) for i in range(4)] == [0, 1, 2, 3]
+    assert not run.idle
+    assert (run.state().waiting, run.state().running) == (4, 0)
+    run.step()
+    assert (run.state().waiting, run.state().running) == (2, 2)
+    assert {i: done.token_ids for i, done in drain(run).items()} == {i: answer(i) for i in range(4)}
+
+
+def test_cancelling_frees_the_slot_at_once() -> None:
+    run = engine(max_running=2)
+    for index in range(4):
+        run.submit(request(index, 30))
+    run.step()
+    for index in (0, 3):  # one running, one waiting
+        run.cancel(index)
+        run.check_invariants()
+    run.cancel(0)
+    run.cancel(99)
+    assert (run.state().running, run.state().waiting) == (1, 1)
+    done = drain(run)
+    assert {i: c.finish_reason for i, c in done.items()} == {0: "cancelled", 1: "length", 2: "length", 3: "cancelled"}
+    assert done[0].token_ids == answer(0, 30)[: len(done[0].token_ids)] != []
+    assert done[3].token_ids == []
+    assert [done[i].token_ids for i in (1, 2)] == [answer(1, 30), answer(2, 30)]
+
+
+def test_the_last_one_cancelled_is_still_reported() -> None:
+    run = engine()
+    run.submit(request(0))
+    run.cancel(0)
+    assert not run.idle
+    assert [chunk.completion.finish_reason for chunk in run.step() if chunk.completion] == ["cancelled"]
+    assert run.idle
+
+
+def test_a_prompt_is_cancelled_while_it_is_read() -> None:
+    run = engine(prefill_chunk=4)
+    run.submit(request(2))
+    run.step()
+    assert run.state().prefilling == 1
+    run.cancel(0)
+    run.submit(request(0))
+    assert drain(run)[1].token_ids == answer(0)
+
+
+def test_deadlines() -> None:
+    run = engine()
+    run.submit(request(0, 40), deadline=0.0)
+    run.submit(request(2, 40), deadline=1000.0)
+    run.submit(request(3), deadline=0.005)
+    time.sleep(0.006)
+    done = drain(run)
+    assert [done[i].finish_reason for i in range(3)] == ["deadline", "length", "deadline"]
+    assert done[1].token_ids == answer(2, 40)
+
+
+def test_a_full_queue() -> None:
+    run = engine(max_waiting=2)
+    for index in range(3):
+        run.submit(request(index))
+    with pytest.raises(QueueFullError) as caught:
+        run.submit(request(3))
+    assert caught.value.retry_after >= 1
+    assert len(drain(run)) == 3
+
+
+def test_a_request_that_could_never_fit_is_refused() -> None:
+    run = engine(max_cached_tokens=40)
+    with pytest.raises(RequestError, match="can come to 53 tokens, the cache holds 40"):
+        run.submit(request(0, 40))
+    run.submit(request(0, 27))
+    assert drain(run)[0].token_ids == answer(0, 27)
+    assert run.state().allocated_tokens <= 40
+
+
+def test_a_request_that_fails_to_start_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = engine(max_running=3)
+    sampler = run._stepper._caches.sampler
+    admit = type(sampler).admit
+
+    def refusing(self: Any, slot: int, params: SamplingParams, *args: Any, **named: Any) -> None:
+        if params.seed == 13:
+            raise RequestError("no such grammar")
+        admit(self, slot, params, *args, **named)
+
+    monkeypatch.setattr(type(sampler), "admit", refusing)
+    for index in range(4):
+        run.submit(request(index, seed=13 if index == 1 else 0))
+    done = drain(run)
+    assert (done[1].finish_reason, done[1].error) == ("error", "RequestError: no such grammar")
+    assert [done[i].token_ids for i in (0, 2, 3)] == [answer(i) for i in (0, 2, 3)]
+
+
+@pytest.mark.parametrize("where", ["verify", "prefill_chunk", "commit"])
+def test_a_pass_that_fails_ends_those_in_it_and_the_engine_goes_on(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine(target=target, max_running=2, prefix_tokens=1000)
+    for index in (0, 2, 3):
+        run.submit(request(index))
+    whole = getattr(target, where)
+    calls = []
+
+    def failing(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("the device is gone")
+        return whole(*args)
+
+    monkeypatch.setattr(target, where, failing)
+    done = drain(run)
+    assert [done[i].finish_reason for i in range(3)] == ["error", "error", "length"]
+    assert done[0].error == "RuntimeError: the device is gone"
+    assert done[2].token_ids == answer(3)
+    assert run.submit(request(0)) == 3
+    assert drain(run)[3].token_ids == answer(0)
+
+
+def test_offline_a_failing_pass_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine(target=target, max_running=2)
+    monkeypatch.setattr(target, "verify", lambda *_: (_ for _ in ()).throw(CacheMemoryError("no memory")))
+    with pytest.raises(CacheMemoryError, match="no memory"):
+        run.generate([request(0), request(2)])
+    monkeypatch.undo()
+    assert run.idle
+    assert run.generate([request(0)])[0].token_ids == answer(0)
+
+
+def test_an_interrupted_step_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine(target=target, max_running=3)
+    for index in (0, 2, 3):
+        run.submit(request(index))
+    run.step()
+    commit, calls = target.commit, []
+
+    def interrupted(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        commit(*args)
+
+    monkeypatch.setattr(target, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.step()
+    assert [done.token_ids for _, done in sorted(drain(run).items())] == [answer(i) for i in (0, 2, 3)]
+    assert run.state().preempted_total == 3
+
+
+def test_engines_that_take_turns_on_a_target_read_again_what_was_lost() -> None:
+    first, second = engine("chain:4", max_running=2, prefix_tokens=500), engine(None, max_running=3)
+    chunks: dict[int, list[Chunk]] = {0: [], 1: []}
+    for index in (0, 2, 4):
+        first.submit(request(index, 20))
+        second.submit(request(index, 20))
+    while not (first.idle and second.idle):
+        for which, run in enumerate((first, second)):
+            chunks[which] += run.step()
+            run.check_invariants()
+        second.cancel(0)
+    for which, missing in ((0, ()), (1, (0,))):
+        done = {c.index: c.completion.token_ids for c in chunks[which] if c.completion}
+        for place, index in enumerate((0, 2, 4)):
+            if place not in missing:
+                assert done[place] == answer(index, 20)
+
+
+def test_memory_follows_the_load() -> None:
+    target = Target(tiny.build_model("llama", max_position_embeddings=1200))
+    run = engine(target=target, max_running=16)
+    assert target.slots == 0
+    run.generate([request(0)])
+    assert (target.slots, target.cache.capacity) == (1, 256)
+    run.generate([Request(tuple(tiny.prompts(600)[0]), SamplingParams(max_tokens=2))] + [request(0)] * 5)
+    assert target.slots == 6
+    assert target.cache.capacity >= 602
+    run.generate([request(0)])
+    assert (target.slots, target.cache.capacity) == (1, 256)
+
+
+def test_what_is_wrong_inside_is_noticed() -> None:
+    run = engine(max_running=2, prefix_tokens=500)
+    run.submit(request(0, 50))
+    run.step()
+    run.check_invariants()
+    drafter = run.speculation.drafter
+    drafter.truncate(0, 3)
+    with pytest.raises(InvariantError, match="NetworkDrafter holds 3 in slot 0"):
+        run.check_invariants()
+
+
+def test_counts() -> None:
+    run = engine(max_running=2, prefix_tokens=500)
+    for index in (0, 2, 0):
+        run.submit(request(index))
+    done = drain(run)
+    state = run.state()
+    assert state.prompt_tokens_total == 13 + 20 + 13
+    assert state.generated_tokens_total == 24
+    assert state.prefix_hit_tokens_total == 11
+    assert state.prefix_tokens > 0
+    assert state.finished_total == {"length": 3}
+    assert max(c.stats.target_passes for c in done.values()) <= state.rounds_total

@@ -1,0 +1,183 @@
+"""What runs beside a request never changes its answer: every finished answer is its offline single-request twin's.
+
+Random arrivals and cancellations, preemption by a tiny cache, prefixes shared, sampling parameters mixed, trees and
+plain rounds in turn. Invariants hold after every step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from eyas.engine import Engine, Limits, Speculation, scheduler
+from eyas.engine.controller import Controller
+from eyas.tree import TreeSpec, parse_tree
+from eyas.types import Completion, Request, SamplingParams
+
+from .. import tiny
+
+TREES = (None, "chain:4", "dynamic:4,3,8", "static:eagle1")
+STEMS = tiny.prompts(40, 70, 33, seed=5)
+
+
+def some_request(draw: random.Random, index: int) -> Request:
+    """Any length and sampling; half of them continue a shared stem."""
+    own = [draw.randrange(3, tiny.VOCAB) for _ in range(draw.choice((1, 3, 9, 30)))]
+    stem = draw.choice(STEMS)[: draw.choice((20, 33, 64, 70))] if draw.random() < 0.5 else []
+    params: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "seed": draw.randrange(1000)}
+    if draw.random() < 0.6:
+        params |= {"temperature": draw.choice((0.5, 1.0, 1.7)), "top_k": draw.choice((0, 5)), "top_p": 0.95}
+    if draw.random() < 0.3:
+        params |= {"presence_penalty": 0.8, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
+    if draw.random() < 0.3:
+        params |= {"stop_token_ids": (draw.randrange(3, tiny.VOCAB),), "min_tokens": draw.choice((0, 4))}
+    return Request(tuple(stem + own), SamplingParams(**params), f"r{index}", speculate=draw.random() < 0.8)
+
+
+class Whims(Controller):
+    """Another tree every round, and often none."""
+
+    def __init__(self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES)) -> None:
+        self._draw, self._trees = draw, [None if tree is None else parse_tree(tree) for tree in trees]
+        self.learnt = 0
+
+    def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
+        assert rows == len(lengths) == len(sampled or ()) > 0
+        return self._draw.choice(self._trees)
+
+    def learn(self, record: Any) -> None:
+        assert record.rows == len(record.lengths)
+        assert record.rows <= record.emitted
+        assert record.tokens >= record.rows
+        self.learnt += 1
+
+
+def twins(name: str, asked: Sequence[Request]) -> list[Completion]:
+    """Every request alone, without a drafter."""
+    alone = Engine(tiny.target(name))
+    return [alone.generate([request])[0] for request in asked]
+
+
+def serve(run: Engine, asked: Sequence[Request], draw: random.Random) -> dict[int, Completion]:
+    """Submit, cancel and step in a random order to the end."""
+    done: dict[int, Completion] = {}
+    emitted: dict[int, list[int]] = {i: [] for i in range(len(asked))}
+    left = list(enumerate(asked))
+    while left or not run.idle:
+        for _ in range(draw.choice((0, 0, 1, 2, 5))):
+            if left:
+                place, request = left.pop(0)
+                assert run.submit(request, queue_key=draw.choice("abc")) == place
+        if draw.random() < 0.1:
+            run.cancel(draw.randrange(len(asked) - len(left) + 1))
+            run.check_invariants()
+        for chunk in run.step():
+            assert chunk.index not in done
+            emitted[chunk.index] += chunk.token_ids
+            if chunk.completion is not None:
+                assert chunk.completion.token_ids == emitted[chunk.index]
+                done[chunk.index] = chunk.completion
+        run.check_invariants()
+    assert len(done) == len(asked)
+    return done
+
+
+def compare(done: dict[int, Completion], expected: Sequence[Completion]) -> int:
+    """How many were finished, all of them as alone."""
+    finished = 0
+    for index, twin in enumerate(expected):
+        found = done[index]
+        if found.finish_reason == "cancelled":
+            assert found.token_ids == twin.token_ids[: len(found.token_ids)]
+            continue
+        assert (found.finish_reason, found.token_ids) == (twin.finish_reason, twin.token_ids), index
+        finished += 1
+    return finished
+
+
+@pytest.fixture(autouse=True)
+def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers here are short: with the usual headroom nobody would ever be preempted."""
+    monkeypatch.setattr(scheduler, "_HEADROOM", 2)
+
+
+LIMITS = {
+    "roomy": Limits(max_running=4),
+    "tiny cache": Limits(max_running=6, max_cached_tokens=250, prefill_chunk=24),
+    "prefixes": Limits(max_running=4, prefix_tokens=4096, prefill_chunk=48),
+    "all at once": Limits(max_running=5, max_cached_tokens=250, prefill_chunk=16, prefix_tokens=200),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_fixed_trees(limits: Limits, tree: str | None) -> None:
+    draw = random.Random(f"{limits} {tree}")
+    asked = [some_request(draw, i) for i in range(18)]
+    expected = twins("llama", asked)
+    speculation = None if tree is None else Speculation(tiny.eagle3_drafter(scale=4.0), parse_tree(tree))
+    run = Engine(tiny.target(), None, speculation, limits=limits)
+    assert compare(serve(run, asked, draw), expected) > 8
+    state = run.state()
+    assert (state.preempted_total > 0) == (limits.max_cached_tokens is not None)
+    assert (state.prefix_hit_tokens_total > 0) == (limits.prefix_tokens > 0)
+    assert state.running == state.waiting == state.prefilling == state.cached_tokens == 0
+    assert sum(state.finished_total.values()) == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("olmo3", "eagle3"), ("gemma2", "mlp"), ("gpt2", "eagle3"), ("llama", "mla")]
+)
+def test_trees_that_change_every_round(name: str, kind: str) -> None:
+    """The drafter's reading is deferred and made up for, before and after its pairs were copied."""
+    draw = random.Random(f"{name} {kind}")
+    asked = [some_request(draw, i) for i in range(20)]
+    expected = twins(name, asked)
+    controller = Whims(draw)
+    speculation = Speculation(tiny.drafter(kind), parse_tree("chain:2"))
+    run = Engine(tiny.target(name), None, speculation, limits=LIMITS["all at once"], controller=controller)
+    assert compare(serve(run, asked, draw), expected) > 8
+    state = run.state()
+    assert state.preempted_total > 0
+    assert state.prefix_hit_tokens_total > 0
+    assert controller.learnt == state.rounds_total
+
+
+def test_reused_pairs_draft_as_fresh_ones() -> None:
+    """Rounds with and without a tree, prefixes read and unread: the drafts are those of an engine without reuse."""
+    prompts = [STEMS[1] + tail for tail in tiny.prompts(5, 9, 1, 40, seed=9)]
+    asked = [Request(tuple(p), SamplingParams(max_tokens=12)) for p in prompts for _ in range(2)]
+    accepted = []
+    for prefix_tokens in (0, 1000):
+        drafter = tiny.eagle3_drafter(scale=4.0)
+        model = tiny.target()
+        kept = Engine(
+            model,
+            speculation=Speculation(drafter, parse_tree("dynamic:4,3,8")),
+            limits=Limits(prefix_tokens=prefix_tokens),
+        )
+        accepted.append([kept.generate([request])[0].stats.accepted_histogram for request in asked])
+        hits = kept.state().prefix_hit_tokens_total
+    assert accepted[0] == accepted[1]
+    assert hits > 5 * len(STEMS[1])
+
+
+@pytest.mark.parametrize("first", [None, "chain:4"], ids=str)
+def test_unread_pairs_that_were_kept_are_read_when_a_draft_is_wanted(first: str | None) -> None:
+    """A prefix kept while nobody drafted gives the drafts of one that was read, the second time and the third."""
+    drafter = tiny.eagle3_drafter(scale=4.0)
+    whims = Whims(random.Random(0), (first,))
+    spec = Speculation(drafter, parse_tree("chain:4"))
+    run = Engine(tiny.target(), None, spec, controller=whims, limits=Limits(prefix_tokens=1000))
+    ask = Request(tuple(STEMS[1]), SamplingParams(max_tokens=20))
+    run.generate([ask])
+    whims._trees = [parse_tree("chain:4")]
+    again = [run.generate([ask])[0] for _ in range(2)]
+    fresh = Engine(tiny.target(), None, spec).generate([ask])[0]
+    for completion in again:
+        assert completion.token_ids == fresh.token_ids
+        assert completion.stats.accepted_histogram == fresh.stats.accepted_histogram
+    assert run.state().prefix_hit_tokens_total == 2 * (len(STEMS[1]) - 2)
