@@ -204,12 +204,15 @@ class OracleDrafter:
     to be compared with the target's own states.
     """
 
-    def __init__(self, sequences: Sequence[Sequence[int]], taps: tuple[int, ...], omit: float = 0.15) -> None:
+    def __init__(
+        self, sequences: Sequence[Sequence[int]], taps: tuple[int, ...], omit: float = 0.15, vocab_size: int = VOCAB
+    ) -> None:
         self.taps = taps
         self.seen: list[tuple[list[int], Tensor]] = []
         """(tokens after the first, their taps [n, A, Ht]) of every sequence that left its slot."""
         self._sequences = [list(s) for s in sequences]
         self._omit = omit
+        self._vocab_size = vocab_size
         self._random = torch.Generator().manual_seed(7)
         self.resize(0)
 
@@ -291,7 +294,7 @@ class OracleDrafter:
         raise AssertionError(f"slot {slot} holds tokens of no recorded sequence: {known}")
 
     def _children(self, ahead: list[int] | None, count: int) -> tuple[list[int]]:
-        wrong = torch.randperm(VOCAB, generator=self._random).tolist()
+        wrong = torch.randperm(self._vocab_size, generator=self._random).tolist()
         if not ahead:
             return (wrong[:count],)
         wrong.remove(ahead[0])

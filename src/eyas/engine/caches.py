@@ -68,7 +68,7 @@ class SlotCaches:
         """Begin a sequence in its slot. RequestError if it can't be sampled."""
         assert sequence.slot is not None
         request = sequence.request
-        self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens)
+        self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
 
     def prefill(self, piece: Piece, chunk: int, drafting: bool) -> None:
         """Read on, `chunk` tokens a pass; the drafter reads along only while it is `drafting`."""

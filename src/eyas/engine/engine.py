@@ -22,7 +22,7 @@ from eyas.engine.stepper import Stepper
 from eyas.errors import RequestError, UsageError
 from eyas.target import Target
 from eyas.types import Chunk, Completion, Request
-from eyas.verify import SeededWalk, WalkRule, check_request
+from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
 
 
 class Engine:
@@ -76,6 +76,7 @@ class Engine:
             raise RequestError(
                 f"the prompt has {len(request.prompt)} tokens, the model's context holds {room}: shorten the prompt"
             )
+        self._grammar(request)
 
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
         """Queue a request; returns its index, which its chunks carry.
@@ -89,7 +90,8 @@ class Engine:
             limit = min(limit, self.target.max_length - len(request.prompt))
         expires = None if deadline is None else time.monotonic() + deadline
         stops = frozenset(self._stop_ids(request))
-        sequence = LiveSequence(self._submitted, request, limit, stops, queue_key, expires)
+        grammar = self._grammar(request)
+        sequence = LiveSequence(self._submitted, request, limit, stops, queue_key, expires, grammar=grammar)
         self._stepper.scheduler.submit(sequence)
         self._submitted += 1
         self._live[sequence.index] = sequence
@@ -182,7 +184,7 @@ class Engine:
                 done = self._completion(sequence, added.error)
                 del self._live[sequence.index]
                 self._inboxes.pop(sequence.index, None)
-            chunk = Chunk(sequence.index, added.tokens, added.accepted, done, added.draft)
+            chunk = Chunk(sequence.index, added.tokens, added.accepted, done, added.draft, added.logprobs)
             if inbox is None:
                 self._outbox.append(chunk)
             else:
@@ -190,6 +192,9 @@ class Engine:
 
     def _stop_ids(self, request: Request) -> tuple[int, ...]:
         return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
+
+    def _grammar(self, request: Request) -> Grammar | None:
+        return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
 
     def _completion(self, sequence: LiveSequence, error: Exception | None) -> Completion:
         return Completion(
@@ -199,7 +204,8 @@ class Engine:
             finish_reason=sequence.finish_reason or "length",
             stats=sequence.stats,
             lossy=self.speculation is not None and not self.rule.lossless,
-            error=None if error is None else f"{type(error).__name__}: {error}",
+            error=sequence.error if error is None else f"{type(error).__name__}: {error}",
+            logprobs=None if sequence.request.params.logprobs is None else tuple(sequence.logprobs),
         )
 
 

@@ -19,7 +19,8 @@ from eyas.drafters import Drafter
 from eyas.engine.evidence import Evidence
 from eyas.target import Target
 from eyas.tree import DraftTree, TreeSpec
-from eyas.verify import Sampler, SeededWalk, WalkRule
+from eyas.types import TokenLogprobs
+from eyas.verify import Sampler, Scores, SeededWalk, WalkRule
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Outcome(NamedTuple):
     """T, the tokens of the target pass."""
     evidence: Evidence | None
     """The draft and what was walked of it; None after a plain round."""
+    logprobs: dict[int, tuple[TokenLogprobs, ...]]
+    """Of the rows that want them, one for each of their `tokens`."""
+    failed: dict[int, str]
+    """Rows whose grammar can't be followed any further, and why; their `tokens` are legal, and may be none."""
     draft_seconds: float
     """Drafting, catching up on deferred pairs included. On an accelerator the host's part of it."""
     pass_seconds: float
@@ -75,20 +80,31 @@ def run_round(
             tree = speculation.drafter.draft(rows, speculation.tree, coupling, live).compact()
 
     drafted = time.perf_counter()
+    if (legal := sampler.legal(count, tree)) is not None:
+        tree = legal.tree
     verified = target.verify(rows, roots, tree, taps)
-    walk = (rule or SeededWalk())(verified.logits, tree, sampler, count)
+    logits = verified.logits if legal is None else legal.restrict(verified.logits)
+    walk = (rule or SeededWalk())(logits, tree, sampler, count)
     sampler.commit(count, walk.tokens, walk.accepted + 1)
+    wanted = sampler.logprobs(count)
+    scores = Scores.of(verified.logits, walk, wanted) if wanted else None
 
     depths = tree.depth[:, 1:] * tree.valid  # [R, N]
     offered = depths.amax(1) if tree.size else torch.zeros_like(walk.accepted)
     nodes = tree.valid.sum(1)
     summary = torch.stack((walk.accepted, offered, nodes), dim=1)
-    table = torch.cat((summary, walk.tokens, walk.path), dim=1).tolist()  # the host sync
+    report = torch.cat((summary, walk.tokens, walk.path), dim=1)  # [R, 3 + 2 * (D + 1)]
+    told = (report.flatten() if scores is None else torch.cat((report.flatten(), scores.pack()))).cpu()  # the host sync
+    table = told[: report.numel()].view(report.shape).tolist()
     judged = time.perf_counter()
     width = walk.tokens.shape[1]
     accepted = [row[0] for row in table]
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]
+    logprobs = {} if scores is None else scores.read(told[report.numel() :], tokens)
+    failed = sampler.consume(tokens)
+    for row, (legal_tokens, _) in failed.items():
+        del tokens[row][legal_tokens:]
 
     target.commit(rows, paths)
     if speculation is not None:
@@ -105,6 +121,8 @@ def run_round(
         nodes=[row[2] for row in table],
         pass_tokens=verified.tokens,
         evidence=Evidence(tree, paths) if drafting else None,
+        logprobs=logprobs,
+        failed={row: why for row, (_, why) in failed.items()},
         draft_seconds=drafted - began,
         pass_seconds=judged - drafted,
     )

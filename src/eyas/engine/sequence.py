@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from eyas.types import Request, Stats
+from eyas.types import Request, Stats, TokenLogprobs
+
+if TYPE_CHECKING:  # what the scheduler needs of this file needs no torch
+    from eyas.verify import Grammar
 
 
 @dataclass(eq=False)
@@ -23,7 +27,13 @@ class LiveSequence:
     """Whom it is queued for: keys share the slots fairly."""
     expires: float | None = None
     """When its deadline passes, on the scheduler's clock."""
+    grammar: Grammar | None = None
+    """What its answer must look like."""
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of its tokens, if the request wants them."""
+    error: str | None = None
+    """Why it can't go on, where that is its own affair."""
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
     slot: int | None = None

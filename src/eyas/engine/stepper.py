@@ -28,7 +28,7 @@ from eyas.engine.state import EngineState
 from eyas.errors import InvariantError
 from eyas.target import Target
 from eyas.tree import TreeSpec
-from eyas.types import DraftRound
+from eyas.types import DraftRound, TokenLogprobs
 from eyas.verify import WalkRule
 
 
@@ -39,6 +39,7 @@ class Added(NamedTuple):
     tokens: tuple[int, ...] = ()
     accepted: int = 0
     draft: DraftRound | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
     error: Exception | None = None
 
 
@@ -238,10 +239,15 @@ class Stepper:
             sequence.cached += outcome.accepted[row] + 1
             taken = sequence.extend(outcome.tokens[row], outcome.accepted[row], outcome.offered[row], seconds)
             self._generated += len(taken)
+            scored = outcome.logprobs.get(row)
+            scored = None if scored is None else scored[: len(taken)]
+            sequence.logprobs += scored or ()
+            if row in outcome.failed and sequence.finish_reason is None:
+                sequence.finish_reason, sequence.error = "error", outcome.failed[row]
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
             accepted = min(outcome.accepted[row], len(taken))
-            self._added.append(Added(sequence, tuple(taken), accepted, drafts.get(row)))
+            self._added.append(Added(sequence, tuple(taken), accepted, drafts.get(row), scored))
         self._leave([sequence for sequence in decoding if sequence.finish_reason is not None], self.scheduler.drop)
 
     def _finish(self, sequence: LiveSequence, reason: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from eyas.errors import RequestError
 from eyas.serve.tool_styles import ToolStyle
 from eyas.types import GrammarSpec
-from eyas.verify import WHITESPACE
+from eyas.verify import WHITESPACE, quoted
 
 
 def tool_call_grammar(
@@ -70,20 +70,20 @@ def tools_asked(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Ma
 def _frame(style: ToolStyle, mark: str) -> tuple[str, str, str]:
     """What stands before, between and behind calls."""
     if style.bare:
-        return "", _literal("; "), ""
+        return "", quoted("; "), ""
     if style.named:
         return mark, mark, ""
     if style.listed:
-        return f"{mark} {_literal(' ')}? {_literal('[')}", _literal(", "), _literal("]")
-    end = _literal("\n" + style.end)
-    return f"{mark} {_literal(chr(10))}", f"{end} {_literal(chr(10))} {mark} {_literal(chr(10))}", end
+        return f"{mark} {quoted(' ')}? {quoted('[')}", quoted(", "), quoted("]")
+    end = quoted("\n" + style.end)
+    return f"{mark} {quoted(chr(10))}", f"{end} {quoted(chr(10))} {mark} {quoted(chr(10))}", end
 
 
 def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
     if style.named:
-        return f"{_literal(name)} {_token('[ARGS]', tokenizer)} {arguments}"
+        return f"{quoted(name)} {_token('[ARGS]', tokenizer)} {arguments}"
     begin = f'{{"name": {json.dumps(name)}, "{style.arguments}": '
-    return f"{_literal(begin)} {arguments} {_literal('}')}"
+    return f"{quoted(begin)} {arguments} {quoted('}')}"
 
 
 def _schema(parameters: Mapping[str, Any] | None) -> str:
@@ -96,8 +96,4 @@ def _token(mark: str, tokenizer: Any) -> str:
     """A mark as the tokenizer has it: one special token, or text."""
     number = tokenizer.get_added_vocab().get(mark)
     added = None if number is None else tokenizer.added_tokens_decoder.get(number)
-    return f"<[{number}]>" if added is not None and added.special else _literal(mark)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return f"<[{number}]>" if added is not None and added.special else quoted(mark)

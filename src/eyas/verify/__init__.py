@@ -1,8 +1,10 @@
 """Verification is sampling: the seeded sampler, and the walk that applies it along a draft tree."""
 
 from eyas.verify.admission import check_request
+from eyas.verify.constraint import grammar_of
 from eyas.verify.coupling import Coupling
-from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar
+from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, quoted
+from eyas.verify.logprobs import Scores
 from eyas.verify.noise import gumbel
 from eyas.verify.path import PathState
 from eyas.verify.sampler import Sampler
@@ -15,11 +17,14 @@ __all__ = [
     "Grammar",
     "PathState",
     "Sampler",
+    "Scores",
     "SeededWalk",
     "TypicalWalk",
     "Walk",
     "WalkRule",
     "check_request",
     "compile_grammar",
+    "grammar_of",
     "gumbel",
+    "quoted",
 ]

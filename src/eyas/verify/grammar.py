@@ -7,9 +7,11 @@ first mask is computed here, so whoever compiles a grammar before queueing a req
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from eyas.errors import RequestError, UsageError
@@ -23,6 +25,8 @@ WHITESPACE = r"[ \t\r\n]{1,64}"
 """Where JSON may have white space; bounded, because models can get lost in blanks."""
 _KEPT = 64
 """Compiled grammars remembered, so that checking a request and running it compile once."""
+_kept: OrderedDict[tuple[Any, GrammarSpec], Grammar] = OrderedDict()
+_lock = Lock()
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,14 @@ class Grammar:
 
     matcher: Any  # llguidance.LLMatcher
     vocabulary: Any  # llguidance.LLTokenizer
+
+    @property
+    def spent(self) -> bool:
+        """Has it run into a limit? Its copies share an automaton that only grows."""
+        matcher = self.matcher.deep_copy()
+        matcher.compute_bitmask()
+        failed: bool = matcher.is_error()
+        return failed
 
 
 def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
@@ -41,10 +53,18 @@ def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     if tokenizer is None:
         raise RequestError("a grammar needs a tokenizer: the target was loaded without one")
     _check_size(spec.text)
-    return _compiled(tokenizer, spec)
+    key = tokenizer, spec
+    with _lock:
+        grammar = _kept.pop(key, None)
+    if grammar is None or grammar.spent:
+        grammar = _compiled(*key)
+    with _lock:
+        _kept[key] = grammar
+        if len(_kept) > _KEPT:
+            _kept.popitem(last=False)
+    return grammar
 
 
-@lru_cache(maxsize=_KEPT)
 def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     vocabulary = _vocabulary(tokenizer)
     library = _library()
@@ -53,10 +73,10 @@ def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
         matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
     except ValueError as error:  # json.JSONDecodeError among them
         raise RequestError(f"the {spec.kind} grammar can't be read: {error}") from error
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        raise RequestError(f"the {spec.kind} grammar can't be used: {_first_lines(matcher.get_error())}")
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    if first.is_error():
+        raise RequestError(f"the {spec.kind} grammar can't be used: {_first_lines(first.get_error())}")
     return Grammar(matcher, vocabulary)
 
 
@@ -99,6 +119,8 @@ def _limits() -> Any:
 
 
 def _json_schema(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("a schema has to be a JSON object")
     source: str = _library().LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
     return source
 
@@ -119,12 +141,17 @@ def _lark(text: str) -> str:
     return source
 
 
+def quoted(text: str) -> str:
+    """`text` as a literal of a Lark grammar: JSON's form, but without a bare DEL."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
 def _choice(text: str) -> str:
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise ValueError("give a JSON array of at least one string, none of them empty")
     # a capitalised rule is one lexeme: an automaton, where alternatives of a rule are tried side by side
-    return _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
+    return _lark("start: CHOICE\nCHOICE: " + " | ".join(quoted(c) for c in choices))
 
 
 _SOURCES: dict[str, Callable[[str], str]] = {

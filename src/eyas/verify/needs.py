@@ -24,9 +24,10 @@ class Needs:
     top_k: int = 0
     top_p: bool = False
     min_p: bool = False
+    grammar: bool = False
 
     @staticmethod
-    def of(params: SamplingParams, has_stops: bool, vocab_size: int) -> Needs:
+    def of(params: SamplingParams, has_stops: bool, vocab_size: int, has_grammar: bool = False) -> Needs:
         """The steps that change anything for these parameters; filters change nothing for a greedy row."""
         noise = params.temperature >= GREEDY_BELOW
         return Needs(
@@ -39,6 +40,7 @@ class Needs:
             top_k=params.top_k if noise and params.top_k < vocab_size else 0,
             top_p=noise and params.top_p < 1.0,
             min_p=noise and params.min_p > 0.0,
+            grammar=has_grammar,
         )
 
     @staticmethod

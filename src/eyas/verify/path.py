@@ -5,6 +5,8 @@ Shapes: B rows, V vocabulary, P positions whose noise is made in one go.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,10 +54,11 @@ class PathState:
     def warped(self, logits: Tensor) -> Tensor:
         """`logits` [B, V] in float32 with every parameter but the noise applied; -inf = ruled out.
 
-        Greedy rows are not divided by a temperature and not filtered.
+        Greedy rows are not divided by a temperature and not filtered. What a grammar rules out is -inf already; it
+        wins over bans: where they leave nothing of what is legal, they are not applied.
         """
         needs, slots, rows = self.needs, self._slots, slice(0, self._rows)
-        logits = logits.to(torch.float32)
+        given = logits = logits.to(torch.float32)
         if needs.bias:
             logits = logits + slots.make_table("bias")[rows]
         if needs.history:
@@ -68,6 +71,9 @@ class PathState:
         if needs.min_tokens:
             early = slots.generated[rows] + self._step < slots.min_tokens[rows]
             logits = forbid(logits, slots.make_table("stops")[rows], early)
+        if needs.grammar:
+            nothing = logits.amax(dim=-1, keepdim=True) == -math.inf
+            logits = torch.where(nothing, given, logits)
         if needs.temperature:
             logits = logits / slots.divisor[rows].unsqueeze(1)
         if needs.top_k:

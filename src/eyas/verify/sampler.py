@@ -14,9 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from eyas.tree import DraftTree
 from eyas.types import SamplingParams
 from eyas.verify.admission import check_request
+from eyas.verify.constraint import Constraint, end_tokens
 from eyas.verify.coupling import Coupling
+from eyas.verify.grammar import Grammar
+from eyas.verify.legal import LegalTree, legal_roots
 from eyas.verify.needs import Needs
 from eyas.verify.path import PathState
 from eyas.verify.slots import Slots
@@ -29,6 +33,8 @@ class Sampler:
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self.slots = Slots(slots, vocab_size, device)
         self._needs = [Needs()] * slots
+        self._constraints: list[Constraint | None] = [None] * slots
+        self._logprobs: list[int | None] = [None] * slots
         self._union: dict[int, Needs] = {}
 
     def admit(
@@ -38,16 +44,21 @@ class Sampler:
         prompt: Sequence[int],
         eos_ids: Sequence[int],
         emitted: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         """Start a request in `slot`, or go on with one that has `emitted` tokens already.
 
-        RequestError if it names tokens the target doesn't have.
+        RequestError if it names tokens the target doesn't have, or can't be held to its grammar.
         """
         vocab_size = self.slots.vocab_size
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
         check_request(params, prompt, stops, vocab_size)
         stops = {token for token in stops if 0 <= token < vocab_size}
-        needs = Needs.of(params, bool(stops), vocab_size)
+        needs = Needs.of(params, bool(stops), vocab_size, grammar is not None)
+        constraint = None
+        if grammar is not None:
+            constraint = Constraint(grammar, end_tokens(grammar, params, eos_ids, vocab_size))
+            constraint.consume(emitted)
         self.slots.write(
             slot,
             {
@@ -70,13 +81,15 @@ class Sampler:
         self.slots.write_table("prompt", slot, list(prompt) if needs.repetition else [], 1.0)
         counts = Counter(emitted) if needs.history else {}
         self.slots.write_table("counts", slot, list(counts), [float(count) for count in counts.values()])
-        self._needs[slot] = needs
+        self._needs[slot], self._constraints[slot], self._logprobs[slot] = needs, constraint, params.logprobs
         self._union.clear()
 
     def move(self, source: int, target: int) -> None:
         """Let slot `target` become what `source` is."""
         self.slots.move(source, target)
         self._needs[target] = self._needs[source]
+        self._constraints[target] = self._constraints[source]
+        self._logprobs[target] = self._logprobs[source]
         self._union.clear()
 
     def commit(self, rows: int, tokens: Tensor, counts: Tensor) -> None:
@@ -88,13 +101,37 @@ class Sampler:
             table = self.slots.make_table("counts")
             table[:rows].scatter_add_(1, tokens.clamp(min=0), kept.to(table.dtype))
 
+    def legal(self, rows: int, tree: DraftTree) -> LegalTree | None:
+        """The `tree` of the first `rows` slots as their grammars see it; None if none of them has one."""
+        constraints = self._constraints[:rows]
+        return LegalTree(constraints, tree, self.slots.vocab_size) if any(constraints) else None
+
+    def consume(self, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
+        """Tell the grammars what the first slots emitted, after the host knows it.
+
+        For each row whose grammar has run into a limit: how many of its tokens are legal, and what went wrong.
+        """
+        failed = {}
+        for row, (constraint, emitted) in enumerate(zip(self._constraints, tokens, strict=False)):
+            if constraint is not None:
+                count = constraint.consume(emitted)
+                if constraint.error is not None:
+                    failed[row] = count, constraint.error
+        return failed
+
+    def logprobs(self, rows: int) -> dict[int, int]:
+        """Which of the first `rows` slots want log-probabilities, and of how many alternatives."""
+        return {row: count for row, count in enumerate(self._logprobs[:rows]) if count is not None}
+
     def path(self, rows: int, steps: int = 1) -> PathState:
         """The state of one walk of at most `steps` tokens in each of the first `rows` slots."""
         return PathState(self.slots, self.needs(rows), rows, steps)
 
     def coupling(self, rows: int, enabled: bool) -> Coupling:
         """What lets the drafters of the first `rows` slots share the sampler's noise, if `enabled`."""
-        return Coupling(self.slots, self.needs(rows), rows, enabled)
+        constraints = self._constraints[:rows]
+        legal = legal_roots(constraints, self.slots.vocab_size, self.slots.seed.device) if any(constraints) else None
+        return Coupling(self.slots, self.needs(rows), rows, enabled, legal)
 
     def needs(self, rows: int) -> Needs:
         """The steps that the first `rows` slots need."""
