@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas.drafters.config import GroupedConfig, TransformerConfig
+from eyas.target.few_queries import grouped_attention as grouped_attention
 from eyas.target.slots import KVShape
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -148,14 +148,3 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     cos, sin = (table.unsqueeze(1) for table in rope)
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin
-
-
-def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax attention of q [B, heads, S, D] over k, v [B, kv_heads, K, D or Dv]; bool mask, as [B, 1, S, K]."""
-    heads, queries = q.shape[1:3]
-    if k.shape[1] == 1 and k.shape[3] != v.shape[3]:
-        # latent attention: all heads share the keys, so heads become rows and no kernel copies the keys per head
-        mask = mask if mask is None or mask.shape[-2] == 1 else mask.repeat(1, 1, heads, 1)
-        folded = F.scaled_dot_product_attention(q.flatten(1, 2).unsqueeze(1), k, v, attn_mask=mask)
-        return torch.unflatten(folded.squeeze(1), 1, (heads, queries))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])

@@ -5,8 +5,7 @@ The queries are padded here, run through whatever attention the model came with,
 and below never see a padded token. Without a packed pass all calls go straight through.
 
 On the CPU with a mask, transformers' `sdpa` copies the keys and values of a whole context once per query group before
-it multiplies; the CPU kernel can share them between the groups itself, with the same result to the bit. On CUDA that
-would select a slower kernel, so it is used on the CPU alone.
+it multiplies; `grouped_attention` shares them. On CUDA that may select a slower kernel, so it is used on the CPU alone.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from eyas.errors import UnsupportedModelError
+from eyas.target.few_queries import grouped_attention
 from eyas.target.ragged import Ragged
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
@@ -75,9 +74,7 @@ def shared_heads_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return original
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    out = grouped_attention(query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
