@@ -184,7 +184,7 @@ def _servers(options: SideOptions) -> dict[str, ServerProcess]:
     common = ["--model", options.model, *options.serve_option]
     drafting = [*common, "--draft-model", str(options.draft_model)]
     trees = {tree: ServerProcess(tree, [*drafting, "--tree", tree]) for tree in speculating}
-    return {"plain": ServerProcess("plain", common), **trees}
+    return {"plain": ServerProcess("plain", [*common, "--method", "none"]), **trees}
 
 
 def _started(servers: dict[str, ServerProcess], options: SideOptions) -> list[Side]:
