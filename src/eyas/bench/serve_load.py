@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ class Load:
         """Clients at once; 1 where requests come as they come."""
         return int(self.level) if self.kind == "closed" else 1
 
-    def requests(self, least: int, per_client: int) -> int:
+    def requests(self, least: int, per_client: float) -> int:
         """How many are sent: in a closed loop at least `per_client` by each client."""
-        return max(least, per_client * self.clients) if self.kind == "closed" else least
+        return max(least, math.ceil(per_client * self.clients)) if self.kind == "closed" else least
 
 
 async def run_load(load: Load, ask: Ask[AnswerT], count: int, seed: int) -> list[AnswerT]:

@@ -1,14 +1,16 @@
-"""Servers of our own: `eyas serve` in a process each, up before anything is measured and gone afterwards."""
+"""Servers to be measured, in processes of their own: up before anything is measured and gone afterwards."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -16,32 +18,47 @@ import httpx
 
 from eyas.errors import EndpointError
 
-_TICKS = 100  # of /proc/PID/stat, a second: Linux's USER_HZ
-
 
 class ServerProcess:
-    """`eyas serve ARGUMENTS` on a free port of this machine. Use it as a context manager."""
+    """A server on a free port of this machine that answers `/health` when it is ready. Use it as a context manager."""
 
-    def __init__(self, name: str, arguments: Sequence[str], ready_seconds: float = 300.0) -> None:
-        self.name, self.arguments, self._ready_seconds = name, list(arguments), ready_seconds
-        self.port = _free_port()
-        self.command = [sys.executable, "-m", "eyas", "serve", *arguments, "--port", str(self.port)]
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[int], Sequence[str]],
+        *,
+        environment: Mapping[str, str] | None = None,
+        ready_seconds: float = 300.0,
+    ) -> None:
+        """`command(port)` is what to run; `environment` is added to this process's."""
+        self.name, self.port, self._ready_seconds = name, _free_port(), ready_seconds
+        self.command = list(command(self.port))
+        self._environment = os.environ | (environment or {})
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def root(self) -> str:
+        """The server's address."""
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
         """Up to and including `/v1`."""
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self.root}/v1"
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process, which leads a session of its own."""
         assert self._process is not None
         return self._process.pid
 
     def __enter__(self) -> ServerProcess:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,37 +66,39 @@ class ServerProcess:
         self._log.close()
 
     def start(self) -> float:
-        """Start it; returns the seconds until it answered `/health`. EndpointError if it ends or stays silent."""
+        """Start it; returns the seconds until it was ready. EndpointError if it ends or isn't ready in time."""
         began = time.monotonic()
         self._process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            start_new_session=True,  # so that all it starts can be found and ended
         )
         while time.monotonic() - began < self._ready_seconds:
             if self._process.poll() is not None:
                 raise EndpointError(f"the server {self.name!r} ended at once: {self.log_tail()}")
-            try:
-                if httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5, trust_env=False).is_success:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{self.root}/health", timeout=5, trust_env=False).is_success:
                     return time.monotonic() - began
-            except httpx.HTTPError:
-                pass
             time.sleep(0.1)
-        self.stop()
         raise EndpointError(f"the server {self.name!r} wasn't ready in {self._ready_seconds:g} s: {self.log_tail()}")
 
     def stop(self) -> None:
         """End it, kindly for ten seconds."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             return
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.kill()
 
     def kill(self) -> None:
-        """End it at once (SIGKILL)."""
+        """End it and all it started, at once (SIGKILL)."""
         assert self._process is not None
-        self._process.kill()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def log_tail(self, lines: int = 12) -> str:
@@ -88,22 +107,20 @@ class ServerProcess:
         return "\n".join(self._log.read().decode("utf-8", "replace").splitlines()[-lines:])
 
     def cpu_seconds(self) -> float:
-        """Processor time it has used so far; 0 where the system doesn't tell."""
-        return _cpu_seconds(self.pid)
+        """Processor time used so far by it and all it started; 0 where the system doesn't tell."""
+        used = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+                if fields[3] == str(self.pid):  # its session
+                    used += int(fields[11]) + int(fields[12])
+        return used / os.sysconf("SC_CLK_TCK")
 
 
-def _cpu_seconds(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def eyas_server(name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> ServerProcess:
+    """`eyas serve ARGUMENTS`."""
+    command = [sys.executable, "-m", "eyas", "serve", *arguments]
+    return ServerProcess(name, lambda port: [*command, "--port", str(port)], environment=environment)
 
 
 class IdleMeter:
@@ -129,3 +146,9 @@ class IdleMeter:
     def shares(self) -> dict[str, float]:
         """Server -> processor seconds a second while it had nothing to do."""
         return {name: round(self._used[name] / idle, 4) if idle else 0.0 for name, idle in self._idle.items()}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

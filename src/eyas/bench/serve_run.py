@@ -25,7 +25,7 @@ class ServePlan:
     repeats: int = 3
     requests: int = 16
     """At least so many requests a run."""
-    per_client: int = 2
+    per_client: float = 2.0
     """In a closed loop at least so many by each client."""
     warmup: int = 1
     """Uncounted requests by each client, once for each load and side; 0 = none."""

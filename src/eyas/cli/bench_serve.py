@@ -53,7 +53,7 @@ class LoadOptions:
     concurrency: Annotated[str, Option(help="Clients at once, each waiting for its answer (closed loop).")] = ""
     rate: Annotated[str, Option(help="Requests a second at random moments (open loop, Poisson).")] = ""
     requests: Annotated[int, Option(min=1, help="At least so many requests a run.")] = 16
-    per_client: Annotated[int, Option(min=1, help="In a closed loop, at least so many by each client.")] = 2
+    per_client: Annotated[float, Option(min=1, help="In a closed loop, at least so many by each client.")] = 2.0
     repeats: Annotated[int, Option(min=1, help="Runs of every load with every side; the median counts.")] = 3
     warmup: Annotated[int, Option(min=0, help="Uncounted requests by each client, for each load and side.")] = 1
     order_seed: Annotated[int, Option(min=0, help="Of the prompts' order and the arrivals.")] = 0
@@ -121,7 +121,7 @@ def serve(
             )
     settings = {
         "sides": {side.name: side.settings() for side in compared},
-        "servers": {name: server.arguments for name, server in servers.items()},
+        "servers": {name: server.command for name, server in servers.items()},
         "prompts": [path.name for path in prompt_file],
         "limit": limit,
         "plan": vars(plan),
@@ -172,7 +172,7 @@ def _speculating(options: SideOptions) -> list[str]:
 
 def _servers(options: SideOptions) -> dict[str, ServerProcess]:
     """The servers to start, by the name of their side; none runs yet."""
-    from eyas.bench.serve_process import ServerProcess
+    from eyas.bench.serve_process import eyas_server
 
     speculating = _speculating(options)
     if options.model is None and (options.draft_model is not None or options.serve_option):
@@ -183,8 +183,8 @@ def _servers(options: SideOptions) -> dict[str, ServerProcess]:
         return {}
     common = ["--model", options.model, *options.serve_option]
     drafting = [*common, "--draft-model", str(options.draft_model)]
-    trees = {tree: ServerProcess(tree, [*drafting, "--tree", tree]) for tree in speculating}
-    return {"plain": ServerProcess("plain", [*common, "--method", "none"]), **trees}
+    trees = {tree: eyas_server(tree, [*drafting, "--tree", tree]) for tree in speculating}
+    return {"plain": eyas_server("plain", [*common, "--method", "none"]), **trees}
 
 
 def _started(servers: dict[str, ServerProcess], options: SideOptions) -> list[Side]:
