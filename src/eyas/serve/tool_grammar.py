@@ -9,7 +9,9 @@ from typing import Any
 from eyas.errors import RequestError
 from eyas.serve.tool_styles import ToolStyle
 from eyas.types import GrammarSpec
-from eyas.verify import WHITESPACE, quoted
+from eyas.verify import WHITESPACE, mark, quoted
+
+_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 
 
 def tool_call_grammar(
@@ -30,23 +32,25 @@ def tool_call_grammar(
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
     if not functions or not (forced or any(function.get("strict") for function in functions)):
         return None
-    mark = _token(style.marker, tokenizer)
+    announced = "" if style.bare else mark(style.marker, tokenizer)
+    begin, between, end = _frame(style, announced, tokenizer)
     alternatives, rules = [], []
     for index, function in enumerate(functions):
         rules.append(f"args_{index}: %json {_schema(function.get('parameters'))}")
         alternatives.append(_call(function["name"], f"args_{index}", style, tokenizer))
     rules.append(f"call: {' | '.join(alternatives)}")
-    begin, between, end = _frame(style, mark)
     more = f"({between} call)*" if parallel else ""
-    calls = f"{begin} call {more} {end}"
+    calls = f"{announced} {begin} call {more} {end}"
     if not forced:
         if style.bare:
             raise RequestError(f"strict tools need tool_choice required: {style.name} calls begin like any other text")
         # text up to the mark, which is a token of its own or ends a lazy lexeme
-        special = mark.startswith("<")
-        head = f"TEXT {mark}" if special else "text_and_mark"
-        rules += ["TEXT: /(.|\\n)*/"] + ([] if special else [f"text_and_mark[lazy]: TEXT {mark}"])
-        calls = f"({head} {calls.removeprefix(mark)})? TEXT"
+        alone = not announced.startswith('"')
+        aside = _aside(tokenizer)
+        head = f"text {announced}" if alone else f"{aside} text_and_mark"
+        rules += ["TEXT: /(.|\\n)*/", f"text: {aside} TEXT"]
+        rules += [] if alone else [f"text_and_mark[lazy]: TEXT {announced}"]
+        calls = f"({head} {begin} call {more} {end})? text"
     return GrammarSpec("lark", "\n".join([f"start: {calls}", *rules, ""]))
 
 
@@ -67,33 +71,33 @@ def tools_asked(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Ma
     return names
 
 
-def _frame(style: ToolStyle, mark: str) -> tuple[str, str, str]:
-    """What stands before, between and behind calls."""
+def _aside(tokenizer: Any) -> str:
+    """Tokens of thinking aloud, which are no text, and what stands before them; nothing where there are none."""
+    marks = [mark(name, tokenizer) for name in _THOUGHTS if name in tokenizer.get_added_vocab()]
+    return f"(TEXT ({' | '.join(marks)}))*" if marks else ""
+
+
+def _frame(style: ToolStyle, announced: str, tokenizer: Any) -> tuple[str, str, str]:
+    """What stands behind the first mark, between calls and at the end."""
     if style.bare:
         return "", quoted("; "), ""
     if style.named:
-        return mark, mark, ""
+        return "", announced, ""
     if style.listed:
-        return f"{mark} {quoted(' ')}? {quoted('[')}", quoted(", "), quoted("]")
-    end = quoted("\n" + style.end)
-    return f"{mark} {quoted(chr(10))}", f"{end} {quoted(chr(10))} {mark} {quoted(chr(10))}", end
+        return f"{quoted(' ')}? {quoted('[')}", quoted(", "), quoted("]")
+    line = quoted("\n")
+    end = f"{line} {mark(style.end, tokenizer)}"
+    return line, f"{end} {line} {announced} {line}", end
 
 
 def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
     if style.named:
-        return f"{quoted(name)} {_token('[ARGS]', tokenizer)} {arguments}"
+        return f"{quoted(name)} {mark('[ARGS]', tokenizer)} {arguments}"
     begin = f'{{"name": {json.dumps(name)}, "{style.arguments}": '
     return f"{quoted(begin)} {arguments} {quoted('}')}"
 
 
 def _schema(parameters: Mapping[str, Any] | None) -> str:
-    schema = dict(parameters or {"type": "object", "properties": {}})
+    schema = dict(parameters or {"type": "object", "properties": {}, "additionalProperties": False})
     schema.setdefault("type", "object")
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
-
-
-def _token(mark: str, tokenizer: Any) -> str:
-    """A mark as the tokenizer has it: one special token, or text."""
-    number = tokenizer.get_added_vocab().get(mark)
-    added = None if number is None else tokenizer.added_tokens_decoder.get(number)
-    return f"<[{number}]>" if added is not None and added.special else quoted(mark)

@@ -3,7 +3,7 @@
 from eyas.verify.admission import check_request
 from eyas.verify.constraint import grammar_of
 from eyas.verify.coupling import Coupling
-from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, quoted
+from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, mark, quoted
 from eyas.verify.logprobs import Scores
 from eyas.verify.noise import gumbel
 from eyas.verify.path import PathState
@@ -26,5 +26,6 @@ __all__ = [
     "compile_grammar",
     "grammar_of",
     "gumbel",
+    "mark",
     "quoted",
 ]

@@ -146,6 +146,16 @@ def quoted(text: str) -> str:
     return json.dumps(text).replace("\x7f", "\\u007f")
 
 
+def mark(text: str, tokenizer: Any) -> str:
+    """A mark such as `<tool_call>` as a Lark grammar has to write it: a token of its own where it is one, else text.
+
+    llguidance takes added tokens in angle brackets for special ones, whatever the tokenizer says.
+    """
+    number = tokenizer.get_added_vocab().get(text)
+    alone = number is not None and _vocabulary(tokenizer).is_special_token(number)
+    return f"<[{number}]>" if alone else quoted(text)
+
+
 def _choice(text: str) -> str:
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
