@@ -197,6 +197,9 @@ def test_by_keyboard_alone(server: FakeServer, open_page: Any) -> None:
 def test_a_phone_scrolls_only_down(server: FakeServer, open_page: Any, scheme: str) -> None:
     page = open_page(server.url, color_scheme=scheme, has_touch=True, **PHONE)
     fits = "document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth"
+    busy = engine_state(running=256, waiting=1024, cached_tokens=999_999, cache_limit=1_000_000)
+    server.gauges.stepped(busy, ControllerState(depth=12, width=8, budget=1024), None)
+    expect(page.locator("#gauge-waiting")).to_have_text("1024")
     assert page.evaluate(fits)
     say(page, "W" * 200)
     expect(page.locator(".figures-line")).to_have_count(1)
@@ -263,7 +266,7 @@ def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:
     load = engine_state(running=2, waiting=5, cached_tokens=40, cache_limit=100)
     expect(page.locator("#gauge-running")).to_have_text("0")
     server.gauges.stepped(load, ControllerState(depth=4, width=2, budget=20), outcome)
-    shown = {"running": "2", "waiting": "5", "accept": "3.50", "cache": "40%", "tree": "4 deep, 20 nodes"}
+    shown = {"running": "2", "waiting": "5", "accept": "3.50", "cache": "40%", "tree": "20 nodes"}
     for name, text in shown.items():
         expect(page.locator(f"#gauge-{name}")).to_have_text(text)
     page.route("**/stats", lambda route: route.abort())

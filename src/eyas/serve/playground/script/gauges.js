@@ -1,6 +1,6 @@
 // The server's load, asked for once a second while the page is in sight.
 
-import { byId, percent } from "./dom.js";
+import { byId, percent, plural } from "./dom.js";
 import { getJson } from "./stream.js";
 
 const INTERVAL = 1000;
@@ -59,7 +59,10 @@ export class LoadGauges {
     if (stats.cache_limit) fill.value = stats.cached_tokens / stats.cache_limit;
     byId("gauge-cache").textContent = stats.cache_limit ? percent(stats.cached_tokens / stats.cache_limit) : stats.cached_tokens;
     byId("gauge-tree-cell").hidden = !stats.tree;
-    if (stats.tree) byId("gauge-tree").textContent = stats.tree.budget ? `${stats.tree.depth} deep, ${stats.tree.budget} nodes` : "off";
+    if (stats.tree) {
+      byId("gauge-tree").textContent = stats.tree.budget ? plural(stats.tree.budget, "node") : "off";
+      byId("gauge-tree-cell").title = `${plural(stats.tree.depth, "level")} deep, shared by all that run`;
+    }
     this.last = stats;
   }
 

@@ -93,7 +93,7 @@ export class Race {
       "Tokens/s": count && seconds ? (count / seconds).toFixed(1) : "–",
       Elapsed: rounds ? `${seconds.toFixed(1)} s` : "–",
       Tokens: rounds ? String(count) : "–",
-      "Tokens a pass": count ? (count / rounds.length).toFixed(2) : "–",
+      "Per pass": count ? (count / rounds.length).toFixed(2) : "–",
     };
     byId(`lane-${lane}-figures`).replaceChildren(
       ...Object.entries(shown).map(([name, value]) => el("div", {}, el("dt", { textContent: name }), el("dd", { textContent: value }))),
