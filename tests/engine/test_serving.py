@@ -217,7 +217,7 @@ def test_memory_follows_the_load() -> None:
     run.generate([request(0)])
     assert (target.slots, target.cache.capacity) == (1, 256)
     run.generate([Request(tuple(tiny.prompts(600)[0]), SamplingParams(max_tokens=2))] + [request(0)] * 5)
-    assert target.slots == 6
+    assert 6 <= target.slots <= 8
     assert target.cache.capacity >= 602
     run.generate([request(0)])
     assert (target.slots, target.cache.capacity) == (1, 256)

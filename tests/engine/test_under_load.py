@@ -122,7 +122,10 @@ def test_fixed_trees(limits: Limits, tree: str | None) -> None:
     run = Engine(tiny.target(), None, speculation, limits=limits)
     assert compare(serve(run, asked, draw), expected) > 8
     state = run.state()
-    assert (state.preempted_total > 0) == (limits.max_cached_tokens is not None)
+    if limits.max_cached_tokens is None:
+        assert state.preempted_total == 0
+    elif tree in (None, "chain:4"):  # with larger trees so few fit in that they can end
+        assert state.preempted_total > 0
     assert (state.prefix_hit_tokens_total > 0) == (limits.prefix_tokens > 0)
     assert state.running == state.waiting == state.prefilling == state.cached_tokens == 0
     assert sum(state.finished_total.values()) == len(asked)
