@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
-from eyas.serve.app import create_app
+from eyas.engine import Engine, load
+from eyas.engine.limits import Limits
+from eyas.serve.app import ENDPOINTS, create_app
 from eyas.serve.bridge import EngineThread
+from eyas.serve.metrics import Metrics
 from eyas.serve.observer import Observer
 from eyas.serve.settings import ServeSettings
 
+from ..pairs import Pair, save_drafter, save_target
 from .fakes import FakeEngine
+from .live import Live, live
 
 Ask = Callable[..., Any]
 
@@ -62,3 +67,26 @@ async def post(engine: Any, path: str, body: Any, **settings: Any) -> httpx.Resp
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """A coroutine's result; nothing hangs longer than half a minute."""
     return asyncio.run(asyncio.wait_for(work, 30))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A tiny target and drafter as directories."""
+    path = tmp_path_factory.mktemp("pair")
+    return Pair(save_target(path / "model"), save_drafter(path / "drafter"))
+
+
+@pytest.fixture(scope="session")
+def server(pair: Pair) -> Iterator[Live]:
+    """A server over the tiny pair on a real socket."""
+    limits = Limits(max_running=4, max_waiting=64, prefill_chunk=32)
+    engine = load(pair.model, pair.drafter, tree="dynamic:3,3,8", limits=limits)
+    metrics = Metrics("tiny", ENDPOINTS)
+    with live(engine, metrics, metrics=metrics) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def offline(pair: Pair) -> Engine:
+    """The same target without a drafter, for what answers ought to be."""
+    return load(pair.model)

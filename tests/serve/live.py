@@ -13,6 +13,7 @@ import uvicorn
 
 from eyas.serve.app import create_app
 from eyas.serve.bridge import EngineThread
+from eyas.serve.metrics import Metrics
 from eyas.serve.observer import Observer
 from eyas.serve.settings import ServeSettings
 
@@ -20,11 +21,13 @@ from eyas.serve.settings import ServeSettings
 class Live:
     """Where it listens, and what is behind it."""
 
-    def __init__(self, engine: Any, observer: Observer | None = None, **settings: Any) -> None:
+    def __init__(
+        self, engine: Any, observer: Observer | None = None, metrics: Metrics | None = None, **settings: Any
+    ) -> None:
         self.settings = ServeSettings(**{"model_names": ("tiny",), **settings})
         self.engine = engine
         self.thread = EngineThread(lambda: engine, observer=observer, backlog=self.settings.backlog_chunks)
-        app = create_app(self.thread, self.settings, observer)
+        app = create_app(self.thread, self.settings, observer, metrics=metrics)
         config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off")
         self.server = uvicorn.Server(config)
         self._runner = threading.Thread(target=self.server.run, daemon=True)
@@ -60,9 +63,11 @@ class Live:
 
 
 @contextmanager
-def live(engine: Any, observer: Observer | None = None, **settings: Any) -> Iterator[Live]:
+def live(
+    engine: Any, observer: Observer | None = None, metrics: Metrics | None = None, **settings: Any
+) -> Iterator[Live]:
     """A running server."""
-    made = Live(engine, observer, **settings)
+    made = Live(engine, observer, metrics, **settings)
     made.start()
     try:
         yield made
