@@ -26,10 +26,12 @@ Ask = Callable[..., Any]
 
 
 @asynccontextmanager
-async def client_of(engine: Any, observer: Observer | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(
+    engine: Any, observer: Observer | None = None, metrics: Metrics | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server over an engine; the engine's thread ends with it."""
     thread = EngineThread(lambda: engine, observer=observer, backlog=settings.get("backlog_chunks", 1024))
-    app = create_app(thread, ServeSettings(**{"model_names": ("tiny",), **settings}), observer)
+    app = create_app(thread, ServeSettings(**{"model_names": ("tiny",), **settings}), observer, metrics=metrics)
     thread.start()
     while thread.status == "loading":
         await asyncio.sleep(0.001)

@@ -74,6 +74,8 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
     from eyas.serve.observer import Observers
     from eyas.serve.playground.stats import Gauges
 
+    if draft == DraftOptions():
+        draft = DraftOptions(method="none")  # a server without a drafter decodes plainly
     tree_text(draft)  # what is wrong with the options is said before anything is opened
     if server.log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {server.log_format!r}: write text or json")

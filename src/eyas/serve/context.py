@@ -69,9 +69,9 @@ class Context:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
     async def generate(
-        self, job: Job, answer: Callable[[], Answer], *, endpoint: str, stream: bool, user: str
+        self, job: Job, answer: Callable[[], Answer], *, endpoint: str, stream: bool, user: str, began: float
     ) -> Generation:
-        """Hand the sequences to the engine."""
+        """Hand the sequences to the engine; `began` is when they were asked for (`time.monotonic`)."""
         count, most = len(job.requests), self.settings.max_choices
         if count > most:
             message = f"{count} answers are asked for in one request, at most {most} are given"
@@ -92,6 +92,7 @@ class Context:
                     stream=stream,
                     speculate=request.speculate,
                 ),
+                began,
             )
             for request in job.requests
         ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from collections.abc import Callable
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from eyas.serve.auth import OPEN
 from eyas.serve.errors import as_api_error, error_code
 
 _HARMLESS = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -19,8 +21,8 @@ log = logging.getLogger(__name__)
 class Envelope:
     """ASGI middleware. The client's own `X-Request-Id` is kept if it is harmless.
 
-    `refused(endpoint, status, code)` is called for every error; `known(path)` says which paths are endpoints, since
-    what clients make up must not become labels of metrics.
+    `refused(endpoint, status, code)` is called for every error but those of probes. `known(path)` says which paths are
+    endpoints, since what clients make up must not become labels of metrics.
     """
 
     def __init__(self, app: ASGIApp, refused: Callable[[str, int, str], None], known: Callable[[str], bool]) -> None:
@@ -32,7 +34,7 @@ class Envelope:
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         name = given.decode() if _HARMLESS.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = name
+        scope.setdefault("state", {}).update(request_id=name, began=time.monotonic())
         started = False
 
         async def named(message: Message) -> None:
@@ -41,7 +43,7 @@ class Envelope:
                 started = True
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = name
-                if message["status"] >= 400:
+                if message["status"] >= 400 and scope["path"] not in OPEN:
                     endpoint = scope["path"] if self._known(scope["path"]) else ""
                     self._refused(endpoint, message["status"], error_code(scope))
             await send(message)

@@ -96,7 +96,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
     elif first["type"] == "missing":
         message, code = f"{field} is missing", "missing_required_parameter"
     else:
-        message, code = f"{field or 'the body'}: {_lower(first['msg'])}", "invalid_value"
+        message, code = f"{field or 'the body'}: {_lower(first['msg'].removeprefix('Value error, '))}", "invalid_value"
     return ApiError(400, message[:1000], code=code, param=field or None)
 
 

@@ -117,7 +117,8 @@ class Watch:
 
     observer: Observer
     request: Received
-    _began: float = field(default_factory=lambda: time.monotonic())
+    began: float = field(default_factory=lambda: time.monotonic())
+    """When it was asked for (`time.monotonic`)."""
     _last: float | None = None
     _first_seconds: float | None = None
     _ended: bool = False
@@ -130,7 +131,7 @@ class Watch:
         if chunk.token_ids:
             now = time.monotonic()
             if self._last is None:
-                self._first_seconds = now - self._began
+                self._first_seconds = now - self.began
                 self.observer.first_token(self.request, self._first_seconds)
             else:
                 self.observer.more_tokens(self.request, len(chunk.token_ids), now - self._last)
@@ -143,5 +144,5 @@ class Watch:
         if self._ended:
             return
         self._ended = True
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self.began
         self.observer.finished(Finished(self.request, reason, stats or Stats(), seconds, self._first_seconds))

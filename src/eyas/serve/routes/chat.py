@@ -51,5 +51,6 @@ async def _begin(request: Request, asked: ChatRequest, context: Context) -> Chat
         endpoint=PATH,
         stream=bool(asked.stream),
         user=queue_key(request, asked.user or asked.safety_identifier),
+        began=request.scope["state"]["began"],
     )
     return ChatReply(context, asked, generation, f"chatcmpl-{request_id(request)}", tools)

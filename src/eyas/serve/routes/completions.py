@@ -49,6 +49,7 @@ async def _begin(request: Request, asked: CompletionRequest, context: Context) -
         endpoint=PATH,
         stream=bool(asked.stream),
         user=queue_key(request, asked.user),
+        began=request.scope["state"]["began"],
     )
     reply = CompletionReply(context, asked, generation, f"cmpl-{request_id(request)}")
     if asked.echo:
