@@ -23,6 +23,15 @@ MOST_DEPTH = 64
 """Brackets inside brackets: parsers of nested texts recurse, and a stack that overflows takes the process along."""
 WHITESPACE = r"[ \t\r\n]{1,64}"
 """Where JSON may have white space; bounded, because models can get lost in blanks."""
+LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""llguidance's own, or less: a step of a sane grammar needs a hundredth of them."""
 _KEPT = 64
 """Compiled grammars remembered, so that checking a request and running it compile once."""
 _kept: OrderedDict[tuple[Any, GrammarSpec], Grammar] = OrderedDict()
@@ -52,7 +61,6 @@ def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     """
     if tokenizer is None:
         raise RequestError("a grammar needs a tokenizer: the target was loaded without one")
-    _check_size(spec.text)
     key = tokenizer, spec
     with _lock:
         grammar = _kept.pop(key, None)
@@ -65,14 +73,19 @@ def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     return grammar
 
 
-def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
-    vocabulary = _vocabulary(tokenizer)
-    library = _library()
+def grammar_source(spec: GrammarSpec) -> str:
+    """What llguidance compiles. RequestError if it can't be read, or is longer or nested deeper than is taken."""
+    _check_size(spec.text)
     try:
-        source = _SOURCES[spec.kind](spec.text)
-        matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
+        return _SOURCES[spec.kind](spec.text)
     except ValueError as error:  # json.JSONDecodeError among them
         raise RequestError(f"the {spec.kind} grammar can't be read: {error}") from error
+
+
+def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
+    vocabulary = _vocabulary(tokenizer)
+    library, source = _library(), grammar_source(spec)
+    matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=library.LLParserLimits(**LIMITS))
     first = matcher.deep_copy()
     first.compute_bitmask()
     if first.is_error():
@@ -104,18 +117,6 @@ def _library() -> Any:
     except ImportError as error:
         raise UsageError("constrained output needs llguidance: pip install 'eyas[serve]'") from error
     return llguidance
-
-
-def _limits() -> Any:
-    """Tighter than llguidance's own: a step of a sane grammar needs a hundredth of this."""
-    return _library().LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,
-        max_grammar_size=100_000,
-        verbose_errors=False,
-    )
 
 
 def _json_schema(text: str) -> str:
