@@ -1,4 +1,4 @@
-"""What an answer must look like: out of a request's fields, compiled before it is queued."""
+"""What an answer must look like: out of a request's fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from eyas.serve.structured import grammar_from_request
 from eyas.serve.wire.sampling import SamplingFields
 from eyas.types import GrammarSpec
-from eyas.verify import compile_grammar
 
 
 def grammar_of(asked: SamplingFields) -> GrammarSpec | None:
@@ -22,12 +21,6 @@ def grammar_of(asked: SamplingFields) -> GrammarSpec | None:
         guided_choice=asked.guided_choice,
         guided_grammar=asked.guided_grammar,
     )
-
-
-def check_grammar(tokenizer: Any, spec: GrammarSpec | None) -> None:
-    """Compile it, which may take a while; the engine finds it compiled. RequestError, UsageError."""
-    if spec is not None:
-        compile_grammar(tokenizer, spec)
 
 
 def _as_sent(part: BaseModel | None) -> dict[str, Any] | None:

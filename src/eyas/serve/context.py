@@ -15,9 +15,11 @@ from eyas.serve.bridge import EngineThread, ServedEngine
 from eyas.serve.encode import Job
 from eyas.serve.errors import ApiError, unavailable
 from eyas.serve.generation import Generation
+from eyas.serve.grammar_trials import GrammarTrials
 from eyas.serve.observer import Observer, Received, Watch
 from eyas.serve.settings import ServeSettings
 from eyas.serve.ticket import EngineStoppedError
+from eyas.types import GrammarSpec
 
 T = TypeVar("T")
 
@@ -30,7 +32,9 @@ class Context:
     settings: ServeSettings
     observer: Observer
     started: int = field(default_factory=lambda: int(time.time()))
+    trials: GrammarTrials = field(default_factory=GrammarTrials)
     _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
+    _trying: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
 
     @property
     def engine(self) -> ServedEngine:
@@ -65,8 +69,14 @@ class Context:
             raise ApiError(404, message, code="model_not_found", param="model")
 
     async def in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run what takes long (templates, tokenizing, compiling grammars) beside the event loop."""
+        """Run what takes long (templates, tokenizing) beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    async def check_grammar(self, grammar: GrammarSpec | None) -> None:
+        """Compile it, where it can do no harm first; the engine finds it compiled. RequestError, UsageError."""
+        if grammar is not None:
+            loop, tokenizer = asyncio.get_running_loop(), self.engine.tokenizer
+            await loop.run_in_executor(self._trying, self.trials.check, tokenizer, grammar)
 
     async def generate(
         self, job: Job, answer: Callable[[], Answer], *, endpoint: str, stream: bool, user: str, began: float

@@ -7,6 +7,7 @@ line goes out when it is done. Whatever a grammar does to this process, the serv
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import threading
@@ -60,4 +61,7 @@ if __name__ == "__main__":
     threading.stack_size(_STACK)
     worker = threading.Thread(target=_serve)
     worker.start()
-    worker.join()
+    parent = os.getppid()
+    while worker.is_alive() and os.getppid() == parent:  # a server that was killed can't end it
+        worker.join(1.0)
+    os._exit(0)

@@ -6,10 +6,12 @@ hours, and a long chain of rules overflows its stack, which ends the process. He
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import subprocess
 import sys
+import weakref
 from collections import OrderedDict
 from threading import Lock
 from typing import Any
@@ -48,8 +50,7 @@ class GrammarTrials:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
-            child.communicate()
+            _end(child)
 
     def _try(self, tokenizer: Any, source: str) -> None:
         if self._child is None or self._child.poll() is not None:
@@ -70,6 +71,7 @@ class GrammarTrials:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        weakref.finalize(self, _end, self._child)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
         if not self._ask(vocabulary, _START_SECONDS):
             self.close()
@@ -90,3 +92,12 @@ class GrammarTrials:
         if not answered and ready:  # its end was closed: it is dying
             self._child.wait()
         return answered
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    if child.stdin is not None and child.stdout is not None:
+        with contextlib.suppress(BrokenPipeError):  # of what was never read
+            child.stdin.close()
+        child.stdout.close()
+    child.wait()

@@ -10,7 +10,7 @@ from eyas.serve import encode
 from eyas.serve.answer import Answer
 from eyas.serve.calling import calling, one_grammar
 from eyas.serve.chat_reply import ChatReply
-from eyas.serve.constraining import check_grammar, grammar_of
+from eyas.serve.constraining import grammar_of
 from eyas.serve.context import Context
 from eyas.serve.routes.needs import Server, queue_key, request_id
 from eyas.serve.routes.route import GENERATING, JsonRoute, answered, documented
@@ -32,7 +32,7 @@ async def _begin(request: Request, asked: ChatRequest, context: Context) -> Chat
     tokenizer = context.engine.tokenizer
     tools = calling(asked, tokenizer)
     grammar = one_grammar(tools, grammar_of(asked))
-    await context.in_worker(check_grammar, tokenizer, grammar)
+    await context.check_grammar(grammar)
     prompt = await context.in_worker(
         encode.chat_tokens, tokenizer, asked.messages, tools.schemas if tools else (), asked.chat_template_kwargs
     )

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from eyas.serve import encode
 from eyas.serve.answer import Answer
 from eyas.serve.completion_reply import CompletionReply
-from eyas.serve.constraining import check_grammar, grammar_of
+from eyas.serve.constraining import grammar_of
 from eyas.serve.context import Context
 from eyas.serve.routes.needs import Server, queue_key, request_id
 from eyas.serve.routes.route import GENERATING, JsonRoute, answered, documented
@@ -32,7 +32,7 @@ async def create_completion(request: Request, asked: CompletionRequest, context:
 async def _begin(request: Request, asked: CompletionRequest, context: Context) -> CompletionReply:
     tokenizer = context.engine.tokenizer
     grammar = grammar_of(asked)
-    await context.in_worker(check_grammar, tokenizer, grammar)
+    await context.check_grammar(grammar)
     prompts = [await context.in_worker(encode.prompt_tokens, tokenizer, prompt) for prompt in asked.prompts]
     job = encode.job(
         asked,
