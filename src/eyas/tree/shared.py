@@ -31,8 +31,9 @@ _IMPOSSIBLE = -1e4
 class SharedTree:
     """`depth` levels, beams of `width`, at most `budget` nodes in the batch and `per_row` in a row (None: no limit).
 
-    `threshold` > 0 leaves out nodes worth less. Only on a CPU, where counting them needs no sync, does that make the
-    pass smaller; there drafting also stops as soon as no row has a node left that is worth going on from.
+    `threshold` > 0 leaves out nodes worth less. On a CPU, where counting needs no sync, that makes the pass smaller,
+    and drafting ends as soon as no row has a node worth going on from. There `prices` [budget] may choose instead:
+    drafting ends as before, and the j best nodes are kept whose values together exceed `prices[j - 1]` by the most.
     """
 
     depth: int
@@ -40,6 +41,8 @@ class SharedTree:
     budget: int
     per_row: int | None = None
     threshold: float = 0.0
+    prices: tuple[float, ...] | None = None
+    """Tokens that verifying 1, 2, ... nodes must bring to be worth its time; may rise and fall in steepness."""
     values: ValueTable | None = None
     groups: tuple[int, ...] | None = None
     """Each row's group in `values`; None = all in group 0."""
@@ -52,6 +55,8 @@ class SharedTree:
                 raise UsageError(f"shared tree: {name} must be at least 1, got {number}")
         if not 0.0 <= self.threshold < 1.0:
             raise UsageError(f"shared tree: threshold must be in [0, 1), got {self.threshold}")
+        if self.prices is not None and len(self.prices) != self.budget:
+            raise UsageError(f"shared tree: {len(self.prices)} prices for a budget of {self.budget} nodes")
 
     @property
     def max_fanout(self) -> int:
@@ -67,6 +72,8 @@ class SharedGrowth:
     def __init__(self, spec: SharedTree, batch: int, device: torch.device, live: Sequence[bool] | None) -> None:
         self._spec, self._batch, self._device = spec, batch, device
         self._counts_freely = device.type == "cpu"
+        if spec.prices is not None and not self._counts_freely:
+            raise UsageError("shared tree: prices need a CPU; elsewhere choose a budget")
         self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W]
         self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
         self._tokens: list[Tensor] = []  # each [B, W * K]
@@ -111,7 +118,7 @@ class SharedGrowth:
 
     def _floor(self, group: int, depth: int) -> float:
         if self._spec.values is None:
-            return math.nextafter(math.log(self._spec.threshold), -math.inf)
+            return math.log(self._spec.threshold) - 1e-6
         return self._spec.values.floor(group, depth, self._spec.threshold)
 
     def tree(self) -> DraftTree:
@@ -149,14 +156,14 @@ class SharedGrowth:
     def _chosen(self, scores: Tensor) -> Tensor:
         """[B, M] bool: the candidates that stay."""
         spec = self._spec
-        worth = scores.clamp(min=_IMPOSSIBLE)
+        worth, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
         if spec.values is not None:
             depths = [torch.full((level.shape[1],), depth) for depth, level in enumerate(self._scores, start=1)]
             groups = torch.tensor(self._groups, device=self._device)
             value = spec.values.look_up(scores, torch.cat(depths).to(self._device), groups)
-            worth = ranking(value, worth).masked_fill_(value < spec.threshold, -math.inf)
-        elif spec.threshold > 0.0:
-            worth.masked_fill_(scores < math.log(spec.threshold), -math.inf)
+            worth = ranking(value, worth)
+        if spec.threshold > 0.0 and spec.prices is None:
+            worth.masked_fill_(value < spec.threshold, -math.inf)
         if len(self._live) < self._batch:
             dead = torch.ones(self._batch, dtype=torch.bool)
             dead[self._live] = False
@@ -164,8 +171,14 @@ class SharedGrowth:
         if spec.per_row is not None and spec.per_row < worth.shape[1]:
             worth.masked_fill_(~greatest(worth, spec.per_row), -math.inf)
         kept = worth > -math.inf
-        if spec.budget < worth.numel():
-            kept &= greatest(worth.view(1, -1), spec.budget).view_as(kept)
+        budget = min(spec.budget, worth.numel())
+        if spec.prices is not None:
+            ranked, order = worth.flatten().topk(budget)
+            paid = value.flatten()[order].masked_fill_(ranked == -math.inf, 0.0).cumsum(0)
+            profit = paid - torch.tensor(spec.prices[:budget])
+            budget = int(profit.argmax()) + 1 if float(profit.max()) > 0.0 else 0
+        if budget < worth.numel():
+            kept &= greatest(worth.view(1, -1), budget).view_as(kept)
         return kept
 
     def _candidates(self) -> Candidates:
@@ -174,6 +187,8 @@ class SharedGrowth:
 
 def greatest(worth: Tensor, count: int) -> Tensor:
     """[B, M] bool: the `count` greatest of each row of `worth` [B, M], the earlier among equals."""
+    if not count:
+        return torch.zeros_like(worth, dtype=torch.bool)
     least = worth.topk(count, dim=1).values[:, -1:]
     above, level = worth > least, worth == least
     return above | (level & (level.cumsum(1) <= count - above.sum(1, keepdim=True)))

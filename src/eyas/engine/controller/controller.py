@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from eyas.engine.controller.acceptance import Indices
 from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.explore import Explorer, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
-from eyas.engine.controller.pace import Allowance, Pace
+from eyas.engine.controller.pace import Pace
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.record import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
@@ -28,21 +28,11 @@ _ENTER, _LEAVE = 1.03, 1.015
 """Speculation must beat plain decoding by this to begin, and by this to go on."""
 _CHANGE = 1.01
 """A shape must beat the one in use by this."""
-_EXPLORING = 0.005
-"""Share of the time that may be lost to learning."""
 _THINKING = 0.002
 """Share of the time that planning, and analysing drafts, may take each."""
 _FADE = 1.0 - 1.0 / 100.0
 """What is left of running averages after a round."""
 _MOST_PER_ROW = 64
-
-
-class _Probe(NamedTuple):
-    """Rounds of another shape."""
-
-    prospect: Prospect | None
-    """None = plain."""
-    rounds: int
 
 
 class Controller:
@@ -68,12 +58,11 @@ class Controller:
         self._counts_freely, self._clock = counts_freely, clock
         self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_THINKING, least=1, most=64)
-        self._allowance = Allowance(_EXPLORING)
+        self._explorer = Explorer()
         self._prospects: Prospects | None = None
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
-        self._probe: _Probe | None = None
-        self._probed_plain = False
+        self._probe: Probe | None = None
         self._deferred = 0
         """Tokens a row since the drafter last read."""
         self._expected: set[int] = set()
@@ -100,7 +89,7 @@ class Controller:
             self._replan(rows, lengths, groups, room)
         prospect = self._choice
         if self._probe is None:
-            self._probe = self._affordable_probe(rows, lengths)
+            self._probe = self._new_probe(rows, lengths)
         if self._probe is not None:
             prospect = self._probe.prospect
         return None if prospect is None else self._spec(prospect, rows, groups)
@@ -121,7 +110,7 @@ class Controller:
         self._counts["plain_rounds"] += not drafted
         self._planning.round(whole)
         self._analysing.round(whole)
-        self._allowance.earn(whole)
+        self._explorer.earn(whole, speculating=self._choice is not None)
         if self._probe is not None:
             self._count_probe(record, whole)
 
@@ -166,51 +155,36 @@ class Controller:
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
+        prices = None
+        if self._counts_freely and self._prospects is not None:
+            # prices decide; the budget is where their list ends
+            nodes = 3 * nodes + 4 * rows + 8
+            prices = self._prospects.prices(prospect.rate, nodes)
         return SharedTree(
             depth=shape.depth + 1,
             width=self._widths[shape.width],
-            # where the threshold decides, the budget only guards against a round that is far from the average
-            budget=3 * nodes + 4 * rows if self._counts_freely else nodes,
-            per_row=_MOST_PER_ROW if self._counts_freely else min(nodes, max(8, 4 * nodes // rows), _MOST_PER_ROW),
+            budget=nodes,
+            per_row=min(_MOST_PER_ROW, max(8, 4 * nodes // rows)),
             threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
+            prices=prices,
             values=self._gain.values,
             groups=groups if any(groups) else None,
             keeps_candidates=self._probe is not None or self._analysing.due(),
         )
 
-    def _affordable_probe(self, rows: int, lengths: Sequence[int]) -> _Probe | None:
-        """A look at something else, if its expected loss is within the allowance.
-
-        While speculating: a larger shape or a plain round, in turn. While not: two rounds of speculation, the first of
-        which has to read all that was deferred.
-        """
-        prospects = self._prospects
-        if prospects is None:
+    def _new_probe(self, rows: int, lengths: Sequence[int]) -> Probe | None:
+        if self._prospects is None:
             return None
-        if self._choice is None:
-            larger = prospects.wider(prospects.best().shape)
-            waiting = sum(min(length, self._deferred) for length in lengths)
-            loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)
-            loss = max(loss, 0.02 * larger.seconds) + float(self._costs.observe_seconds(waiting))
-            return _Probe(larger, 2) if self._allowance.affords(loss) else None
-        if self._probed_plain:
-            larger = prospects.wider(self._choice.shape)
-            loss = larger.seconds - (rows + larger.accepted) / self._choice.rate
-            probe = _Probe(larger, 1)
-        else:
-            loss = prospects.plain_seconds - rows / self._choice.rate
-            probe = _Probe(None, 1)
-        if not self._allowance.affords(max(loss, 0.02 * self._choice.seconds)):
-            return None
-        self._probed_plain = not self._probed_plain
-        return probe
+        if self._choice is not None:
+            return self._explorer.beside(self._prospects, self._choice, rows)
+        return self._explorer.instead_of_plain(self._prospects, self._costs, rows, lengths, self._deferred)
 
     def _count_probe(self, record: RoundRecord, seconds: float) -> None:
         """Pay for a probe's round and go on to its next."""
         if self._probe is None or self._prospects is None:
             return
         rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
-        self._allowance.spend(seconds - record.emitted / rate)
+        self._probe.allowance.spend(seconds - record.emitted / rate)
         left = self._probe.rounds - 1
         self._probe = self._probe._replace(rounds=left) if left else None
         self._counts["probes"] += 1

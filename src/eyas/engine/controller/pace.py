@@ -26,24 +26,3 @@ class Pace:
         """It was done and took `seconds`; slow ones are taken as noise by degrees."""
         self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
         self._since, self._seconds = 0, 0.0
-
-
-class Allowance:
-    """Seconds that may be lost to learning: `share` of all time."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._credit = 0.0
-
-    def earn(self, seconds: float) -> None:
-        """Time went by."""
-        self._credit += self._share * seconds
-
-    def affords(self, cost: float) -> bool:
-        """Is there enough? What is saved beyond twice the cost is forgotten, so no spree can follow a quiet time."""
-        self._credit = min(self._credit, 2.0 * cost)
-        return self._credit >= cost
-
-    def spend(self, cost: float) -> None:
-        """Seconds were lost."""
-        self._credit -= max(cost, 0.0)

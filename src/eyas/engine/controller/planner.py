@@ -6,13 +6,14 @@ tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from eyas.engine.controller.acceptance import Array
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.gain import THRESHOLDS, Forecast
+from eyas.engine.controller.gain import Forecast
 
 
 class Shape(NamedTuple):
@@ -62,6 +63,8 @@ class Prospects:
             + costs.observe_seconds(rows + self._accepted)
         )
         self._rate: Array = (rows + self._accepted) / self._seconds
+        self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
+        self._rows = rows
         self.plain_seconds = float(costs.pass_seconds(rows, rows, lengths))
         self.plain_rate = rows / self.plain_seconds
 
@@ -81,12 +84,17 @@ class Prospects:
             float(self._rate[at]),
         )
 
-    def wider(self, shape: Shape) -> Prospect:
-        """The shape that is one step larger every way: what it shows includes what `shape` would show."""
+    def prices(self, rate: float, count: int) -> tuple[float, ...]:
+        """Tokens that could be had, at `rate` a second, in the time that 1, 2, ... `count` nodes add to the pass."""
+        added = self._pass(self._rows + np.arange(1.0, count + 1)) - self.plain_seconds
+        return tuple((rate * added).tolist())
+
+    def larger(self, shape: Shape, wider: int = 0, deeper: int = 0, lower: int = 0) -> Prospect:
+        """The shape some steps larger; what it shows includes what `shape` would have shown."""
         return self.of(
             Shape(
-                min(shape.width + 1, self._rate.shape[0] - 1),
-                min(shape.depth + 2, self._rate.shape[1] - 1),
-                max(min(shape.threshold - 3, int(np.searchsorted(THRESHOLDS, 0.4))), 0),
+                min(shape.width + wider, self._rate.shape[0] - 1),
+                min(shape.depth + deeper, self._rate.shape[1] - 1),
+                max(shape.threshold - lower, 0),
             )
         )

@@ -23,7 +23,7 @@ _FADE = 1.0 - 1.0 / 80.0
 """What is left of a draft's weight after another was seen."""
 _ROWS = 16
 """Most rows of a batch that are looked at."""
-_PRIOR_CHILDREN = (0.62, 0.12, 0.06, 0.035, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003)
+_PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
 """Before any draft was seen: the probabilities of every node's children."""
 
 
