@@ -9,6 +9,7 @@ import torch
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import load_drafter
+from eyas.engine.controller import is_auto, make_controller
 from eyas.engine.engine import Engine
 from eyas.engine.limits import Limits
 from eyas.engine.round import Speculation
@@ -37,25 +38,43 @@ def load(
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
+    costs: str | Path | None = None,
 ) -> Engine:
     """An engine for `model`, speculating with `draft_model` if one is given.
 
-    `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default. `method` is the
-    drafter kind that is expected, None for whatever the files hold. `rule` replaces the lossless walk. How much runs at
-    once: `batch_size`, or `limits`, which say more. Errors: ModelError, CheckpointError, DrafterMismatchError,
-    UsageError.
+    `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
+    `auto:chain`) measures costs for some seconds and then sizes every round's trees, which is never slower than plain
+    decoding. `costs` is a file in which what was measured is kept for the next time. `method` is the drafter kind that
+    is expected, None for whatever the files hold. `rule` replaces the lossless walk. How much runs at once:
+    `batch_size`, or `limits`, which say more. Errors: ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     if draft_model is None and tree is not None:
         raise UsageError("a tree needs a drafter to grow it: give a draft model")
-    spec = parse_tree(tree) if isinstance(tree, str) else tree
+    auto = tree if isinstance(tree, str) and is_auto(tree) else None
+    if costs is not None and auto is None:
+        raise UsageError("costs are measured for --tree auto only: leave them out, or ask for auto")
+    spec = parse_tree(tree) if isinstance(tree, str) and auto is None else None if isinstance(tree, str) else tree
     target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled)
-    speculation = None
+    speculation = controller = None
     if draft_model is not None:
         drafter = load_drafter(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method
         )
-        speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
-    return Engine(target, load_tokenizer(model), speculation, batch_size=batch_size, limits=limits, rule=rule)
+        if auto is None:
+            speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
+        else:
+            most = limits.max_running if limits is not None else batch_size or 1
+            controller = make_controller(target, drafter, auto, most, None if costs is None else Path(costs))
+            speculation = Speculation(drafter, None, coupled)
+    return Engine(
+        target,
+        load_tokenizer(model),
+        speculation,
+        batch_size=batch_size,
+        limits=limits,
+        rule=rule,
+        controller=controller,
+    )
 
 
 def tree_for(drafter: NetworkDrafter, tree: TreeSpec | None) -> TreeSpec:

@@ -1,0 +1,206 @@
+"""A short measurement at start-up: what passes, draft levels and observations take on this machine with this pair.
+
+Everything runs through the target's and the drafter's own methods in scratch slots, which are gone afterwards. The
+sizes take turns, each first run is not counted (kernels prepare themselves for a new shape), and medians stand for a
+size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+import torch
+
+from eyas.drafters import Drafter
+from eyas.engine.controller.costs import CostTable, Curve
+from eyas.target import Target
+from eyas.tree import DraftTree
+from eyas.tree.shared import SharedTree
+from eyas.verify import Coupling, Sampler, SeededWalk
+
+_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192)
+_PAIRS = (1, 4, 16, 64, 256)
+_WIDTHS = (1, 2, 4, 8)
+_LEVELS = 3
+"""A level's time is that of this many."""
+_SHORT, _LONG = 32, 544
+"""Columns held while measuring: a pass's time by column is the difference."""
+_FEWEST, _MOST = 2, 7
+"""Runs that count."""
+
+Runs = dict[tuple[str, int], list[float]]
+
+
+def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 16, seconds: float = 4.0) -> CostTable:
+    """Measure for about `seconds`, for batches of up to `batch_size` rows; all slots are empty before and after.
+
+    `widest` is the largest number of children that the drafter can offer.
+    """
+    bench = _Bench(target, drafter, batch_size, widest)
+    try:
+        return bench.table(bench.measure(seconds))
+    finally:
+        target.resize(0)
+        drafter.resize(0)
+
+
+def describe(target: Target, drafter: Drafter) -> str:
+    """What costs depend on."""
+    size = sum(weight.numel() for weight in target.model.parameters())
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
+    return (
+        f"{target.config.model_type} of {size} parameters in {str(target.dtype).removeprefix('torch.')}, taps "
+        f"{list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+
+
+class _Bench:
+    """Scratch slots and what is timed in them."""
+
+    def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
+        self._target, self._drafter = target, drafter
+        self._width = min(16, widest)
+        self._rows = _up_to(batch_size)
+        self._draw = torch.Generator().manual_seed(0)
+        longest = _LONG if target.max_length is None else max(1, min(_LONG, target.max_length - 64))
+        self._long = max(longest, min(_SHORT, longest))
+        target.resize(batch_size)
+        drafter.resize(batch_size)
+        target.cache.reserve(self._long + 64)
+        self._sampler = Sampler(batch_size, target.vocab_size, target.device)
+        self._read(range(batch_size), 1)
+
+    def measure(self, seconds: float) -> Runs:
+        """Every size in turn, again and again; long ones less often."""
+        runs: Runs = {}
+        work = dict(self._work())
+        end = time.perf_counter() + seconds
+        for lap in range(1 + _MOST):
+            for name, timed in work.items():
+                taken = runs.setdefault(name, [])
+                if lap > _FEWEST and (time.perf_counter() > end or sum(taken) > seconds / 10):
+                    continue
+                taken.append(timed())
+        return runs
+
+    def table(self, runs: Runs) -> CostTable:
+        """Curves through the medians."""
+        found = {name: median(taken[1:]) for name, taken in runs.items()}
+
+        def points(kind: str) -> dict[int, float]:
+            return {size: seconds for (name, size), seconds in found.items() if name == kind}
+
+        passes = _curve(points("tokens"))
+        by_rows = {rows: max(0.0, s - float(passes.at(float(rows)))) for rows, s in points("rows").items()}
+        firsts, levels = points("first"), {}
+        for (name, size), total in found.items():
+            if name.startswith("level"):
+                levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / _LEVELS
+        rows = self._rows[-1]
+        further = found["long", rows] - found["rows", rows]
+        return CostTable(
+            measured_on=describe(self._target, self._drafter),
+            pass_by_tokens=passes,
+            pass_by_rows=_curve(by_rows),
+            column_seconds=max(0.0, further) / (rows * max(1, self._long - _SHORT)),
+            draft_by_rows=_curve(firsts),
+            level_by_positions=_curve(levels),
+            observe_by_pairs=_curve(points("pairs")),
+        )
+
+    def _work(self) -> Iterable[tuple[tuple[str, int], Callable[[], float]]]:
+        """What is timed, by curve and size."""
+        most = self._rows[-1]
+        for tokens in _TOKENS:
+            if tokens <= max(64, 3 * most):
+                tree = self._tree(tokens - 1)
+                yield ("tokens", 1 + tree.size), lambda tree=tree: self._pass(1, tree, _SHORT)  # type: ignore[misc]
+        for rows in self._rows:
+            empty = DraftTree.empty(rows, self._target.device)
+            yield ("rows", rows), lambda rows=rows, tree=empty: self._pass(rows, tree, _SHORT)  # type: ignore[misc]
+            yield ("first", rows), lambda rows=rows: self._draft(rows, 1, 1)  # type: ignore[misc]
+        empty = DraftTree.empty(most, self._target.device)
+        yield ("long", most), lambda: self._pass(most, empty, self._long)
+        for rows in dict.fromkeys((1, self._rows[len(self._rows) // 2], most)):
+            for width in _WIDTHS:
+                if width <= self._width:
+                    draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + _LEVELS)  # noqa: E731
+                    yield (f"level{rows}", rows * width), draft
+        for pairs in _PAIRS:
+            yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
+
+    def _tree(self, nodes: int) -> DraftTree:
+        """A drafted tree of one row with `nodes` nodes, or as many as there are."""
+        if not nodes:
+            return DraftTree.empty(1, self._target.device)
+        spec = SharedTree(1 if nodes <= self._width else 2, self._width, nodes)
+        return self._drafter.draft(range(1), spec, self._coupling(1))
+
+    def _pass(self, rows: int, tree: DraftTree, columns: int) -> float:
+        """Verify and walk, nothing committed."""
+        target, where = self._target, range(rows)
+        target.cache.lengths[:rows] = [min(columns, self._long)] * rows
+        roots = torch.randint(target.vocab_size, (rows,), generator=self._draw).to(target.device)
+        fresh = dataclasses.replace(tree)  # without what the last pass derived from it
+        with self._timed() as watch:
+            verified = target.verify(where, roots, fresh, self._drafter.taps)
+            walk = SeededWalk()(verified.logits, fresh, self._sampler, rows)
+            torch.cat((walk.accepted.unsqueeze(1), walk.tokens), dim=1).tolist()
+        return watch.seconds
+
+    def _draft(self, rows: int, width: int, depth: int) -> float:
+        with self._timed() as watch:
+            self._drafter.draft(range(rows), SharedTree(depth, width, rows), self._coupling(rows))
+        return watch.seconds
+
+    def _read(self, rows: range, pairs: int) -> float:
+        """Observe, and forget again what wasn't known before."""
+        target = self._target
+        shape = (len(rows), pairs, len(self._drafter.taps), target.hidden_size)
+        taps = torch.randn(shape, generator=self._draw).to(target.device, target.dtype)
+        tokens = torch.randint(target.vocab_size, shape[:2], generator=self._draw).to(target.device)
+        with self._timed() as watch:
+            self._drafter.observe(rows, tokens, taps, [pairs] * len(rows))
+        for slot in rows:
+            self._drafter.truncate(slot, 1)
+        return watch.seconds
+
+    def _coupling(self, rows: int) -> Coupling:
+        return self._sampler.coupling(rows, True)
+
+    def _timed(self) -> _Watch:
+        return _Watch(self._target.device)
+
+
+class _Watch:
+    """Seconds of a `with` block, the device's work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds = 0.0
+
+    def __enter__(self) -> _Watch:
+        self._wait()
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
+        self.seconds = time.perf_counter() - self._began
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _up_to(batch_size: int) -> Sequence[int]:
+    """Powers of two below the batch size, and the batch size."""
+    return [2**i for i in range(batch_size.bit_length()) if 2**i < batch_size] + [batch_size]
+
+
+def _curve(points: dict[int, float]) -> Curve:
+    sizes = sorted(points)
+    return Curve(sizes=tuple(map(float, sizes)), seconds=tuple(points[size] for size in sizes))
