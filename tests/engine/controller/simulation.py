@@ -140,7 +140,7 @@ class Simulation:
             width = spec.max_fanout
             drafting = self.machine.draft_seconds(rows, width, levels)
             if self.deferred:
-                drafting += self.machine.observe_seconds(rows * self.deferred)
+                drafting += self.machine.observe_seconds(rows * min(self.deferred, self.length))
         emitted = sum(map(len, paths))
         tokens = rows + int(tree.valid.sum())
         passing = self.machine.pass_seconds(tokens, rows, lengths)

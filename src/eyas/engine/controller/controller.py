@@ -67,7 +67,6 @@ class Controller:
         """Tokens a row since the drafter last read."""
         self._expected: set[int] = set()
         """Lengths that the rows of the last round have now."""
-        self._promised, self._kept = 20.0, 20.0
         self._emitted, self._seconds = 0.0, 0.0
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
 
@@ -141,7 +140,6 @@ class Controller:
             lengths,
             depth=room,
             stops_early=self._counts_freely,
-            realised=self._kept / self._promised,
         )
         best = prospects.best()
         if self._choice is not None:
@@ -156,8 +154,8 @@ class Controller:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
         prices = None
-        if self._counts_freely and self._prospects is not None:
-            # prices decide; the budget is where their list ends
+        if self._counts_freely and self._prospects is not None and self._probe is None:
+            # prices decide (but of a probe, which is to find out about them); the budget is where their list ends
             nodes = 3 * nodes + 4 * rows + 8
             prices = self._prospects.prices(prospect.rate, nodes)
         return SharedTree(
@@ -223,6 +221,3 @@ class Controller:
         self._gain.learn(record.evidence, groups, record.live)
         if record.evidence.tree.candidates is not None:
             self._analysing.done(self._clock() - began)
-        if self._probe is None and self._choice is not None:
-            self._promised = self._promised * _FADE + self._choice.accepted
-            self._kept = self._kept * _FADE + record.emitted - record.rows

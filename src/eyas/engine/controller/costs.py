@@ -17,10 +17,14 @@ from pydantic import ValidationError, model_validator
 from typing_extensions import Self
 
 from eyas.config import StrictModel
-from eyas.engine.controller.residuals import Residuals, Speed
+from eyas.engine.controller.residuals import KINDS, Part, Residuals
 from eyas.errors import UsageError
 
 Array = npt.NDArray[np.float64]
+
+_PASS, _DRAFT, _OBSERVE = range(len(KINDS))
+_INSTANT = 1e-9
+"""Seconds that nothing is predicted to fall below."""
 
 
 class Curve(StrictModel):
@@ -43,7 +47,8 @@ class Curve(StrictModel):
         if len(self.sizes) == 1:
             return inside
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-        return inside + np.maximum(x - self.sizes[-1], 0.0) * max(slope, 0.0)
+        out: Array = inside + np.maximum(x - self.sizes[-1], 0.0) * max(slope, 0.0)
+        return out
 
 
 class CostTable(StrictModel):
@@ -93,30 +98,23 @@ class CostModel:
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
-        self._speed = Speed()
-        self._passes, self._drafts, self._observations = Residuals(), Residuals(), Residuals()
+        self._residuals = Residuals()
 
     def pass_seconds(self, tokens: Array | float, rows: int, lengths: Sequence[int]) -> Array:
         """A target pass over `tokens` of `rows` rows whose caches hold `lengths`."""
         size = np.asarray(tokens, dtype=np.float64)
-        columns = rows * max(lengths, default=0)
-        bare = self.table.pass_by_tokens.at(size) + self.table.pass_by_rows.at(rows)
-        out: Array = (bare + columns * self.table.column_seconds) * self._passes.factor(size) * self._speed.factor
-        return out
+        return self._bare_pass(size, rows, lengths) * self._residuals.factor(_PASS, size)
 
     def draft_seconds(self, rows: int, width: Array | float, levels: Array | float) -> Array:
         """`levels` levels of a beam of `width` in `rows` rows."""
         positions = rows * np.asarray(width, dtype=np.float64)
-        further = np.maximum(np.asarray(levels, dtype=np.float64) - 1.0, 0.0)
-        bare = self.table.draft_by_rows.at(rows) + further * self.table.level_by_positions.at(positions)
-        out: Array = bare * self._drafts.factor(positions) * self._speed.factor
-        return out
+        bare = self._bare_draft(rows, positions, np.asarray(levels, dtype=np.float64))
+        return bare * self._residuals.factor(_DRAFT, positions)
 
     def observe_seconds(self, pairs: Array | float) -> Array:
         """Observing `pairs` committed pairs."""
         size = np.asarray(pairs, dtype=np.float64)
-        out: Array = self.table.observe_by_pairs.at(size) * self._observations.factor(size) * self._speed.factor
-        return out
+        return self.table.observe_by_pairs.at(size) * self._residuals.factor(_OBSERVE, size)
 
     def learn(
         self,
@@ -131,23 +129,29 @@ class CostModel:
         pairs: int = 0,
         observe_seconds: float = 0.0,
     ) -> None:
-        """Take in a round; parts of size 0 weren't measured."""
-        parts = [(self._passes, float(tokens), pass_seconds, float(self.pass_seconds(tokens, rows, lengths)))]
-        if levels:
-            predicted = float(self.draft_seconds(rows, width, levels))
-            parts.append((self._drafts, float(rows * width), draft_seconds, predicted))
-        if pairs:
-            parts.append((self._observations, float(pairs), observe_seconds, float(self.observe_seconds(pairs))))
-        measured, expected = sum(part[2] for part in parts), sum(part[3] for part in parts)
-        if measured <= 0.0 or expected <= 0.0:
+        """Take in a round; parts of size 0 weren't measured, and a clock that stood still teaches nothing."""
+        if pass_seconds <= 0.0:
             return
-        for residuals, size, seconds, predicted in parts:
-            if seconds > 0.0 and predicted > 0.0:
-                known = float(residuals.factor(np.asarray(size)))
-                residuals.learn(size, math.log(seconds / predicted) + math.log(known))
-        self._speed.learn(math.log(measured / expected) + self._speed.error)
+        size = np.asarray(float(tokens))
+        parts = [Part(_PASS, tokens, math.log(pass_seconds / float(self._bare_pass(size, rows, lengths))))]
+        if levels and draft_seconds > 0.0:
+            positions = float(rows * width)
+            bare = float(self._bare_draft(rows, np.asarray(positions), np.asarray(float(levels))))
+            parts.append(Part(_DRAFT, positions, math.log(draft_seconds / bare)))
+        if pairs and observe_seconds > 0.0:
+            bare = max(float(self.table.observe_by_pairs.at(float(pairs))), _INSTANT)
+            parts.append(Part(_OBSERVE, pairs, math.log(observe_seconds / bare)))
+        self._residuals.learn(tuple(parts))
 
     def settle(self) -> None:
-        """Let what was learnt about sizes count from now on."""
-        for residuals in (self._passes, self._drafts, self._observations):
-            residuals.settle()
+        """Let what was learnt count from now on."""
+        self._residuals.settle()
+
+    def _bare_pass(self, tokens: Array, rows: int, lengths: Sequence[int]) -> Array:
+        columns = rows * max(lengths, default=0)
+        rest = float(self.table.pass_by_rows.at(rows)) + columns * self.table.column_seconds
+        return np.maximum(self.table.pass_by_tokens.at(tokens) + rest, _INSTANT)
+
+    def _bare_draft(self, rows: int, positions: Array, levels: Array) -> Array:
+        further = np.maximum(levels - 1.0, 0.0) * self.table.level_by_positions.at(positions)
+        return np.maximum(self.table.draft_by_rows.at(rows) + further, _INSTANT)

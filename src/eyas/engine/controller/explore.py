@@ -13,9 +13,11 @@ from typing import NamedTuple
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.planner import Prospect, Prospects
 
-_FOR_PLAIN, _FOR_LARGER, _FOR_SPECULATING = 0.002, 0.003, 0.005
+_FOR_PLAIN, _FOR_LARGER, _FOR_SPECULATING = 0.002, 0.003, 0.003
 _LEAST = 0.02
 """A probe is taken to lose at least this part of its time, whatever the models say."""
+_ON_TRIAL = (3, 4, 9, 20, 45)
+"""Speculating rounds after which a plain one is due whatever it loses: is plain decoding as slow as it was measured?"""
 _DIRECTIONS = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
 
 
@@ -56,16 +58,19 @@ class Explorer:
         self._plain, self._larger = Allowance(_FOR_PLAIN), Allowance(_FOR_LARGER)
         self._speculating = Allowance(_FOR_SPECULATING)
         self._direction = 0
+        self._speculated = 0
 
     def earn(self, seconds: float, speculating: bool) -> None:
         """A round went by."""
+        self._speculated += speculating
         for allowance in (self._plain, self._larger) if speculating else (self._speculating,):
             allowance.earn(seconds)
 
     def beside(self, prospects: Prospects, choice: Prospect, rows: int) -> Probe | None:
         """A probe beside a shape in use, if one is affordable."""
         least = _LEAST * choice.seconds
-        if self._plain.affords(max(prospects.plain_seconds - rows / choice.rate, least)):
+        doubtful = self._speculated in _ON_TRIAL
+        if doubtful or self._plain.affords(max(prospects.plain_seconds - rows / choice.rate, least)):
             return Probe(None, 1, self._plain)
         larger = prospects.larger(choice.shape, **_DIRECTIONS[self._direction])
         if self._larger.affords(max(larger.seconds - (rows + larger.accepted) / choice.rate, least)):

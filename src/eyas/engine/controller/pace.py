@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+_EAGER = 6
+"""Times that come at doubling intervals whatever they cost."""
+
 
 class Pace:
-    """Something that pays off in the long run, every so many rounds."""
+    """Something that pays off in the long run, every so many rounds; in the beginning at doubling intervals."""
 
     def __init__(self, share: float, least: int, most: int) -> None:
         """Every `least` to `most` rounds, taking `share` of the rounds' time if that allows it."""
@@ -12,10 +15,16 @@ class Pace:
         self._cost = 0.0
         self._since = most
         self._seconds = 0.0
+        self._times = 0
 
     def due(self) -> bool:
         """Is it time again?"""
-        return self._since >= self._most or (self._since >= self._least and self._seconds * self._share >= self._cost)
+        early = self._times < _EAGER and self._since >= 2**self._times // 2
+        return (
+            early
+            or self._since >= self._most
+            or (self._since >= self._least and self._seconds * self._share >= self._cost)
+        )
 
     def round(self, seconds: float) -> None:
         """A round went by."""
@@ -26,3 +35,4 @@ class Pace:
         """It was done and took `seconds`; slow ones are taken as noise by degrees."""
         self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
         self._since, self._seconds = 0, 0.0
+        self._times += 1

@@ -48,12 +48,9 @@ class Prospects:
         *,
         depth: int,
         stops_early: bool,
-        realised: float,
     ) -> None:
-        """Depths up to `depth`; a draft that `stops_early` ends with its last worthy level; `realised` accepted tokens
-        came for each one forecast.
-        """
-        self._nodes, self._accepted = forecast.nodes[:, :depth], forecast.accepted[:, :depth] * realised
+        """Depths up to `depth`; a draft that `stops_early` ends with its last worthy level."""
+        self._nodes, self._accepted = forecast.nodes[:, :depth], forecast.accepted[:, :depth]
         full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], forecast.levels[:depth].shape)
         levels = forecast.levels[:depth] if stops_early else full
         width = np.array(widths, dtype=np.float64)[:, None, None]

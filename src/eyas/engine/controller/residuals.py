@@ -1,68 +1,109 @@
-"""Running corrections of predicted seconds: medians of what was measured lately, so a burst of noise moves nothing.
+"""Running corrections of predicted seconds, robust against noise.
 
-Two kinds of error are kept apart. The machine's speed, common to everything done at about the same time, is the median
-of the last rounds. What is left belongs to the size at hand and is remembered there, the median of that size's last
-errors; sizes nearby borrow from it. All errors are logarithms of measured / predicted.
+A round's error, the logarithm of measured / predicted, is the machine's speed at the time, which everything done around
+then shares, plus what is wrong with the prediction for that kind and size. Neither is known alone: a size always seen
+in slow times would be blamed for them. So both are fitted to the last rounds together: the speed at a time is the mean
+over the rounds around it, outliers down-weighted (Huber), a size's own error the median of what speed leaves over, in
+turn until they agree. A burst of noise changes the speed of its time and nothing else; a rare probe of another size is
+compared with the rounds around it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+KINDS = ("pass", "draft", "observe")
+_ROUNDS = 600
+"""Rounds that are remembered."""
+_WINDOW = 9
+"""Rounds around a time that tell its speed."""
+_TURNS = 8
+_USUAL = 0.1
+"""An error that exceeds this, speed and size allowed for, loses weight."""
 _OCTAVE = 2
-"""Places an octave."""
+"""Places an octave; errors of sizes that share a place are one."""
 _PLACES = 12 * _OCTAVE + 1
-_REACH = 0.6
-"""How far an error carries, in octaves."""
-_LIMIT = math.log(4.0)
-"""A single error counts no more than this."""
+_DOUBT = 0.5
+"""An error seen n times counts n / (n + this)."""
 
 
-class Speed:
-    """How slow the machine is just now, the median of the last `window` rounds' errors."""
+class Part(NamedTuple):
+    """One kind of work in a round."""
 
-    def __init__(self, window: int = 9) -> None:
-        self._errors: deque[float] = deque(maxlen=window)
-        self.error = 0.0
-
-    def learn(self, error: float) -> None:
-        """A round took exp(error) times what was predicted without a speed."""
-        self._errors.append(error)
-        self.error = median(self._errors)
-
-    @property
-    def factor(self) -> float:
-        return math.exp(self.error)
+    kind: int
+    """Index into `KINDS`."""
+    size: float
+    error: float
+    """log(measured / predicted), no correction applied."""
 
 
 class Residuals:
-    """Errors by size (1 to 4096, logarithmic), each place's last `window` of them."""
+    """Speed by time, errors by kind and size (1 to 4096, logarithmic; flat beyond the sizes seen)."""
 
-    def __init__(self, window: int = 31) -> None:
-        self._errors: list[deque[float]] = [deque(maxlen=window) for _ in range(_PLACES)]
-        self._at = np.arange(_PLACES) / _OCTAVE  # in octaves
-        self._factors: Array = np.ones(_PLACES)
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[Part, ...]] = deque(maxlen=_ROUNDS)
+        self._errors: Array = np.zeros((len(KINDS), _PLACES))
+        self._seen: Array = np.zeros((len(KINDS), _PLACES))
+        self._log_speed = 0.0
 
-    def learn(self, size: float, error: float) -> None:
-        """Something of `size` took exp(error) times what was predicted, speed allowed for."""
-        place = round(math.log2(max(size, 1.0)) * _OCTAVE)
-        self._errors[min(place, _PLACES - 1)].append(max(-_LIMIT, min(_LIMIT, error)))
+    def learn(self, parts: tuple[Part, ...]) -> None:
+        """A round, its pass first."""
+        self._rounds.append(parts)
 
     def settle(self) -> None:
-        """Let what was learnt count from now on."""
-        counts = np.array([len(errors) for errors in self._errors], dtype=np.float64)
-        medians = np.array([median(errors) if errors else 0.0 for errors in self._errors])
-        near = np.exp(-(((self._at[:, None] - self._at) / _REACH) ** 2)) * np.minimum(counts, 4.0)
-        # half an error's weight stays with the prediction: one measurement alone moves it two thirds of the way
-        self._factors = np.exp((near @ medians) / (near.sum(1) + 0.5))
+        """Fit speed and errors to the rounds remembered; sizes not among them keep their errors."""
+        if not self._rounds:
+            return
+        rounds = list(self._rounds)
+        time = np.repeat(np.arange(len(rounds)), [len(parts) for parts in rounds])
+        table = np.array([part for parts in rounds for part in parts], dtype=np.float64)  # [n, 3]
+        at = table[:, 0].astype(np.int64) * _PLACES + _places(table[:, 1])
+        raw = table[:, 2]
+        first = np.flatnonzero(np.diff(time, prepend=-1))  # the passes
+        errors, seen = self._errors.ravel(), self._seen.ravel()
+        present, group = np.unique(at, return_inverse=True)
+        counts = np.bincount(group)
+        order = np.argsort(group, kind="stable")
+        ends = counts.cumsum()
+        weights = np.ones(len(rounds))
+        for _ in range(_TURNS):
+            passes = raw[first] - errors[at[first]]
+            speed = _running_mean(passes, weights)
+            weights = _USUAL / np.maximum(np.abs(passes - speed), _USUAL)
+            left = (raw - speed[time])[order]
+            for index, end in enumerate(ends):
+                count = counts[index]
+                errors[present[index]] = np.median(left[end - count : end]) * count / (count + _DOUBT)
+        seen[present] = counts
+        # what all sizes share is speed
+        shared = float(np.average(errors[at[first]]))
+        errors[seen > 0] -= shared
+        self._log_speed = float(speed[-1]) + shared
 
-    def factor(self, size: Array) -> Array:
+    def factor(self, kind: int, size: Array) -> Array:
         """What predictions for `size` are multiplied by."""
-        return np.interp(np.log2(np.maximum(size, 1.0)), self._at, self._factors)
+        known = np.flatnonzero(self._seen[kind])
+        if not len(known):
+            return np.full_like(size, math.exp(self._log_speed))
+        at = np.log2(np.maximum(size, 1.0)) * _OCTAVE
+        out: Array = np.exp(np.interp(at, known, self._errors[kind, known]) + self._log_speed)
+        return out
+
+
+def _places(sizes: Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = np.rint(np.log2(np.maximum(sizes, 1.0)) * _OCTAVE).astype(np.int64)
+    return np.minimum(found, _PLACES - 1)
+
+
+def _running_mean(series: Array, weights: Array) -> Array:
+    """The weighted mean over `_WINDOW` entries around each one of `series`, fewer at the ends."""
+    kernel = np.ones(_WINDOW)
+    out: Array = np.convolve(series * weights, kernel, "full") / np.convolve(weights, kernel, "full")
+    return out[_WINDOW // 2 : _WINDOW // 2 + len(series)]

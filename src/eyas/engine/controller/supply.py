@@ -33,6 +33,7 @@ class Supply:
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         self.widths = tuple(widths)
         self._grid: Indices = np.array(widths)
+        # what a beam offers beyond the next narrower one: a narrow draft then corrects what is expected of wide ones
         self._sums: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._weights: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._best_sums: Array = np.zeros((GROUPS, depth, BINS))
@@ -44,7 +45,9 @@ class Supply:
     @property
     def rates(self) -> Array:
         """[G, W, D, K] candidates a row."""
-        return self._sums / np.maximum(self._weights, 1e-9)
+        more = self._sums / np.maximum(self._weights, 1e-9)
+        out: Array = np.maximum(more.cumsum(1), 0.0)
+        return out
 
     @property
     def best(self) -> Array:
@@ -60,6 +63,7 @@ class Supply:
         group = groups[rows]
         grid = self._grid[self._grid <= offered.scores[0].shape[1]]
         seen, best = self._levels(offered, rows, group, grid)
+        seen[:, 1:] -= seen[:, :-1].copy()
         levels, depth = len(offered.scores), self._sums.shape[2]
         # below the last level: none is better than the best of it
         beyond = np.arange(BINS) < best[levels - 1][:, None]  # [R, K]

@@ -1,0 +1,109 @@
+"""Curves, tables in files, and corrections that follow the machine but no burst of noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.engine.controller import CostModel, CostTable, Curve
+from eyas.errors import UsageError
+
+from .simulation import Machine
+
+TABLE = Machine().table()
+
+
+def passes(costs: CostModel, tokens: int) -> float:
+    return float(costs.pass_seconds(tokens, 1, [0]))
+
+
+def test_a_curve_is_linear_between_points_and_beyond() -> None:
+    curve = Curve(sizes=(1, 3, 5), seconds=(2.0, 4.0, 10.0))
+    assert curve.at(np.array([0.5, 1, 2, 3, 4, 5, 7])).tolist() == [2, 2, 3, 4, 7, 10, 16]
+    assert Curve(sizes=(1, 2), seconds=(3.0, 2.0)).at(10.0) == 2.0  # noise never makes large sizes free
+    assert Curve(sizes=(4,), seconds=(1.0,)).at(100.0) == 1.0
+
+
+@pytest.mark.parametrize(("sizes", "seconds"), [((), ()), ((1, 1), (1, 1)), ((1, 2), (1,)), ((1,), (-1,))])
+def test_a_curve_that_is_none_is_refused(sizes: tuple[float, ...], seconds: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="a curve needs"):
+        Curve(sizes=sizes, seconds=seconds)
+
+
+def test_a_table_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    TABLE.save(path)
+    assert CostTable.read(path, "simulation") == TABLE
+    with pytest.raises(UsageError, match="were measured on 'simulation', this is 'elsewhere'"):
+        CostTable.read(path, "elsewhere")
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="holds no costs"):
+        CostTable.read(path, "simulation")
+    with pytest.raises(UsageError, match="can't read the costs"):
+        CostTable.read(tmp_path / "none.json", "simulation")
+    with pytest.raises(UsageError, match="can't write the costs"):
+        TABLE.save(tmp_path / "no" / "costs.json")
+
+
+def test_a_size_s_own_cost_is_learnt_from_rounds_beside_it() -> None:
+    """Passes of 16 really cost half as much again as was measured at start-up, those of one token do not."""
+    costs = CostModel(TABLE)
+    before = passes(costs, 1), passes(costs, 16)
+    for number in range(60):
+        tokens, factor = (16, 1.5) if number % 2 else (1, 1.0)
+        costs.learn(1, [0], tokens, before[number % 2] * factor)
+        costs.settle()
+    assert passes(costs, 16) / passes(costs, 1) == pytest.approx(1.5 * before[1] / before[0], rel=0.05)
+
+    def error(tokens: int) -> float:
+        return passes(costs, tokens) / float(TABLE.pass_by_tokens.at(tokens)) / (passes(costs, 1) / before[0])
+
+    assert 1.0 < error(4) < error(8) < error(14) < 1.55  # sizes between share
+    assert error(128) == pytest.approx(error(16))  # and those beyond
+
+
+def test_a_machine_that_slows_down_slows_everything() -> None:
+    costs = CostModel(TABLE)
+    ratio = passes(costs, 16) / passes(costs, 1)
+    for _ in range(20):
+        costs.learn(1, [0], 16, 3.0 * float(TABLE.pass_by_tokens.at(16)))
+    costs.settle()
+    assert passes(costs, 16) == pytest.approx(3.0 * float(TABLE.pass_by_tokens.at(16)), rel=0.1)
+    assert passes(costs, 16) / passes(costs, 1) < 1.6 * ratio  # until others are seen, they share the blame
+
+
+@given(st.integers(1, 6), st.floats(1.5, 50.0))
+def test_a_burst_moves_no_size_against_another(length: int, factor: float) -> None:
+    costs = CostModel(TABLE)
+    truth = {size: float(TABLE.pass_by_tokens.at(size)) for size in (1, 16)}
+    for number in range(40):
+        costs.learn(1, [0], (1, 16)[number % 2], truth[(1, 16)[number % 2]])
+    for number in range(length):  # noisy rounds, most of one size
+        costs.learn(1, [0], 16 if number else 1, factor * truth[16 if number else 1])
+    costs.settle()
+    assert passes(costs, 16) / passes(costs, 1) == pytest.approx(truth[16] / truth[1], rel=0.03)
+
+
+def test_parts_are_learnt_apart() -> None:
+    costs, machine = CostModel(TABLE), Machine()
+    for _ in range(30):
+        costs.learn(
+            1,
+            [0],
+            8,
+            machine.pass_seconds(8, 1, [0]),
+            width=4,
+            levels=3,
+            draft_seconds=2.0 * machine.draft_seconds(1, 4, 3),
+            pairs=3,
+            observe_seconds=machine.observe_seconds(3),
+        )
+        costs.settle()
+    drafts = float(costs.draft_seconds(1, 4, 3)) / machine.draft_seconds(1, 4, 3)
+    assert drafts / (passes(costs, 8) / machine.pass_seconds(8, 1, [0])) == pytest.approx(2.0, rel=0.1)
+    assert drafts == pytest.approx(2.0, rel=0.1)
+    costs.learn(1, [0], 8, 0.0)  # a clock that stood still teaches nothing

@@ -1,0 +1,73 @@
+"""What learning may cost."""
+
+from __future__ import annotations
+
+from eyas.engine.controller.explore import Allowance
+from eyas.engine.controller.pace import Pace
+
+
+def test_an_allowance_spends_its_share_and_no_more() -> None:
+    allowance, lost = Allowance(0.01), 0.0
+    for _ in range(10_000):
+        allowance.earn(1.0)
+        if allowance.affords(3.0):
+            allowance.spend(3.0)
+            lost += 3.0
+    assert 90.0 <= lost <= 100.0
+
+
+def test_no_spree_follows_a_quiet_time() -> None:
+    allowance = Allowance(0.01)
+    allowance.earn(1e6)
+    spent = 0
+    while allowance.affords(1.0):
+        allowance.spend(1.0)
+        spent += 1
+    assert spent == 2
+
+
+def test_a_dear_probe_is_paid_off_before_the_next() -> None:
+    allowance = Allowance(0.01)
+    allowance.earn(100.0)
+    assert allowance.affords(1.0)
+    allowance.spend(5.0)  # it took longer than it was expected to
+    allowance.earn(400.0)
+    assert not allowance.affords(1.0)
+    allowance.earn(101.0)
+    assert allowance.affords(1.0)
+    allowance.spend(-3.0)  # a probe that gained time earns nothing
+    allowance.spend(1.0)
+    assert not allowance.affords(1.0)
+
+
+def rounds_until_due(pace: Pace) -> int:
+    waits = 0
+    while not pace.due():
+        pace.round(1.0)
+        waits += 1
+    return waits
+
+
+def test_a_pace_begins_eagerly() -> None:
+    pace, waits = Pace(0.01, least=20, most=1000), []
+    for _ in range(7):
+        waits.append(rounds_until_due(pace))
+        pace.done(1.0)
+    assert waits == [0, 1, 2, 4, 8, 16, 100]
+
+
+def test_a_pace_keeps_its_share() -> None:
+    pace = Pace(0.01, least=2, most=50)
+    for _ in range(6):
+        pace.done(0.1)
+    assert rounds_until_due(pace) == 10
+    for _ in range(60):  # it got faster: by and by it may come as often as it wants
+        pace.done(0.0001)
+    assert rounds_until_due(pace) == 2
+
+
+def test_a_pace_never_stops() -> None:
+    pace = Pace(0.01, least=1, most=5)
+    for _ in range(6):
+        pace.done(1e9)
+    assert rounds_until_due(pace) == 5
