@@ -41,6 +41,11 @@ class Acceptance:
         self._offered += np.bincount(at, minlength=self._offered.size).reshape(shape)
         self._accepted += np.bincount(at, weights=accepted, minlength=self._offered.size).reshape(shape)
 
+    def forget(self, kept: float) -> None:
+        """Let what was learnt weigh only `kept` of what it did."""
+        self._offered *= kept
+        self._accepted *= kept
+
     def table(self) -> ValueTable:
         """The values as they stand."""
         offered, accepted = self._offered.sum(1), self._accepted.sum(1)  # [G, K]

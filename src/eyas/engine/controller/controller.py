@@ -221,3 +221,5 @@ class Controller:
         self._gain.learn(record.evidence, groups, record.live)
         if record.evidence.tree.candidates is not None:
             self._analysing.done(self._clock() - began)
+        if self._probe is None and self._choice is not None:
+            self._gain.judge(self._choice.accepted, record.emitted - record.rows)

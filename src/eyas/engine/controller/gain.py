@@ -8,6 +8,7 @@ Shapes: G groups, W widths, D depths, K bins, L thresholds, R rows, N nodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,11 @@ _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
 _HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
 THRESHOLDS: Array = np.array(_LOW + _HIGH)
 """[L]"""
+_TRIAL = 12
+"""Rounds after which forecasts are judged."""
+_SURPRISE = 4.0
+"""Deviations (of as many independent tokens) beyond which they are wrong; tokens of a path go together."""
+_AFTER_SURPRISE = 0.3
 
 
 class Forecast(NamedTuple):
@@ -39,6 +45,7 @@ class GainModel:
         self.widths, self.depth = tuple(widths), depth
         self._acceptance, self._supply = Acceptance(depth), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
+        self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
     def learn(self, evidence: Evidence, groups: Indices, live: Sequence[bool] | None) -> None:
         """Take in a round's draft (where its candidates were kept) and its outcome; `groups` [R]."""
@@ -58,6 +65,19 @@ class GainModel:
         depths = tree.depth.cpu().numpy()[:, 1:]
         found = bins(tree.logprob.cpu().numpy())
         self._acceptance.learn(rows[valid], depths[valid], found[valid], walked[:, 1:][valid])
+
+    def judge(self, promised: float, kept: float) -> None:
+        """A round was forecast to accept `promised` draft tokens and accepted `kept`.
+
+        If forecasts are wrong for a while by far more than chance, the text has changed: the old one is soon forgotten.
+        """
+        self._promised, self._kept, self._judged = self._promised + promised, self._kept + kept, self._judged + 1
+        if self._judged < _TRIAL:
+            return
+        if abs(self._kept - self._promised) > _SURPRISE * math.sqrt(self._promised + 1.0):
+            self._supply.forget(_AFTER_SURPRISE)
+            self._acceptance.forget(_AFTER_SURPRISE)
+        self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
     def settle(self) -> None:
         """Let what was learnt about values count from now on."""

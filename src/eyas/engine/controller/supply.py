@@ -79,6 +79,11 @@ class Supply:
             tops[:, level] = counts.reshape(GROUPS, BINS)
         _fold(self._best_sums, self._best_weights, tops, known)
 
+    def forget(self, kept: float) -> None:
+        """Let what was learnt weigh only `kept` of what it did."""
+        for array in (self._sums, self._weights, self._best_sums, self._best_weights):
+            array *= kept
+
     def _levels(self, offered: Candidates, rows: Indices, group: Indices, grid: Indices) -> tuple[Array, list[Indices]]:
         """Counts [G, W', D, K] of what each width of `grid` [W'] is offered, and each level's best bin [R]."""
         shape = (GROUPS, len(grid), self._sums.shape[2], BINS)
