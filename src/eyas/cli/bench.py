@@ -21,6 +21,7 @@ from eyas.cli.options import (
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
+    from eyas.engine.controller import ControllerState
     from eyas.target import Target
     from eyas.tree import TreeSpec
 
@@ -45,13 +46,14 @@ def bench(
     from eyas.bench.report import DEFINITIONS, lines_of, means, report_dict, table_of
     from eyas.bench.runner import Plan, measure
     from eyas.bench.tasks import read_tasks
+    from eyas.engine.controller import is_auto
     from eyas.errors import UsageError
     from eyas.tree import parse_tree
 
     if not draft_model and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
     params = sampling_params(sampling)
-    specs = {text: parse_tree(text) for text in tree}
+    specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     check_json(json)
     batch_size = measuring.batch_size
     tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
@@ -69,9 +71,14 @@ def bench(
     console.print(table_of([*lines, *means(lines)], f"{target.model}, {target.dtype}, batch {batch_size}"))
     for definition in DEFINITIONS:
         console.print(definition)
+    for name, engine in engines.items():
+        if engine.controller is not None:
+            console.print(_chosen(name, engine.controller.snapshot()))
     if json is not None:
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
+        chosen = {name: vars(one.controller.snapshot()) for name, one in engines.items() if one.controller is not None}
+        settings |= {"chosen": chosen} if chosen else {}
         write_json(json, report_dict(machine, settings, results, errors))
     return finish(machine, errors)
 
@@ -80,15 +87,16 @@ def _engines(
     target: Target,
     model: str,
     drafters: list[str],
-    specs: dict[str, TreeSpec],
+    specs: dict[str, TreeSpec | None],
     files: DrafterFileOptions,
     coupled: bool,
     batch_size: int,
 ) -> dict[str, Engine]:
-    """Plain decoding, then every drafter with every tree, all on one target."""
+    """Plain decoding, then every drafter with every tree, all on one target; a tree that is None is chosen by costs."""
     from eyas.bench.runner import PLAIN
     from eyas.drafters.loading import load_drafter
     from eyas.engine import Engine, Speculation
+    from eyas.engine.controller import costs_for, make_controller
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.target import load_tokenizer
     from eyas.tree import parse_tree
@@ -97,9 +105,23 @@ def _engines(
     engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
     for name in drafters:
         drafter = load_drafter(name, target, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
-        own = drafter.network.config.default_tree or DEFAULT_TREE
+        own, costs = drafter.network.config.default_tree or DEFAULT_TREE, None
         for text, spec in (specs or {own: parse_tree(own)}).items():
             label = text if len(drafters) == 1 else f"{name} {text}"
-            speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
-            engines[label] = Engine(target, tokenizer, speculation, batch_size=batch_size)
+            tree, controller = None, None
+            if spec is None:
+                costs = costs or costs_for(target, drafter, batch_size)
+                controller = make_controller(target, drafter, text, batch_size, costs)
+            else:
+                tree = tree_for(drafter, spec)
+            speculation = Speculation(drafter, tree, coupled)
+            engines[label] = Engine(target, tokenizer, speculation, batch_size=batch_size, controller=controller)
     return engines
+
+
+def _chosen(name: str, state: ControllerState) -> str:
+    plain = state.plain_rounds / max(1, state.rounds)
+    return (
+        f"{name} chose on average: depth {state.mean_depth:.1f}, width {state.mean_width:.1f}, "
+        f"{state.mean_nodes:.1f} nodes a round; {plain:.0%} of the rounds plain"
+    )

@@ -46,9 +46,14 @@ def tree_text(options: DraftOptions) -> str | None:
         raise UsageError("speculation needs a drafter: give --draft-model, or --method none for plain decoding")
     if options.num_speculative_tokens is None:
         return options.tree
+    count = options.num_speculative_tokens
     if options.tree is not None:
         raise UsageError("--num-speculative-tokens and --tree both say what to draft: give one of them")
-    return f"chain:{options.num_speculative_tokens}"
+    if count == "auto":
+        return count
+    if not count.isdecimal() or int(count) < 1:
+        raise UsageError(f"--num-speculative-tokens {count}: write a number of at least 1, or auto")
+    return f"chain:{count}"
 
 
 def open_engine(
@@ -58,12 +63,12 @@ def open_engine(
     tree = tree_text(draft)
     quiet()
     from eyas.engine import load
-    from eyas.tree import parse_tree
 
     return load(
         target.model,
         draft.draft_model,
-        tree=None if tree is None else parse_tree(tree),
+        tree=tree,
+        costs=draft.costs,
         coupled=draft.coupled is not False,
         rule=walk_rule(draft.acceptance),
         batch_size=batch_size,

@@ -16,7 +16,12 @@ Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of 
 BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
 MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens of one answer.")]
 Trees = Annotated[
-    list[str], Option("--tree", help="chain:K, static:NAME or dynamic:DEPTH,TOPK,NODES; may be repeated.")
+    list[str],
+    Option(
+        "--tree",
+        help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES, shared:DEPTH,WIDTH,BUDGET or, where engines "
+        "are measured, auto; may be repeated.",
+    ),
 ]
 Coupled = Annotated[
     bool | None,
@@ -64,11 +69,19 @@ class DraftOptions(DrafterFileOptions):
         Option(help="eagle1, eagle3, mla or mlp (default: what the drafter's files say); none for plain decoding."),
     ] = None
     num_speculative_tokens: Annotated[
-        int | None,
-        Option("--num-speculative-tokens", "-n", min=1, help="A chain of N draft tokens (= --tree chain:N)."),
+        str | None,
+        Option("--num-speculative-tokens", "-n", help="N: a chain of N draft tokens; auto: see --tree auto."),
     ] = None
     tree: Annotated[
-        str | None, Option(help="chain:K, static:NAME or dynamic:DEPTH,TOPK,NODES (default: the drafter's own).")
+        str | None,
+        Option(
+            help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or shared:DEPTH,WIDTH,BUDGET (default: the drafter's "
+            "own); auto or auto:chain: as large as pays, by measured costs."
+        ),
+    ] = None
+    costs: Annotated[
+        Path | None,
+        Option(dir_okay=False, help="For auto: where measured costs are kept (default: measured at every start)."),
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[

@@ -227,6 +227,7 @@ class Stepper:
                 tokens=outcome.pass_tokens,
                 emitted=sum(outcome.accepted) + len(decoding),
                 seconds=seconds,
+                live=live,
             )
             self._controller.learn(record)
         return outcome, seconds

@@ -69,6 +69,7 @@ class Controller:
         """Lengths that the rows of the last round have now."""
         self._emitted, self._seconds = 0.0, 0.0
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
+        self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
     def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
         """The tree for a round of `rows` rows that hold `lengths` committed tokens each; None = plain.
@@ -107,6 +108,10 @@ class Controller:
         self._seconds = self._seconds * _FADE + whole
         self._counts["rounds"] += 1
         self._counts["plain_rounds"] += not drafted
+        self._sums["nodes"] += record.tokens - record.rows
+        if drafted and isinstance(record.spec, SharedTree):
+            self._sums["depth"] += record.spec.depth
+            self._sums["width"] += record.spec.width
         self._planning.round(whole)
         self._analysing.round(whole)
         self._explorer.earn(whole, speculating=self._choice is not None)
@@ -124,6 +129,9 @@ class Controller:
             predicted_tokens_per_second=plain if choice is None else choice.rate,
             plain_tokens_per_second=plain,
             measured_tokens_per_second=self._emitted / self._seconds if self._seconds else 0.0,
+            mean_depth=self._sums["depth"] / max(1, self._counts["rounds"]),
+            mean_width=self._sums["width"] / max(1, self._counts["rounds"]),
+            mean_nodes=self._sums["nodes"] / max(1, self._counts["rounds"]),
             **self._counts,
         )
 

@@ -48,6 +48,10 @@ class ControllerState:
     """Of plain decoding with the same rows, by the models."""
     measured_tokens_per_second: float = 0.0
     """Running average over the last rounds."""
+    mean_depth: float = 0.0
+    """Levels, width and nodes of a round so far, plain ones counted as 0."""
+    mean_width: float = 0.0
+    mean_nodes: float = 0.0
     rounds: int = 0
     plain_rounds: int = 0
     probes: int = 0
