@@ -84,6 +84,10 @@ def _notes(file: Gguf) -> list[str]:
 def _config(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
     """The configuration in the keys of config.json."""
     config: dict[str, Any] = {ours: own[theirs] for theirs, ours in KEYS.items() if theirs in own}
+    for key, value in config.items():
+        kind = bool if key.startswith("norm_") else float if key == "rms_norm_eps" else int
+        if type(value) is not kind:
+            raise ConfigError(f"{where}: {key} is {value!r}, not of type {kind.__name__}")
     taps = own.get(LAYERS, own.get(OLD_LAYERS))
     if LAYERS in own and OLD_LAYERS in own and own[LAYERS] != own[OLD_LAYERS]:
         raise ConfigError(f"{where}: {LAYERS} {own[LAYERS]} and {OLD_LAYERS} {own[OLD_LAYERS]} contradict each other")
