@@ -96,8 +96,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return good(tmp_path_factory.mktemp("fuzzed"))
 
 
+_TYPES = st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3", "longrope", "mrope", "x", 3])
+_ROPE_KEYS = st.sampled_from("type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
+                             "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor "
+                             "long_factor partial_rotary_factor".split())  # fmt: skip
+_NUMBERS = st.sampled_from([0, 1, -1, 2.5, 1e-30, 1e30, 10**400, True, None, "2", [1.0, 2.0, 3.0], [0.0] * 3])
+
+
+@given(rope=st.dictionaries(_ROPE_KEYS, _NUMBERS, max_size=6), kind=_TYPES)
+@settings(max_examples=150)
+def test_whatever_the_rope_section_holds_it_is_computed_or_refused(rope: Any, kind: Any, place: Path) -> None:
+    section = {"rope_type": kind, "factor": 2.0, **rope}
+    (place / "config.json").write_text(json.dumps(re.llama_config(rope_scaling=section)))
+    with suppress(EyasError):
+        network = open_checkpoint(place).network()
+        cos, _ = network.rotary(torch.zeros(1), torch.tensor([[3]]))
+        assert bool(cos.isfinite().all())
+
+
 @given(changes=st.dictionaries(st.sampled_from(_KEYS), _JSON, min_size=1, max_size=3))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_a_key_holds_it_is_read_or_refused(changes: dict[str, Any], place: Path) -> None:
     (place / "config.json").write_text(json.dumps(re.llama_config(**changes)))
     with suppress(EyasError):

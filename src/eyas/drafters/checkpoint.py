@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -135,13 +137,27 @@ def understand(source: Source, *, ignore: Collection[str] = (), layers: int | No
     return Checkpoint(kind, config, report, source, tensors)
 
 
+_ROPE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises for RoPE sections that it can't compute."""
+
+
 def _check_rotation(config: DrafterConfig, where: str) -> None:
     """transformers must be able to compute the RoPE tables. Raises ConfigError."""
     if not isinstance(config, TransformerConfig):
         return
     try:
-        Rotary(config)
-    except (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        rotary = Rotary(config)
+        if not (bool(rotary.inv_freq.isfinite().all()) and isfinite(rotary.attention_scaling)):
+            raise ValueError("frequencies that are no numbers")
+    except _ROPE_ERRORS as error:
         raise ConfigError(f"{where}: RoPE can't be computed from {config.rope_parameters}: {error}") from error
 
 

@@ -11,7 +11,7 @@ from eyas.drafters.eagle1 import Eagle1Config, Eagle1Network
 from eyas.drafters.eagle1 import config as eagle1
 from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
 from eyas.drafters.eagle3 import config as eagle3
-from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.fields import Fields, architectures
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
 from eyas.drafters.mla import MlaConfig, MlaNetwork
 from eyas.drafters.mla import config as mla
@@ -54,19 +54,18 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 def kind_name(config: Mapping[str, Any], names: Collection[str]) -> str:
     """A name in `KINDS`, that of a drafter eyas doesn't load, or `unknown`; names are those of the tensors."""
     own = {tensor_name(name) for name in names}
-    written = config.get("architectures")
-    architectures = [str(name).lower() for name in written] if isinstance(written, list) else []
+    made_for = [name.lower() for name in architectures(config)]
     if config.get("model_type") == mlp.MODEL_TYPE:
         return "mlp"
     if MODEL_TYPE_KEY in config and config[MODEL_TYPE_KEY] != "eagle3":
         return f"speculators {config[MODEL_TYPE_KEY]}"
-    if config.get("parallel_drafting") or "mask_hidden" in own or any("peagle" in name for name in architectures):
+    if config.get("parallel_drafting") or "mask_hidden" in own or any("peagle" in name for name in made_for):
         return "p-eagle"
     # what the tensors say is surest, then the architecture's name, then a key
     if "fc.weight" in own and any(name.endswith("hidden_norm.weight") for name in own):
         generation = 3
-    elif any("eagle" in name for name in architectures):
-        generation = 3 if any("eagle3" in name for name in architectures) else 1
+    elif any("eagle" in name for name in made_for):
+        generation = 3 if any("eagle3" in name for name in made_for) else 1
     elif "draft_vocab_size" in config or MODEL_TYPE_KEY in config:
         generation = 3
     elif "fc.weight" in own and "norm.weight" not in own:
@@ -75,7 +74,7 @@ def kind_name(config: Mapping[str, Any], names: Collection[str]) -> str:
         return UNKNOWN
     if generation == 1:
         return "eagle1"
-    latent = "kv_lora_rank" in config or any("deepseek" in name for name in architectures)
+    latent = "kv_lora_rank" in config or any("deepseek" in name for name in made_for)
     return "mla" if latent else "eagle3"
 
 
@@ -97,10 +96,10 @@ def kind_of(config: Mapping[str, Any], names: Collection[str], where: str) -> Ki
             f"{where} is no drafter that eyas loads: its kind is {name} ({made_by}); eyas loads {', '.join(KINDS)}"
             + WAYS_OUT.get(name, "")
         )
-    strange = set(config.get("architectures") or ()) - _ARCHITECTURES
+    strange = set(architectures(config)) - _ARCHITECTURES
     if strange:
         raise CheckpointError(
-            f"{where} is of the unknown architecture {', '.join(sorted(map(str, strange)))}: it looks like {name}, but "
+            f"{where} is of the unknown architecture {', '.join(sorted(strange))}: it looks like {name}, but "
             "may compute something else; if it doesn't, take the name out of config.json"
         )
     return KINDS[name]

@@ -44,8 +44,8 @@ class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(
             LlamaConfig(
-                hidden_size=config.hidden_size,
-                num_attention_heads=config.num_attention_heads,
+                hidden_size=config.rope_size,  # of one head: the tables know nothing of the others
+                num_attention_heads=1,
                 head_dim=config.rope_size,
                 max_position_embeddings=config.max_position_embeddings,
                 rope_parameters=dict(config.rope_parameters),

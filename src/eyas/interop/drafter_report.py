@@ -133,7 +133,8 @@ def _open(path: Path) -> tuple[Source, str]:
 
 def _tap_source(raw: dict[str, Any]) -> str:
     """Which keys the taps were read from."""
-    nested = raw.get("eagle_config") or {}
+    nested = raw.get("eagle_config")
+    nested = nested if isinstance(nested, dict) else {}
     keys = [key for key in ("taps", IDS) if raw.get(key) is not None]
     keys += [f"eagle_config.{key}" for key in (IDS, "layer_ids") if nested.get(key) is not None]
     return ", ".join(keys) or "not written: the kind's default"

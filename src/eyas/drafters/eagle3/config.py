@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from eyas.drafters.config import GroupedConfig, TransformerConfig
-from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.fields import Fields, architectures
 from eyas.drafters.formats.taps import IDS, LIMIT, read_taps
 from eyas.drafters.published import decoder_dict, read_decoder, read_grouped_heads, read_ownership
 from eyas.target.architecture import default_taps
@@ -48,7 +48,7 @@ def read(fields: Fields) -> Eagle3Config:
     """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
     read_fused_taps(fields)
     read_grouped_heads(fields)
-    fields.default("qk_norm", QWEN3 in (fields.raw.get("architectures") or ()))
+    fields.default("qk_norm", QWEN3 in architectures(fields.raw))
     return fields.finish(Eagle3Config)
 
 

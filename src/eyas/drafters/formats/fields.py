@@ -106,6 +106,12 @@ class Fields:
         return config
 
 
+def architectures(raw: Mapping[str, Any]) -> list[str]:
+    """The class names that a configuration gives; whatever is no list of names gives none."""
+    written = raw.get("architectures")
+    return [name for name in written if isinstance(name, str)] if isinstance(written, list) else []
+
+
 _NAMES = {dict: "an object", list: "a list", bool: "true or false", int: "a whole number", str: "text"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
 from eyas.drafters.formats.fields import Fields
@@ -17,6 +16,12 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "longrope": ("original_max_position_embeddings",),
 }
 """Every type eyas computes, and the numbers it can't do without."""
+_OPTIONAL = frozenset(
+    "rope_type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor "
+    "beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor".split()
+)
+"""Keys of the section whose meaning is known."""
+_LARGEST = 1e15
 _MULTIMODAL = ("mrope_section", "mrope_interleaved")
 """Three positions a token, for pictures; text has three equal ones, which is the plain rotation."""
 
@@ -47,6 +52,10 @@ def read_rope(fields: Fields) -> dict[str, Any]:
 
 def _check(rope: dict[str, Any], fields: Fields) -> None:
     kind, where = rope["rope_type"], fields.where
+    for key in sorted(set(rope) - _OPTIONAL):
+        if key not in fields.overlook:
+            raise ConfigError(f"{where}: unknown key {key} in the RoPE section: eyas can't tell what it changes")
+        del rope[key]
     if not isinstance(kind, str) or kind not in _NUMBERS:
         raise ConfigError(f"{where}: rope_type {kind!r}: eyas computes {', '.join(_NUMBERS)}")
     for key in ("rope_theta", *_NUMBERS[kind]):
@@ -55,19 +64,19 @@ def _check(rope: dict[str, Any], fields: Fields) -> None:
     for key, value in rope.items():
         if key == "rope_type" or key in ("short_factor", "long_factor"):
             continue
-        if not (value is None or isinstance(value, bool) or _number(value)):
+        if not (value is None or _number(value) or (key == "truncate" and isinstance(value, bool))):
             raise ConfigError(f"{where}: {key} of the RoPE section is {value!r}, which is no number")
     if kind == "llama3" and rope["low_freq_factor"] == rope["high_freq_factor"]:
         raise ConfigError(f"{where}: low_freq_factor and high_freq_factor are equal: between them lies nothing")
-    if kind == "longrope":
-        for key in ("short_factor", "long_factor"):
-            factors = rope.get(key)
-            if not isinstance(factors, list) or not all(_positive(factor) for factor in factors):
-                raise ConfigError(f"{where}: RoPE of type longrope needs a list of positive numbers as {key}")
+    for key in ("short_factor", "long_factor"):
+        factors = rope.get(key)
+        listed = isinstance(factors, list) and all(_positive(factor) for factor in factors)
+        if not listed and (kind == "longrope" or factors is not None):
+            raise ConfigError(f"{where}: {key} of the RoPE section is no list of positive numbers")
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _positive(value: Any) -> bool:

@@ -75,7 +75,7 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
     if not isinstance(proposal, dict) or proposal.get("algorithm", "eagle3") != "eagle3":
         raise ConfigError(f"{where}: speculators_config is not that of an eagle3 drafter")
     kind = layer.get("model_type", "llama")
-    if kind not in _ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
         raise CheckpointError(f"{where}: {LAYER}.model_type {kind!r}: eyas loads {' and '.join(_ARCHITECTURES)} layers")
     standard = (Qwen3Config() if kind == "qwen3" else LlamaConfig()).to_dict()
     missing = {key: standard.get(key, False) for key in _LAYER_DEFAULTS if layer.get(key) is None}

@@ -51,7 +51,8 @@ def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple
     if nested_only and _usual(shifted, n):
         fields.convention = OUTPUTS
         fields.notes.append(
-            f"taps: {list(ids)} are the default layer outputs of SpecForge and SGLang, so boundaries {list(shifted)}"
+            f"taps: {list(ids)} are SpecForge's default layer outputs for a target of {shifted[2] + 3} layers, so "
+            f"boundaries {list(shifted)}"
         )
         return shifted
     fields.convention = BOUNDARIES
