@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from eyas.bench.certificate import Cell, Certificate, Certifier, Grid, promise
 from eyas.bench.ties import RELATIVE, Divergence, Scores, first_difference, judge, scores_after
 from eyas.data.prompts import BadRow, PromptRow
 from eyas.target import Target
-from eyas.tree import DraftTree, parse_tree
+from eyas.tree import DraftTree, PlaceLogits, parse_tree
 from eyas.types import SamplingParams
 from eyas.verify import Sampler, SeededWalk, Walk, WalkRule
 
@@ -73,12 +72,12 @@ class FirstChild:
 
     lossless = True
 
-    def __call__(self, logits: Tensor, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         if not tree.size:
             return walk
         child = tree.tokens[:, :1]
-        after = logits[:, 1].argmax(-1, keepdim=True)
+        after = logits.best()[:, 1:2]
         rest = torch.full_like(walk.tokens[:, 2:], -1)
         path = torch.zeros_like(walk.path)
         path[:, 1] = 1
@@ -114,7 +113,7 @@ class Swapped:
     def __init__(self, token: int, twin: int) -> None:
         self.token, self.twin = token, twin
 
-    def __call__(self, logits: Tensor, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         if not tree.size:
             return walk
