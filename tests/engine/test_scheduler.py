@@ -47,13 +47,13 @@ class Machine:
         self.longest_read = max(self.longest_read, read)
         assert scheduler.limits.prefill_chunk is None or read <= scheduler.limits.prefill_chunk
         scheduler.promote()
-        if victims := scheduler.overflow(staging):
+        if victims := scheduler.overflow():
             assert len(victims) < len(scheduler.placed)
             assert min(one.index for one in victims) > max(one.index for one in scheduler.placed if one not in victims)
             self.drop(victims, preempt=True)
         if not scheduler.fits(staging):
-            assert len(scheduler.placed) == 1
             staging = 1
+            assert scheduler.fits(1)
         self.cover(staging)
         for one in scheduler.decoding:
             assert one.known + staging <= scheduler.room.columns

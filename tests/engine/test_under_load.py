@@ -19,7 +19,7 @@ from eyas.types import Completion, Request, SamplingParams
 
 from .. import tiny
 
-TREES = (None, "chain:4", "dynamic:4,3,8", "static:eagle1")
+TREES = (None, "chain:4", "dynamic:4,3,8", "shared:4,3,12")
 STEMS = tiny.prompts(40, 70, 33, seed=5)
 
 
@@ -101,14 +101,14 @@ def compare(done: dict[int, Completion], expected: Sequence[Completion]) -> int:
 @pytest.fixture(autouse=True)
 def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers here are short: with the usual headroom nobody would ever be preempted."""
-    monkeypatch.setattr(scheduler, "_HEADROOM", 2)
+    monkeypatch.setattr(scheduler, "_HEADROOM", 0)
 
 
 LIMITS = {
     "roomy": Limits(max_running=4),
-    "tiny cache": Limits(max_running=6, max_cached_tokens=250, prefill_chunk=24),
+    "tiny cache": Limits(max_running=6, max_cached_tokens=220, prefill_chunk=24),
     "prefixes": Limits(max_running=4, prefix_tokens=4096, prefill_chunk=48),
-    "all at once": Limits(max_running=5, max_cached_tokens=250, prefill_chunk=16, prefix_tokens=200),
+    "all at once": Limits(max_running=5, max_cached_tokens=190, prefill_chunk=16, prefix_tokens=200),
 }
 
 
@@ -124,7 +124,7 @@ def test_fixed_trees(limits: Limits, tree: str | None) -> None:
     state = run.state()
     if limits.max_cached_tokens is None:
         assert state.preempted_total == 0
-    elif tree in (None, "chain:4"):  # with larger trees so few fit in that they can end
+    elif tree is None:  # with trees fewer are let in, and they may all end in time
         assert state.preempted_total > 0
     assert (state.prefix_hit_tokens_total > 0) == (limits.prefix_tokens > 0)
     assert state.running == state.waiting == state.prefilling == state.cached_tokens == 0

@@ -134,10 +134,10 @@ class Scheduler:
         """Is there room for all in slots?"""
         return self.room.fits(len(self.decoding) + len(self.prefilling), self.columns(staging))
 
-    def overflow(self, staging: int) -> list[LiveSequence]:
-        """The youngest, as many as must go so that the others fit, never all."""
+    def overflow(self) -> list[LiveSequence]:
+        """The youngest, as many as must go so that the others have room for a plain round; never all."""
         left, gone = sorted(self.placed, key=lambda one: one.index), []
-        while len(left) > 1 and not self.room.fits(len(left), max(one.known for one in left) + staging):
+        while len(left) > 1 and not self.room.fits(len(left), max(one.known for one in left) + 1):
             gone.append(left.pop())
         return gone
 

@@ -187,13 +187,13 @@ class Stepper:
         if not scheduler.decoding:
             return
         tree = self._plan()
-        if victims := scheduler.overflow(staging_columns(tree)):
+        if victims := scheduler.overflow():
             self._leave(victims, scheduler.preempt)
             if not scheduler.decoding:
                 return
             tree = self._plan()
         if not scheduler.fits(staging_columns(tree)):
-            tree = None
+            tree = None  # a plain round costs less than reading somebody's tokens again
         self._cover(staging_columns(tree))
         decoding = list(scheduler.decoding)
         self.outcome, seconds = self._round(decoding, tree)
