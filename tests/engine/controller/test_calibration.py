@@ -1,0 +1,71 @@
+"""Start-up calibration on a tiny pair: it measures what it says and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eyas.engine import Engine
+from eyas.engine.controller import CostTable, costs_for, make_controller
+from eyas.engine.controller.building import is_auto
+from eyas.engine.controller.calibration import calibrate
+from eyas.errors import UsageError
+from eyas.types import Request, SamplingParams
+
+from ... import tiny
+
+
+def test_every_curve_is_measured_and_the_slots_are_empty_after() -> None:
+    target, drafter = tiny.target("llama"), tiny.drafter("eagle3")
+    table = calibrate(target, drafter, batch_size=3, widest=60, seconds=0.0)
+    assert table.pass_by_tokens.sizes[:4] == (1, 2, 3, 4)
+    assert table.pass_by_tokens.sizes[-1] == 64
+    assert table.pass_by_rows.sizes == table.draft_by_rows.sizes == (1, 2, 3)
+    assert table.level_by_positions.sizes == (1, 2, 3, 4, 6, 8, 12, 16, 24)
+    assert table.observe_by_pairs.sizes[-1] == 256
+    for curve in (table.pass_by_tokens, table.draft_by_rows, table.observe_by_pairs):
+        assert min(curve.seconds) > 0.0
+    assert "llama" in table.measured_on
+    assert "float32" in table.measured_on
+    assert (target.slots, drafter.slots) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_a_short_context_and_windows_are_no_obstacle(name: str) -> None:
+    target = tiny.target(name)
+    assert calibrate(target, tiny.drafter("eagle3"), 1, widest=4, seconds=0.0).pass_by_tokens.sizes[-1] <= 64
+
+
+def test_an_engine_decodes_the_same_after_it() -> None:
+    target = tiny.target("llama")
+    request = Request(tuple(tiny.prompts(9)[0]), SamplingParams(max_tokens=12))
+    engine = Engine(target)
+    before = engine.generate([request])[0].token_ids
+    calibrate(target, tiny.drafter("eagle3"), 2, widest=60, seconds=0.0)
+    assert engine.generate([request])[0].token_ids == before
+
+
+def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter, path = tiny.target("llama"), tiny.drafter("eagle3"), tmp_path / "costs.json"
+    measured = costs_for(target, drafter, 1, path)
+    monkeypatch.setattr("eyas.engine.controller.building.calibrate", None)  # not called a second time
+    assert costs_for(target, drafter, 1, path) == measured == CostTable.read(path, measured.measured_on)
+    with pytest.raises(UsageError, match="were measured on"):
+        costs_for(target, tiny.drafter("eagle3", num_aux_hidden_states=2, taps=[0, 3]), 1, path)
+
+
+def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:
+    target, costs = tiny.target("llama"), costs_for(tiny.target("llama"), tiny.drafter("eagle3"), 1)
+    small = tiny.drafter("eagle3", draft_vocab_size=3)
+    assert make_controller(target, small, "auto", 1, costs)._widths == (1, 2, 3)
+    assert make_controller(target, small, "auto:chain", 1, costs)._widths == (1,)
+
+
+def test_what_asks_for_a_controller() -> None:
+    assert is_auto("auto")
+    assert is_auto("auto:chain")
+    assert not is_auto("chain:3")
+    assert not is_auto(None)
+    with pytest.raises(UsageError, match="unknown tree 'auto:tree': write auto or auto:chain"):
+        is_auto("auto:tree")

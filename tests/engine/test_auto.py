@@ -1,0 +1,119 @@
+"""Under a controller the output is what it is without one, whatever shapes it chooses and however often."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from eyas.engine import Engine, Speculation, load
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve
+from eyas.errors import UsageError
+from eyas.tree import TreeSpec
+from eyas.tree.shared import SharedTree
+from eyas.types import Completion, Request, SamplingParams
+
+from .. import pairs, tiny
+
+LENGTHS = (13, 1, 20, 5, 9, 3, 7)
+TOKENS = 40
+
+
+def costs(token: float) -> CostTable:
+    """A machine on which passes take 1 and `token` for every token beyond the first, and drafting next to nothing."""
+
+    def curve(first: float, each: float) -> Curve:
+        return Curve(sizes=(1.0, 256.0), seconds=(first, first + 255 * each))
+
+    return CostTable(
+        measured_on="nowhere",
+        pass_by_tokens=curve(1.0, token),
+        pass_by_rows=curve(0.0, 0.0),
+        column_seconds=0.0,
+        draft_by_rows=curve(0.001, 0.0),
+        level_by_positions=curve(0.001, 0.0),
+        observe_by_pairs=curve(0.001, 0.0),
+    )
+
+
+class Restless(Controller):
+    """Keeps what was planned; takes rounds to last what the costs say, so that what it does is the same everywhere."""
+
+    def __init__(self, token: float, **options: object) -> None:
+        super().__init__(CostModel(costs(token)), clock=lambda: 0.0, **options)  # type: ignore[arg-type]
+        self.planned: list[TreeSpec | None] = []
+
+    def plan(self, rows, lengths, sampled=None):  # type: ignore[no-untyped-def]
+        self.planned.append(super().plan(rows, lengths, sampled))
+        return self.planned[-1]
+
+    def learn(self, record):  # type: ignore[no-untyped-def]
+        table = self._costs.table
+        seconds = float(table.pass_by_tokens.at(record.tokens)) + 0.002 * (record.spec is not None)
+        changed = {"draft_seconds": 0.001, "pass_seconds": seconds - 0.001, "seconds": seconds}
+        super().learn(record.__class__(**{**vars(record), **changed}))
+
+
+def requests(sampled: bool) -> list[Request]:
+    return [
+        Request(tuple(prompt), SamplingParams(max_tokens=TOKENS, temperature=0.8 * (sampled and i % 3 > 0), seed=i))
+        for i, prompt in enumerate(tiny.prompts(*LENGTHS))
+    ]
+
+
+@cache
+def plain(sampled: bool) -> list[list[int]]:
+    return [done.token_ids for done in Engine(tiny.target("llama")).generate(requests(sampled))]
+
+
+def run(controller: Controller, batch_size: int, sampled: bool) -> list[Completion]:
+    drafter = tiny.OracleDrafter(
+        [[*r.prompt, *t] for r, t in zip(requests(sampled), plain(sampled), strict=True)], (1,)
+    )
+    engine = Engine(
+        tiny.target("llama"), None, Speculation(drafter, None), batch_size=batch_size, controller=controller
+    )
+    return engine.generate(requests(sampled))
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("token", [0.01, 0.4])
+def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: float) -> None:
+    controller = Restless(token)
+    done = run(controller, batch_size, sampled)
+    assert [one.token_ids for one in done] == plain(sampled)
+    shapes = {(s.depth, s.width) if isinstance(s, SharedTree) else None for s in controller.planned}
+    assert None in shapes  # plain rounds in between
+    assert len(shapes) > 2
+    assert sum(one.stats.walked for one in done) > 0
+
+
+def test_dear_tokens_make_it_plain_and_cheap_ones_make_it_fast() -> None:
+    dear, cheap = Restless(2.0), Restless(0.001)
+    passes = [sum(one.stats.target_passes for one in run(c, 1, False)) for c in (dear, cheap)]
+    assert passes[1] < 0.7 * passes[0]
+    assert dear.snapshot().depth == 0
+    assert cheap.snapshot().depth > 0
+
+
+def test_chains_stay_chains() -> None:
+    controller = Restless(0.01, widths=(1,))
+    assert [one.token_ids for one in run(controller, 3, False)] == plain(False)
+    assert {spec.width for spec in controller.planned if isinstance(spec, SharedTree)} == {1}
+
+
+def test_load_makes_a_controller(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("auto")
+    model, drafter = pairs.save_target(folder / "t"), pairs.save_drafter(folder / "d") or folder / "d"
+    kept = folder / "costs.json"
+    engine = load(model, folder / "d", tree="auto", batch_size=2, device="cpu", costs=kept)
+    assert engine.controller is not None
+    assert kept.exists()
+    request = Request((5, 9, 30, 7), SamplingParams(max_tokens=30))
+    assert engine.generate([request])[0].token_ids == load(model, device="cpu").generate([request])[0].token_ids
+    assert engine.controller.snapshot().rounds > 0
+    with pytest.raises(UsageError, match="costs are measured for --tree auto only"):
+        load(model, drafter, tree="chain:2", costs=kept)
+    with pytest.raises(UsageError, match="unknown tree 'auto:x'"):
+        load(model, drafter, tree="auto:x")
