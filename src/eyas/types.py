@@ -211,7 +211,8 @@ class DraftRound:
     parents: tuple[int, ...]
     """The index of each node's parent, -1 = the root."""
     logprob: tuple[float, ...]
-    """The drafter's cumulative log-probability of the path to each node (natural logarithm)."""
+    """The drafter's cumulative log-probability of the path to each node (natural logarithm); when sampling with a
+    coupled draft, given the noise that the target samples with."""
     path: tuple[int, ...]
     """The accepted nodes, from the root down."""
 

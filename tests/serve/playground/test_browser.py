@@ -150,6 +150,18 @@ def test_stopping(server: FakeServer, open_page: Any) -> None:
     assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": part}
 
 
+def test_a_new_conversation_ends_the_answer_on_its_way(server: FakeServer, open_page: Any) -> None:
+    page = open_page(server.url)
+    say(page, "endless")
+    expect(page.locator(".answer .tok").nth(4)).to_be_visible()
+    page.get_by_role("button", name="New conversation").click()
+    assert server.left.wait(5)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    say(page, "hello")
+    expect(page.locator(".figures-line")).to_have_count(1)
+    assert server.bodies[1]["messages"] == [{"role": "user", "content": "hello"}]
+
+
 def test_by_keyboard_alone(server: FakeServer, open_page: Any) -> None:
     page = open_page(server.url)
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
