@@ -13,7 +13,10 @@ from eyas.types import Chunk, Stats, TokenLogprobs
 
 @dataclass(frozen=True)
 class Scored:
-    """An emitted token's log-probabilities, and where in the answer its text begins."""
+    """An emitted token's log-probabilities, and where in the answer its text begins.
+
+    Tokens that only together are characters begin where those do.
+    """
 
     offset: int
     logprobs: TokenLogprobs
