@@ -9,9 +9,8 @@ from functools import cache
 
 import jsonschema
 import pytest
-import torch
 
-from eyas.engine import Engine, Speculation
+from eyas.engine import Engine, Limits, Speculation
 from eyas.errors import RequestError
 from eyas.target import Target
 from eyas.tree import parse_tree
@@ -119,7 +118,7 @@ def test_free_rows_are_as_if_alone() -> None:
     assert [d.token_ids for d in alone] == [d.token_ids for d in reference()[-len(SAMPLED) :]]
 
 
-@pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:5,6,24", 3)])
+@pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,3,8", 4), ("shared:4,4,20", 3)])
 def test_equal_with_speculation(tree: str, batch: int) -> None:
     done = engine(tree, batch).generate(requests([*SPECS.values(), None]))
     assert [d.token_ids for d in done] == [d.token_ids for d in reference()]
@@ -138,6 +137,25 @@ def test_equal_with_a_drafter_that_is_often_right(tree: str) -> None:
     assert [d.token_ids for d in done] == [d.token_ids for d in expected]
     assert sum(d.stats.walked for d in done) > sum(d.stats.tokens for d in done) / 3
     assert any(d.finish_reason == "stop" and d.stats.accepted_histogram[-1] for d in done)
+
+
+def test_equal_when_preempted() -> None:
+    """A sequence that comes back stands where it stood, in its grammar as in its log-probabilities."""
+    params = [each.model_copy(update={"logprobs": 1, "max_tokens": 90}) for each in SAMPLED[:4]]
+    asked = requests([GrammarSpec("regex", "([a-z]{1,9} )*[a-z]{200}")], params)
+    drafter = tiny.drafter("eagle3", vocab_size=target().vocab_size, draft_vocab_size=200)
+    speculation = Speculation(drafter, parse_tree("dynamic:3,2,5"))
+    limits = Limits(max_running=4, max_cached_tokens=240)
+    tight = Engine(target(), pairs.tokenizer(), speculation, limits=limits)
+    done, plain = tight.generate(asked), engine(None).generate(asked)
+    assert tight.state().preempted_total > 0
+    assert [d.token_ids for d in done] == [d.token_ids for d in plain]
+    for mine, theirs in zip(done, plain, strict=True):
+        assert mine.logprobs is not None
+        assert theirs.logprobs is not None
+        assert [each.token_id for each in mine.logprobs] == mine.token_ids
+        for a, b in zip(mine.logprobs, theirs.logprobs, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("padding", [1, 50])
@@ -215,4 +233,3 @@ def test_the_seed_still_counts() -> None:
         [Request((5,), SamplingParams(temperature=1.5, seed=s, max_tokens=30), grammar=SPECS["lark"]) for s in range(6)]
     )
     assert len({tuple(each.token_ids) for each in answers}) > 3
-    assert torch.is_inference_mode_enabled() is False
