@@ -1,0 +1,136 @@
+"""Other engines beside ours on the same weights, with the same prompts as token ids.
+
+    python benchmarks/peers.py HEAVY --prompts EVAL [--vllm VENV/bin/python]
+        [--llama LLAMA_SERVER TARGET.gguf DRAFTER.gguf] [--vllm-k 1 2 3] [--llama-k 2 3]
+        [--sections plain best chain] [--output FILE.json]
+
+  plain   plain decoding of every engine, one client
+  best    each peer with chains of every K of its list, at 1, 4 and 16 clients, once: which K is its best?
+  chain   ours (auto) against each peer with its best K, at 1, 4 and 16 clients
+
+How to install the peers: `benchmarks/peers.md`. Only one engine is under load at a time, the others are idle; what they
+use of the processor meanwhile is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+
+from serving import Findings, compare
+
+from eyas.bench.serve_process import ServerProcess, eyas_server
+from eyas.bench.serve_prompts import read_items
+from eyas.bench.serve_report import ServeReport
+from eyas.bench.serve_run import ServePlan
+from eyas.target import load_tokenizer
+from eyas.types import SamplingParams
+
+CLIENTS = (1, 4, 16)
+
+
+def vllm(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> ServerProcess:
+    """vLLM for CPU, in its own environment; `chain` draft tokens, 0 = plain."""
+    drafter = {"method": "eagle3", "model": str(heavy / "drafter"), "num_speculative_tokens": chain}
+    environment = {
+        "OMP_NUM_THREADS": "2",
+        "LD_PRELOAD": str(python.parent.parent / "lib" / "libiomp5.so"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SLEEP_WHEN_IDLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": "",
+    }
+
+    def command(port: int) -> list[str]:
+        return [
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(heavy / "target")),
+            *("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "64", "--no-enable-prefix-caching"),
+            *("--port", str(port), "--host", "127.0.0.1", "--no-enable-log-requests"),
+            *(["--enforce-eager"] if eager else []),
+            *(["--speculative-config", json.dumps(drafter)] if chain else []),
+        ]
+
+    return ServerProcess(f"vllm {chain}", command, environment=environment)
+
+
+def llama(binary: Path, target: Path, drafter: Path, chain: int) -> ServerProcess:
+    """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain."""
+
+    def command(port: int) -> list[str]:
+        draft = [
+            *("-md", str(drafter), "--spec-type", "draft-eagle3", "--spec-draft-n-max", str(chain)),
+            *("-ctkd", "f32", "-ctvd", "f32", "--no-spec-draft-backend-sampling"),
+        ]
+        return [
+            *(str(binary), "-m", str(target), "-t", "2", "-c", "16384", "-np", "16", "-fa", "off"),
+            *("-ctk", "f32", "-ctv", "f32", "--no-webui", "--host", "127.0.0.1", "--port", str(port)),
+            *(draft if chain else []),
+        ]
+
+    return ServerProcess(f"llama.cpp {chain}", command)
+
+
+def best(reports: Mapping[int, ServeReport]) -> int:
+    """The K with the most tokens per second, each number of clients counting alike."""
+    speeds = {chain: [median(line.tokens_per_second) for line in report.lines] for chain, report in reports.items()}
+    most = [max(each) for each in zip(*speeds.values(), strict=True)]
+    return max(speeds, key=lambda chain: fmean(speed / top for speed, top in zip(speeds[chain], most, strict=True)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("heavy", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True, help="a folder with .jsonl prompt files")
+    parser.add_argument("--vllm", type=Path, help="the Python of vLLM's environment")
+    parser.add_argument("--vllm-eager", action="store_true", help="without compiling")
+    parser.add_argument("--llama", type=Path, nargs=3, help="llama-server, target and drafter as GGUF")
+    parser.add_argument("--vllm-k", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--llama-k", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--sections", nargs="+", default=["plain", "best", "chain"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+
+    heavy = options.heavy.resolve()
+    items = read_items(sorted(options.prompts.glob("*.jsonl")), None, 0, load_tokenizer(str(heavy / "target")))
+    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    common = ["--model", str(heavy / "target"), "--dtype", options.dtype, "--prefix-tokens", "0"]
+    measured = partial(compare, items=items, params=params)
+    peers = {}
+    if options.vllm is not None:
+        peers["vllm"] = partial(vllm, options.vllm, heavy, dtype=options.dtype, eager=options.vllm_eager)
+    if options.llama is not None:
+        peers["llama.cpp"] = partial(llama, *options.llama)
+    tried = {"vllm": options.vllm_k, "llama.cpp": options.llama_k}
+    chosen = {name: tried[name][-1] for name in peers}
+    findings = Findings(options.output)
+
+    if "plain" in options.sections:
+        servers = {"eyas": eyas_server("eyas", [*common, "--method", "none"])}
+        servers |= {name: made(chain=0) for name, made in peers.items()}
+        findings.add("plain", measured(servers, (1,), plan=ServePlan(options.repeats, requests=6)))
+    if "best" in options.sections:
+        for name, made in peers.items():
+            found = {}
+            for chain in tried[name]:
+                found[chain] = measured({name: made(chain=chain)}, CLIENTS, plan=ServePlan(1, requests=6, per_client=1))
+                findings.add(f"{name}, chains of {chain}", found[chain])
+            chosen[name] = best(found)
+    if "chain" in options.sections:
+        servers = {name: made(chain=chosen[name]) for name, made in peers.items()}
+        auto = eyas_server("eyas", [*common, "--draft-model", str(heavy / "drafter"), "--tree", "auto"])
+        for name, server in servers.items():
+            pair = {f"{name} chain:{chosen[name]}": server, "eyas auto": auto}
+            findings.add(f"{name} against ours", measured(pair, CLIENTS, plan=ServePlan(options.repeats, requests=6)))
+
+
+if __name__ == "__main__":
+    main()

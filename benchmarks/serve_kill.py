@@ -1,0 +1,121 @@
+"""kill -9 of a server at random moments under load: what clients see, and how soon it is back.
+
+    python benchmarks/serve_kill.py [--kills 5] [--clients 8] [--output FILE.json] [-- options of eyas serve]
+
+Fails unless every client of a killed server gets a connection error at once, the same question is answered the same before
+and after, and the model's files are untouched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
+from eyas.bench.ledger import write_json
+from eyas.bench.machine import describe_machine
+from eyas.bench.serve_process import ServerProcess, eyas_server
+
+QUESTION = {"prompt": "def add(a, b):", "max_tokens": 24, "temperature": 0.7, "seed": 5}
+
+
+def digest(*folders: Path) -> str:
+    """Of all files of the folders."""
+    found = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def answer(server: ServerProcess, model: str) -> str:
+    """To the same question, seeded."""
+    said = httpx.post(f"{server.url}/completions", json={"model": model, **QUESTION}, timeout=60, trust_env=False)
+    return str(said.raise_for_status().json()["choices"][0]["text"])
+
+
+async def under_load(server: ServerProcess, model: str, clients: int, moment: float) -> tuple[Counter[str], float]:
+    """Clients that stream until the server is killed; how they ended, and how long the last one took to notice."""
+    ends: Counter[str] = Counter()
+    killed = 0.0
+
+    async def client(number: int) -> None:
+        body = {"model": model, **QUESTION, "max_tokens": 200, "seed": number, "ignore_eos": True, "stream": True}
+        while True:
+            async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+                try:
+                    async with http.stream("POST", f"{server.url}/completions", json=body) as response:
+                        response.raise_for_status()
+                        async for _ in response.aiter_bytes():
+                            pass
+                except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+                    ends[type(error).__name__] += 1
+                    return
+                except httpx.HTTPError as error:
+                    ends[f"wrong: {type(error).__name__}"] += 1
+                    return
+
+    async def killer() -> None:
+        nonlocal killed
+        await asyncio.sleep(moment)
+        killed = time.monotonic()
+        server.kill()
+
+    await asyncio.gather(killer(), *(client(number) for number in range(clients)))
+    return ends, time.monotonic() - killed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("serve", nargs="*", default=["--model", "demo", "--draft-model", "demo"])
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    server = eyas_server("killed", [*options.serve, "--served-model-name", "m"])
+    files = digest(DEMO_TARGET, DEMO_DRAFTER)
+    kills: list[dict[str, Any]] = []
+    with server:
+        first = answer(server, "m")
+        for _ in range(options.kills):
+            moment = chance.uniform(0.2, 3.0)
+            ends, noticed = asyncio.run(under_load(server, "m", options.clients, moment))
+            ready = server.start()
+            kills.append(
+                {
+                    "after_seconds": round(moment, 2),
+                    "clients": dict(ends),
+                    "noticed_seconds": round(noticed, 3),
+                    "ready_seconds": round(ready, 2),
+                    "same_answer": answer(server, "m") == first,
+                }
+            )
+    held = {
+        "clients get a connection error": not any(end.startswith("wrong") for kill in kills for end in kill["clients"]),
+        "at once": all(kill["noticed_seconds"] < 5 for kill in kills),
+        "the same answer after": all(kill["same_answer"] for kill in kills),
+        "files untouched": digest(DEMO_TARGET, DEMO_DRAFTER) == files,
+    }
+    report = {"date": str(date.today()), "machine": describe_machine(), "kills": kills, "held": held}
+    print(json.dumps(report, indent=2))
+    if options.output is not None:
+        write_json(options.output, report)
+    if not all(held.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

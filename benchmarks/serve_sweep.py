@@ -1,0 +1,84 @@
+"""The serving figures: is speculation ever slower, is the automatic tree as good as the best fixed one?
+
+    python benchmarks/serve_sweep.py HEAVY --prompts EVAL [--sections auto fixed chains off] [--output FILE.json]
+
+HEAVY is a folder of `heavy_pair.py`; EVAL one with prompt files. Sections:
+
+  auto    plain against auto at 1 to 64 clients at once, 5 repeats: ratios, first-token times
+  fixed   auto (the baseline) against fixed trees, every number of clients: auto / best fixed is 1 / the best ratio
+  chains  auto chains (the baseline) against auto trees at 1 to 8 clients, 5 repeats
+  off     plain against a server with a drafter that is asked not to speculate
+
+Every answer has `--tokens` tokens, prompts are not shared between repeats, and prefix reuse is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from serving import Findings, compare
+
+from eyas.bench.serve_process import ServerProcess, eyas_server
+from eyas.bench.serve_prompts import read_items
+from eyas.bench.serve_run import ServePlan
+from eyas.bench.serve_side import Side
+from eyas.types import SamplingParams
+
+SECTIONS = ["auto", "fixed", "chains", "off"]
+SMALL, LARGE = (1, 2, 4, 8), (16, 32, 64)
+FIXED = {
+    SMALL: ("chain:3", "chain:5", "dynamic:3,4,8", "dynamic:5,4,15", "dynamic:7,8,32"),
+    LARGE: ("chain:1", "chain:2", "chain:3", "dynamic:3,4,8"),  # more nodes can't pay at so many rows
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("heavy", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True, help="a folder with .jsonl prompt files")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--clients", type=int, nargs="+", default=[*SMALL, *LARGE], help="of the section auto")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+
+    items = read_items(sorted(options.prompts.glob("*.jsonl")), None, seed=0)
+    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+
+    def server(name: str, tree: str | None) -> ServerProcess:
+        common = ["--model", str(options.heavy / "target"), "--dtype", options.dtype, "--prefix-tokens", "0"]
+        draft = ["--draft-model", str(options.heavy / "drafter"), "--tree", str(tree)]
+        drafting = ["--method", "none"] if tree is None else draft
+        return eyas_server(name, [*common, *drafting])
+
+    findings = Findings(options.output)
+    measured = partial(compare, items=items, params=params)
+
+    def plan(repeats: int = options.repeats, per_client: float = 1.5) -> ServePlan:
+        return ServePlan(repeats, requests=6, per_client=per_client)
+
+    def servers(**trees: str | None) -> dict[str, ServerProcess]:
+        return {name: server(name, tree) for name, tree in trees.items()}
+
+    for section in options.sections:
+        if section == "auto":
+            findings.add("auto", measured(servers(plain=None, auto="auto"), options.clients, plan=plan()))
+        if section == "fixed":
+            for clients, trees in FIXED.items():
+                sides = {tree: server(tree, tree) for tree in ("auto", *trees)}
+                report = measured(sides, clients, plan=plan(max(1, options.repeats // 2), 1.0))
+                findings.add(f"fixed, {clients[0]} to {clients[-1]} clients", report)
+        if section == "chains":
+            findings.add("chains", measured(servers(chain="auto:chain", auto="auto"), SMALL, plan=plan()))
+        if section == "off":
+            sides = servers(plain=None, auto="auto")
+            off = Side("off", sides["auto"].url, speculate=False)
+            findings.add("off", measured(sides, (1, 8), plan=plan(), more=[off]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What the serving benchmarks share: sides behind servers, measured interleaved and written down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+
+from eyas.bench.ledger import write_json
+from eyas.bench.machine import describe_machine
+from eyas.bench.serve_load import Load
+from eyas.bench.serve_process import IdleMeter, ServerProcess
+from eyas.bench.serve_prompts import Item
+from eyas.bench.serve_report import ServeReport, lines_of
+from eyas.bench.serve_run import ServePlan, measure_sides
+from eyas.bench.serve_side import Side
+from eyas.bench.serve_table import markdown_of
+from eyas.types import SamplingParams
+
+
+def compare(
+    servers: Mapping[str, ServerProcess],
+    clients: Sequence[int],
+    items: Sequence[Item],
+    params: SamplingParams,
+    plan: ServePlan,
+    *,
+    more: Sequence[Side] = (),
+) -> ServeReport:
+    """Start the servers one after the other (a controller measures the machine while it starts), then a side each under
+    every number of clients; the first is the baseline. `more` are sides that share one of these servers."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        started = {name: stack.enter_context(server) for name, server in servers.items()}
+        sides = [Side(name, server.url) for name, server in started.items()]
+        behind = started | {side.name: next(s for s in started.values() if s.url == side.url) for side in more}
+        idle = IdleMeter(behind)
+        loads = [Load("closed", count) for count in clients]
+        results = asyncio.run(measure_sides([*sides, *more], loads, items, params, plan, around=idle))
+    kept = {
+        "date": str(date.today()),
+        "commands": {name: server.command for name, server in servers.items()},
+        "plan": vars(plan),
+        "sampling": params.model_dump(mode="json"),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    baseline = next(iter(servers))
+    return ServeReport(baseline, lines_of(results, baseline), kept, describe_machine(), idle.shares())
+
+
+class Findings(dict[str, ServeReport]):
+    """Reports by name, told and written down as they come, so that nothing is lost if a later one fails."""
+
+    def __init__(self, output: Path | None) -> None:
+        super().__init__()
+        self._output = output
+
+    def add(self, name: str, report: ServeReport) -> None:
+        """Print the table and what it says; write the JSON of all so far."""
+        self[name] = report
+        print(f"\n### {name} ({report.settings['seconds']:.0f} s)\n\n{markdown_of(report)}\n")
+        print("\n".join((*report.verdicts(), *report.errors())))
+        print(f"idle servers' share of a core: {json.dumps(dict(report.idle))}", flush=True)
+        if self._output is not None:
+            write_json(self._output, {each: found.as_dict() for each, found in self.items()})
