@@ -2,8 +2,8 @@
 
     python benchmarks/serve_kill.py [--kills 5] [--clients 8] [--output FILE.json] [-- options of eyas serve]
 
-Fails unless every client of a killed server gets a connection error at once, the same question is answered the same before
-and after, and the model's files are untouched.
+Fails unless every client of a killed server gets a connection error at once, the same question is answered the same
+before and after, and the model's files are untouched.
 """
 
 from __future__ import annotations
