@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from eyas.drafters.eagle3 import Eagle3Network
 from eyas.drafters.layers import grouped_attention
@@ -170,3 +172,27 @@ def test_target_ids_follow_the_map() -> None:
     assert ids.unique().numel() == 60
     assert torch.equal(module.t2d.nonzero().flatten(), ids)
     assert not torch.equal(ids, torch.arange(60))
+
+
+def test_a_later_layer_with_normed_heads_is_qwen3_s() -> None:
+    """Written by others: transformers' own decoder layer with the same weights."""
+    network = tiny.eagle3_module(num_hidden_layers=2, qk_norm=True, rms_norm_eps=1e-5)
+    ours = network.layers[1]
+    config = Qwen3Config(
+        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        rms_norm_eps=1e-5, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = Qwen3DecoderLayer(config, 0).eval()
+    theirs.load_state_dict(ours.state_dict())
+    hidden, positions = torch.randn(1, 6, 32), torch.arange(6)[None]
+    rope = network.rotary(hidden, positions)
+    mask = torch.ones(1, 1, 6, 6).tril().bool()
+
+    def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return grouped_attention(q, k, v, mask)
+
+    with torch.inference_mode():
+        expected = theirs(hidden, attention_mask=(~mask) * -1e9, position_embeddings=rope)
+        torch.testing.assert_close(ours(hidden, rope, attend), expected, rtol=1e-4, atol=1e-4)
+        plain = tiny.eagle3_module(num_hidden_layers=2)
+        assert not hasattr(plain.layers[1].self_attn.q_norm, "weight")

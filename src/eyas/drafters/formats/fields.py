@@ -14,12 +14,14 @@ from eyas.errors import ConfigError
 
 # Keys of published config.json files that say nothing about the computation.
 _DESCRIPTIVE = frozenset(
-    "architectures model_type dtype torch_dtype transformers_version _name_or_path name_or_path bos_token_id "
+    "dtype torch_dtype transformers_version _name_or_path name_or_path bos_token_id "
     "eos_token_id pad_token_id use_cache initializer_range pretraining_tp return_dict output_hidden_states "
     "output_attentions chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type mlp_only_layers "
-    "attention_dropout target_model_type max_window_layers eyas use_return_dict tie_encoder_decoder "
+    "attention_dropout target_model_type max_window_layers use_return_dict tie_encoder_decoder "
     "tokenizer_class _torchspec_version".split()
 )
+_KIND = ("architectures", "model_type")
+"""Keys that tell the kind, before anything else is read."""
 _CODE = "it names code, and eyas runs no code that comes with a checkpoint"
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
@@ -58,6 +60,10 @@ class Fields:
         for key, value in self.raw.items():
             if key in self.overlook:
                 self.ignored[key] = "as asked"
+            elif key in _KIND:
+                continue
+            elif key == "eyas":
+                self.ignored[key] = "provenance"
             elif key == "auto_map":
                 self.ignored[key] = _CODE
             elif key == "quantization_config":
