@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from eyas.cli.build import open_engine, tree_text
 from eyas.cli.display import note
 from eyas.cli.options import DraftOptions, TargetOptions
 from eyas.errors import UsageError
+from eyas.runtime import keep_freed_memory
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -62,6 +63,7 @@ class CapacityOptions:
 
 def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, capacity: CapacityOptions) -> int:
     """Serve the OpenAI API, and a page to try it at /."""
+    keep_freed_memory()  # before there are threads: the engine gets one of its own
     try:
         from eyas.serve.app import ENDPOINTS, create_app
         from eyas.serve.logs import Logs, log_to
@@ -74,8 +76,7 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
     from eyas.serve.observer import Observers
     from eyas.serve.playground.stats import Gauges
 
-    if draft == DraftOptions():
-        draft = DraftOptions(method="none")  # a server without a drafter decodes plainly
+    draft = _with_defaults(draft)
     tree_text(draft)  # what is wrong with the options is said before anything is opened
     if server.log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
@@ -93,6 +94,15 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
     finally:
         logs.close()
     return 0
+
+
+def _with_defaults(draft: DraftOptions) -> DraftOptions:
+    """A server without a drafter decodes plainly; one with a drafter sizes every round's trees by measured cost."""
+    if draft == DraftOptions():
+        return DraftOptions(method="none")
+    if draft.draft_model is not None and draft.tree is None and draft.num_speculative_tokens is None:
+        return replace(draft, tree="auto")
+    return draft
 
 
 def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions) -> Engine:

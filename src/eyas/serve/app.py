@@ -59,7 +59,7 @@ def create_app(
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     # the last one added is the outermost
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.read_seconds)
     app.add_middleware(Keys, keys=[key.get_secret_value() for key in settings.api_keys])
     if settings.allowed_origins:
         app.add_middleware(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -16,10 +17,13 @@ _LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0
 
 
 class BodyLimit:
-    """ASGI middleware: 413 for bodies over `limit` bytes, whether declared or found out while reading."""
+    """ASGI middleware: 413 for bodies over `limit` bytes, declared or found out while reading; 408 for slow ones.
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    `seconds` may pass between two pieces.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+        self._app, self._limit, self._seconds = app, limit, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -32,15 +36,21 @@ class BodyLimit:
                 await _drop(receive)
             await self._too_large().send(scope, receive, send)
             return
-        got = 0
+        got, complete = 0, False
 
         async def counted() -> Message:
-            nonlocal got
-            message = await receive()
+            nonlocal got, complete
+            if complete:  # nothing comes any more but the end of the connection
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._seconds)
+            except asyncio.TimeoutError:
+                text = f"the body stopped coming for {self._seconds:g} seconds"
+                raise ApiError(408, text, code="body_too_slow", headers={"Connection": "close"}) from None
             if message["type"] == "http.request":
-                got += len(message.get("body", b""))
+                got, complete = got + len(message.get("body", b"")), not message.get("more_body")
                 if got > self._limit:
-                    if message.get("more_body"):
+                    if not complete:
                         await _drop(receive)
                     raise self._too_large()
             return message

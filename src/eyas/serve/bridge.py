@@ -218,6 +218,7 @@ class EngineThread:
 
     def _become(self, status: Status) -> None:
         self.status = status
+        log.info("the engine is %s", status)
         for loop, event in list(self._changed):
             _tell(loop, event.set)
 

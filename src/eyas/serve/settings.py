@@ -17,6 +17,8 @@ class ServeSettings(StrictModel):
     max_model_len: int | None = Field(default=None, ge=2)
     """Most tokens of a prompt and its answer; None = the model's context."""
     max_body_bytes: int = Field(default=8 << 20, ge=1)
+    read_seconds: float = Field(default=30.0, gt=0)
+    """How long a client may pause while it sends a body."""
     max_choices: int = Field(default=128, ge=1)
     """Prompts times `n` of one request."""
     request_seconds: float | None = Field(default=None, gt=0)

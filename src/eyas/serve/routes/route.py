@@ -17,6 +17,7 @@ _TEXT = {
     400: "a field is wrong, unknown or not supported, or the context is too small",
     401: "the key is missing or wrong",
     404: "no such model",
+    408: "the body stopped coming",
     413: "the body is too large",
     415: "the body is not JSON",
     429: "too many requests wait: try again after Retry-After seconds",
@@ -25,7 +26,7 @@ _TEXT = {
     504: "the request took longer than this server allows",
 }
 READING = (401, 500)
-ASKING = (400, 401, 404, 413, 415, 500, 503)
+ASKING = (400, 401, 404, 408, 413, 415, 500, 503)
 GENERATING = (*ASKING, 429, 504)
 
 
