@@ -25,7 +25,7 @@ from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import LiveSequence
 from eyas.engine.staging import staging_columns
 from eyas.engine.state import EngineState
-from eyas.errors import InvariantError
+from eyas.errors import InvariantError, RequestError
 from eyas.target import Target
 from eyas.tree import TreeSpec
 from eyas.types import DraftRound, TokenLogprobs
@@ -244,7 +244,8 @@ class Stepper:
             scored = None if scored is None else scored[: len(taken)]
             sequence.logprobs += scored or ()
             if row in outcome.failed and sequence.finish_reason is None:
-                sequence.finish_reason, sequence.error = "error", outcome.failed[row]
+                sequence.finish_reason = "error"
+                sequence.error = f"{RequestError.__name__}: {outcome.failed[row]}"
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
             accepted = min(outcome.accepted[row], len(taken))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
+from eyas.errors import RequestError
 from eyas.serve.answer import Answer, Delta
 from eyas.serve.encode import Job
 from eyas.serve.errors import ApiError, unavailable
@@ -90,6 +91,9 @@ def _failure(answer: Answer) -> ApiError | None:
         return ApiError(504, "the request took longer than this server allows", code="deadline_exceeded")
     if answer.finish_reason == "cancelled":
         return unavailable("the server cancelled the request: it is going down")
+    blamed, _, why = (answer.error or "").partition(": ")
+    if answer.finish_reason == "error" and blamed == RequestError.__name__:
+        return ApiError(400, why, code="request_failed")
     if answer.finish_reason == "error":
         return ApiError(500, f"the engine failed on this request: {answer.error}", code="engine_error")
     return None

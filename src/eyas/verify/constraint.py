@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from eyas.errors import RequestError
 from eyas.types import Request, SamplingParams
-from eyas.verify.grammar import Grammar, compile_grammar
+from eyas.verify.grammar import Grammar, compile_grammar, first_lines
 
 Mask = NDArray[np.uint32]
 """[words]: token t is legal if bit t % 32 of word t // 32 is set."""
@@ -56,8 +56,7 @@ class Constraint:
                 break
             below = self._below(self.here, token)
             if below is None:
-                self.here.matcher.compute_bitmask()
-                self.error = self.here.matcher.get_error() or f"token {token} is outside the grammar"
+                self.error = self._reason(token)
                 return count
             self.here = below
         return len(tokens)
@@ -85,6 +84,12 @@ class Constraint:
             for token, legal in ((self._foreign_end, False), *((end, True) for end in self._ends)):
                 word, bit = divmod(token, 32)
                 mask[word] = mask[word] | np.uint32(1 << bit) if legal else mask[word] & ~np.uint32(1 << bit)
+
+    def _reason(self, token: int) -> str:
+        """Why it can't go on by `token`."""
+        self.here.matcher.compute_bitmask()
+        found = first_lines(self.here.matcher.get_error()) or f"token {token} is outside it"
+        return f"the grammar can't be followed any further: {found}"
 
     def _below(self, above: Standing, token: int) -> Standing | None:
         """Where `token` leads, None if it is illegal."""

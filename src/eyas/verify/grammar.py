@@ -89,7 +89,7 @@ def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     first = matcher.deep_copy()
     first.compute_bitmask()
     if first.is_error():
-        raise RequestError(f"the {spec.kind} grammar can't be used: {_first_lines(first.get_error())}")
+        raise RequestError(f"the {spec.kind} grammar can't be used: {first_lines(first.get_error())}")
     return Grammar(matcher, vocabulary)
 
 
@@ -192,5 +192,6 @@ def _check_size(text: str) -> None:
         raise RequestError(f"the grammar nests {deepest} brackets deep, at most {MOST_DEPTH} are taken")
 
 
-def _first_lines(message: str) -> str:
-    return " ".join(message.split())[:300]
+def first_lines(message: str) -> str:
+    """The beginning of what llguidance says, in one line."""
+    return " ".join(message.replace("<non-verbose/>", "").split())[:300]
