@@ -15,9 +15,11 @@ NAMES = {
     "Conversation": "eyas.engine.conversation",
     "Engine": "eyas.engine.engine",
     "EyasError": "eyas.errors",
+    "GrammarSpec": "eyas.types",
     "Request": "eyas.types",
     "SamplingParams": "eyas.types",
     "Stats": "eyas.types",
+    "TokenLogprobs": "eyas.types",
     "load": "eyas.engine.load",
 }
 

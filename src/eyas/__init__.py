@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eyas.engine import Conversation, Engine, load
     from eyas.errors import EyasError
-    from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
+    from eyas.types import Chunk, Completion, GrammarSpec, Request, SamplingParams, Stats, TokenLogprobs
 
 __version__ = "0.1.0"
 
@@ -21,9 +21,11 @@ __all__ = [
     "Conversation",
     "Engine",
     "EyasError",
+    "GrammarSpec",
     "Request",
     "SamplingParams",
     "Stats",
+    "TokenLogprobs",
     "__version__",
     "load",
 ]
@@ -31,7 +33,7 @@ __all__ = [
 _HOMES = {
     "eyas.engine": ("Conversation", "Engine", "load"),
     "eyas.errors": ("EyasError",),
-    "eyas.types": ("Chunk", "Completion", "Request", "SamplingParams", "Stats"),
+    "eyas.types": ("Chunk", "Completion", "GrammarSpec", "Request", "SamplingParams", "Stats", "TokenLogprobs"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
