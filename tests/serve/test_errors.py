@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -194,6 +195,14 @@ def test_what_does_not_fit_the_context_is_told_with_the_numbers(ask: Ask, engine
     found = error(ask(CHAT, messages=[{"role": "user", "content": "a " * 1000}]), 400)
     assert found["code"] == "context_length_exceeded"
     assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize("text", ["a" * (4 << 20), "🙂 " * (1 << 20)], ids=["letters", "faces"])
+def test_megabytes_of_text_are_refused_before_they_are_tokenized(ask: Ask, text: str) -> None:
+    began = time.monotonic()
+    for path, body in ((TEXT, {"prompt": text}), (CHAT, {"messages": [{"role": "user", "content": text}]})):
+        assert error(ask(path, **body), 400)["code"] == "context_length_exceeded"
+    assert time.monotonic() - began < 3
 
 
 def test_a_smaller_context_can_be_asked_for(ask: Ask) -> None:

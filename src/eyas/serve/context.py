@@ -22,6 +22,8 @@ from eyas.serve.ticket import EngineStoppedError
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
+_LARGE = 1 << 18
+"""Characters: a tenth of a second of tokenizing, or more."""
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Context:
     started: int = field(default_factory=lambda: int(time.time()))
     trials: GrammarTrials = field(default_factory=GrammarTrials)
     _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
+    _large: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenize-large"))
     _trying: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
 
     @property
@@ -68,9 +71,13 @@ class Context:
             message = f"there is no model {name[:100]!r} here: write {served}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
-    async def in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run what takes long (templates, tokenizing) beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+    async def in_worker(self, function: Callable[..., T], *arguments: Any, characters: int = 0) -> T:
+        """Run what takes long (templates, tokenizing) beside the event loop.
+
+        Texts that take seconds wait for each other, nobody else for them.
+        """
+        workers = self._workers if characters <= _LARGE else self._large
+        return await asyncio.get_running_loop().run_in_executor(workers, function, *arguments)
 
     async def check_grammar(self, grammar: GrammarSpec | None) -> None:
         """Compile it, where it can do no harm first; the engine finds it compiled. RequestError, UsageError."""

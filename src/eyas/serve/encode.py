@@ -6,6 +6,7 @@ import inspect
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from eyas.data.prompts import encode_chat, encode_text
@@ -19,6 +20,7 @@ _SAMPLING = (
     "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty min_tokens ignore_eos".split()
 )
 _JAVASCRIPT_SAFE = 2**53
+_MARGIN = 4
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,21 @@ def chat_tokens(
             param="chat_template_kwargs",
         )
     return encode_chat(tokenizer, [message.as_message() for message in messages], schemas, **(template or {}))
+
+
+def check_size(tokenizer: Any, characters: int, context: int | None) -> None:
+    """ApiError 400 for texts that can't fit whatever they say: tokenizing megabytes takes seconds.
+
+    Text may shrink before it is cut into tokens (composed characters, collapsed spaces), hence the margin.
+    """
+    if context is not None and characters > _MARGIN * context * _longest_piece(tokenizer):
+        message = f"the context holds {context} tokens; a text of {characters} characters has far more: shorten it"
+        raise ApiError(400, message, code="context_length_exceeded")
+
+
+@lru_cache(maxsize=8)
+def _longest_piece(tokenizer: Any) -> int:
+    return max(map(len, tokenizer.get_vocab()))
 
 
 def prompt_tokens(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:

@@ -33,8 +33,11 @@ async def _begin(request: Request, asked: ChatRequest, context: Context) -> Chat
     tools = calling(asked, tokenizer)
     grammar = one_grammar(tools, grammar_of(asked))
     await context.check_grammar(grammar)
+    size = sum(message.characters for message in asked.messages)
+    encode.check_size(tokenizer, size, context.max_model_len)
+    schemas = tools.schemas if tools else ()
     prompt = await context.in_worker(
-        encode.chat_tokens, tokenizer, asked.messages, tools.schemas if tools else (), asked.chat_template_kwargs
+        encode.chat_tokens, tokenizer, asked.messages, schemas, asked.chat_template_kwargs, characters=size
     )
     job = encode.job(
         asked,

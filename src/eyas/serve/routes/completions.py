@@ -33,7 +33,11 @@ async def _begin(request: Request, asked: CompletionRequest, context: Context) -
     tokenizer = context.engine.tokenizer
     grammar = grammar_of(asked)
     await context.check_grammar(grammar)
-    prompts = [await context.in_worker(encode.prompt_tokens, tokenizer, prompt) for prompt in asked.prompts]
+    prompts = []
+    for prompt in asked.prompts:
+        size = len(prompt) if isinstance(prompt, str) else 0
+        encode.check_size(tokenizer, size, context.max_model_len)
+        prompts.append(await context.in_worker(encode.prompt_tokens, tokenizer, prompt, characters=size))
     job = encode.job(
         asked,
         prompts,

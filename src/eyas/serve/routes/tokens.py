@@ -27,7 +27,8 @@ async def tokenize(asked: TokenizeRequest, context: Server) -> Any:
         ids: list[int] = tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)["input_ids"]
         return ids
 
-    ids = await context.in_worker(encode)
+    size = len(asked.prompt or "") + sum(message.characters for message in asked.messages or ())
+    ids = await context.in_worker(encode, characters=size)
     return {
         "count": len(ids),
         "max_model_len": context.max_model_len,

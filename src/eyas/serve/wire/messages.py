@@ -67,6 +67,12 @@ class AskedMessage(Asked):
         self.as_message()
         return self
 
+    @property
+    def characters(self) -> int:
+        """Of its content."""
+        content = self.content or ""
+        return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+
     def as_message(self) -> Message:
         """The turn as templates know it."""
         content = self.content
