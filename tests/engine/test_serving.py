@@ -9,7 +9,7 @@ import pytest
 
 from eyas.engine import Engine, Limits, Speculation
 from eyas.errors import CacheMemoryError, InvariantError, QueueFullError, RequestError
-from eyas.target import Target
+from eyas.target import KVShape, SlotCache, Target
 from eyas.tree import parse_tree
 from eyas.types import Chunk, Completion, Request, SamplingParams
 
@@ -246,3 +246,21 @@ def test_counts() -> None:
     assert state.prefix_tokens > 0
     assert state.finished_total == {"length": 3}
     assert max(c.stats.target_passes for c in done.values()) <= state.rounds_total
+
+
+def test_where_memory_ends_fewer_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine(target=target, max_running=6)
+    allocate = SlotCache._allocate
+
+    def small(self: SlotCache, count: int, slots: int, shape: KVShape, capacity: int) -> Any:
+        if slots * capacity > 400:
+            raise CacheMemoryError("no memory")
+        return allocate(self, count, slots, shape, capacity)
+
+    monkeypatch.setattr(SlotCache, "_allocate", small)
+    for index in range(6):
+        run.submit(request(index, 40))
+    done = drain(run)
+    assert {i: c.token_ids for i, c in done.items()} == {i: answer(i, 40) for i in range(6)}
+    assert run.state().preempted_total > 0

@@ -54,6 +54,11 @@ class SlotCaches:
         self._writing = False
         self.target.holder = self if intact else None
 
+    def give_back(self) -> None:
+        """Let go of all memory, and of all that is in the slots."""
+        for part in self._parts:
+            part.resize(0)
+
     @property
     def held(self) -> bool:
         """Do the slots hold our sequences?"""

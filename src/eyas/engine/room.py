@@ -18,6 +18,7 @@ class CacheRoom:
         self.limit = limit
         self._most_slots = most_slots
         self._peak = (0, 0)
+        self._found: int | None = None  # what memory turned out to have room for
 
     @property
     def tokens(self) -> int:
@@ -25,29 +26,42 @@ class CacheRoom:
         return self.slots * self.columns
 
     def fits(self, slots: int, columns: int) -> bool:
-        """May there be so many?"""
-        return self.limit is None or slots * columns <= self.limit
+        """May there be so many? One slot may try whatever the limit allows."""
+        most = self._most(slots)
+        return most is None or slots * columns <= most
 
-    def cover(self, slots: int, columns: int) -> bool:
+    def cover(self, slots: int, columns: int, expected: int = 0) -> bool:
         """Grow to hold at least `slots` x `columns`, which must fit; True if the rectangle changed.
 
-        Doubles, so that copying is paid for once a doubling; close to the limit it takes what is left.
+        It doubles, so that copying is paid for once a doubling, and makes room for the slots `expected` soon; close to
+        the limit it takes what is left.
         """
         self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
         if slots <= self.slots and columns <= self.columns:
             return False
-        wide = self.slots if slots <= self.slots else min(max(slots, 2 * self.slots), max(slots, self._most_slots))
-        long = self.columns if columns <= self.columns else max(columns, 2 * self.columns)
-        long += -long % _GRANULE
+        wide, long = self.slots, self.columns
+        if slots > wide:
+            wide = max(slots, min(max(2 * wide, expected), self._most_slots))
+        if columns > long:
+            long = max(columns, 2 * long)
+            long += -long % _GRANULE
         if not self.fits(wide, long):
-            assert self.limit is not None
-            wide, long = slots, min(long, self.limit // slots)
+            most = self._most(slots)
+            wide, long = slots, long if most is None else min(long, most // slots)
         self.slots, self.columns = wide, max(long, columns)
         return True
 
+    def exhausted(self) -> None:
+        """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
+        self._found, self.slots = self.tokens // 2, 0
+
+    def _most(self, slots: int) -> int | None:
+        bounds = (self.limit, self._found if slots > 1 else None)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
     def shrink(self) -> bool:
         """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
-        (slots, columns), self._peak = self._peak, (0, 0)
+        (slots, columns), self._peak, self._found = self._peak, (0, 0), None
         columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
         if slots * columns * 2 > self.tokens:
             return False

@@ -1,8 +1,9 @@
 """A step of the engine: sequences are admitted, prompts read a piece further, and all that decode advance by a round.
 
 A sequence that can't be admitted ends with `error`, the others go on. When a pass itself fails, all in slots end with
-`error`; the slots start over empty and those waiting go on. A step that is interrupted (Ctrl-C) loses what the slots
-hold and nothing else: the next step reads the sequences again.
+`error`; the slots start over empty and those waiting go on. When memory for the cache is missing, several
+sequences are read again, fewer at a time, and one that is alone ends with `error`. A step that is interrupted (Ctrl-C)
+loses what the slots hold and nothing else: the next step reads the sequences again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import LiveSequence
 from eyas.engine.staging import staging_columns
 from eyas.engine.state import EngineState
-from eyas.errors import InvariantError, RequestError
+from eyas.errors import CacheMemoryError, InvariantError, RequestError
 from eyas.target import Target
 from eyas.tree import TreeSpec
 from eyas.types import DraftRound, TokenLogprobs
@@ -95,10 +96,19 @@ class Stepper:
             self._decode()
             self._shrink()
             intact = True
+        except CacheMemoryError as error:
+            self._caches.release(intact=False)
+            if scheduler.room.slots == 1:  # it can't be tried with less
+                self.end(scheduler.placed, "error", error)
+            scheduler.room.exhausted()
+            self._caches.give_back()
         except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
+            self._caches.release(intact=False)
             self.end(scheduler.placed, "error", error)
         finally:
             self._caches.release(intact)
+            if not intact:
+                scheduler.preempt(scheduler.placed)
 
     def take(self) -> list[Added]:
         """Hand out what was added since the last call."""
@@ -154,6 +164,8 @@ class Stepper:
         while (sequence := scheduler.admit(staging, now)) is not None:
             try:
                 self._enter(sequence, now)
+            except CacheMemoryError:
+                raise
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
                 self.end([sequence], "error", error)
 
@@ -273,7 +285,8 @@ class Stepper:
     def _cover(self, staging: int) -> None:
         """Let the caches grow to what those in slots need."""
         scheduler = self.scheduler
-        if scheduler.room.cover(len(scheduler.placed), scheduler.columns(staging)):
+        running = len(scheduler.placed)
+        if scheduler.room.cover(running, scheduler.columns(staging), running + len(scheduler.waiting)):
             self._caches.cover(scheduler.room)
 
     def _shrink(self) -> None:

@@ -1,0 +1,54 @@
+"""The rectangle covers what is asked, stays within its limit, and doesn't grow at every step."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.engine.room import CacheRoom
+
+wishes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 400), st.integers(0, 12)), max_size=30)
+
+
+@given(st.integers(1, 12), st.none() | st.integers(1, 2000), wishes)
+def test_it_covers_and_keeps_the_limit(most: int, limit: int | None, wishes: list[tuple[int, int, int]]) -> None:
+    room = CacheRoom(most, limit)
+    for slots, columns, expected in wishes:
+        slots = min(slots, most)
+        if not room.fits(slots, columns):
+            assert limit is not None
+            assert slots * columns > limit
+            continue
+        before = (room.slots, room.columns)
+        changed = room.cover(slots, columns, expected)
+        assert changed == (slots > before[0] or columns > before[1])
+        assert room.slots >= slots
+        assert room.columns >= columns
+        assert room.slots <= max(most, slots)
+        assert room.fits(room.slots, room.columns)
+
+
+def test_growing_column_by_column_changes_it_a_few_times() -> None:
+    room = CacheRoom(8, None)
+    assert sum(room.cover(8, columns) for columns in range(1, 5000)) < 9
+
+
+def test_slots_that_are_expected_are_made_at_once() -> None:
+    room = CacheRoom(8, 1000)
+    room.cover(1, 100, expected=20)
+    assert (room.slots, room.columns) == (1, 128) or room.slots == 7
+    assert room.fits(room.slots, room.columns)
+    free = CacheRoom(8, None)
+    free.cover(1, 100, expected=20)
+    assert free.slots == 8
+
+
+def test_where_memory_ended_is_remembered_until_all_is_quiet() -> None:
+    room = CacheRoom(8, None)
+    room.cover(4, 256)
+    room.exhausted()
+    assert not room.fits(4, 256)
+    assert room.fits(2, 256)
+    assert room.fits(1, 10**6)
+    room.shrink()
+    assert room.fits(4, 256)
