@@ -30,7 +30,7 @@ from eyas.bench.serve_run import ServePlan
 from eyas.target import load_tokenizer
 from eyas.types import SamplingParams
 
-CLIENTS = (1, 4, 16)
+SECTIONS = ["plain", "best", "chain"]
 
 
 def vllm(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> ServerProcess:
@@ -92,7 +92,8 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, nargs=3, help="llama-server, target and drafter as GGUF")
     parser.add_argument("--vllm-k", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--llama-k", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--sections", nargs="+", default=["plain", "best", "chain"])
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="at once, when speculating")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
@@ -121,7 +122,9 @@ def main() -> None:
         for name, made in peers.items():
             found = {}
             for chain in tried[name]:
-                found[chain] = measured({name: made(chain=chain)}, CLIENTS, plan=ServePlan(1, requests=6, per_client=1))
+                found[chain] = measured(
+                    {name: made(chain=chain)}, options.clients, plan=ServePlan(1, requests=6, per_client=1)
+                )
                 findings.add(f"{name}, chains of {chain}", found[chain])
             chosen[name] = best(found)
     if "chain" in options.sections:
@@ -129,7 +132,9 @@ def main() -> None:
         auto = eyas_server("eyas", [*common, "--draft-model", str(heavy / "drafter"), "--tree", "auto"])
         for name, server in servers.items():
             pair = {f"{name} chain:{chosen[name]}": server, "eyas auto": auto}
-            findings.add(f"{name} against ours", measured(pair, CLIENTS, plan=ServePlan(options.repeats, requests=6)))
+            findings.add(
+                f"{name} against ours", measured(pair, options.clients, plan=ServePlan(options.repeats, requests=6))
+            )
 
 
 if __name__ == "__main__":

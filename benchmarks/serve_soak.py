@@ -31,7 +31,7 @@ from eyas.data.prompts import encode_chat
 from eyas.data.stdlib_corpus import chats_of, sources
 
 SERVER = (
-    "--model demo --draft-model demo --max-running 8 --max-waiting 64 --max-cached-tokens 1024 --prefix-tokens 2048"
+    "--model demo --draft-model demo --max-running 8 --max-waiting 64 --max-cached-tokens 768 --prefix-tokens 2048"
 ).split()
 STUCK_SECONDS = 180.0
 
@@ -67,6 +67,7 @@ def asks(count: int, chance: random.Random) -> list[Ask]:
         params = {"max_tokens": chance.choice([1, 8, 32, 120, 250]), "seed": chance.randrange(2**31)}
         params |= chance.choice([{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9}])
         params |= chance.choice([{}, {}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.1}, {"top_k": 20}])
+        params |= chance.choice([{}, {"ignore_eos": True}])
         bodies.append({"model": "demo", "prompt": list(ids), **params})
         requests.append(eyas.Request(ids, eyas.SamplingParams(**params)))
     done = engine.generate(requests)
