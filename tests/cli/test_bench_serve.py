@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..bench.fake_server import serving, stream
-from ..pairs import write_rows
+from ..pairs import Pair, write_rows
 from .conftest import Run
 
 
@@ -65,3 +65,21 @@ def test_bad_combinations_are_refused(run: Run, prompts: Path, arguments: list[s
     result = run("bench", "serve", "--prompt-file", prompts, *arguments)
     assert result.exit_code == 2
     assert complaint in result.output
+
+
+@pytest.mark.slow
+def test_it_starts_servers_itself(run: Run, pair: Pair, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = run(
+        *("bench", "serve", "--model", pair.model, "--draft-model", pair.drafter, "--tree", "chain:3", "--off"),
+        *("--concurrency", 2, "--requests", 4, "--repeats", 1, "--ignore-eos", "--max-new-tokens", 6),
+        *("--prompt-file", prompts, "--json", out, "--serve-option=--max-running=2"),
+    )
+    assert result.exit_code == 0, result.output
+    content = json.loads(out.read_text(encoding="utf-8"))
+    plain, chain, off = content["lines"]
+    assert [line["side"] for line in content["lines"]] == ["plain", "chain:3", "off"]
+    assert (plain["accept_length"], off["accept_length"]) == (1.0, 1.0)
+    assert chain["accept_length"] >= 1.0
+    assert chain["same"] == off["same"] == 4
+    assert set(content["idle_processor_share"]) == {"plain", "chain:3"}
