@@ -43,7 +43,7 @@ def outcome(accepted: list[int], offered: list[int], nodes: list[int]) -> Outcom
     rows = len(accepted)
     drafted = Evidence(DraftTree.empty(rows, torch.device("cpu")), [[0]] * rows) if any(nodes) else None
     tokens = [[1] * (count + 1) for count in accepted]
-    return Outcome(tokens, accepted, offered, nodes, rows + sum(nodes), drafted, 0.25, 0.5)
+    return Outcome(tokens, accepted, offered, nodes, rows + sum(nodes), drafted, {}, {}, 0.25, 0.5)
 
 
 def finished(reason: str = "stop", tokens: int = 5, first: float | None = 0.5) -> Finished:

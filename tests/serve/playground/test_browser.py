@@ -274,7 +274,7 @@ def test_the_race(open_page: Any) -> None:
 
 def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:
     page = open_page(server.url)
-    outcome: Any = SimpleNamespace(accepted=[3, 2])
+    outcome: Any = SimpleNamespace(accepted=[3, 2], tokens=[[1] * 4, [1] * 3])
     load = engine_state(running=2, waiting=5, cached_tokens=40, cache_limit=100)
     expect(page.locator("#gauge-running")).to_have_text("0")
     server.gauges.stepped(load, ControllerState(depth=4, width=2, budget=20), outcome)

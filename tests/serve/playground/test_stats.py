@@ -18,7 +18,7 @@ def test_before_the_first_step_all_is_zero() -> None:
 
 def test_the_last_state_and_the_sums() -> None:
     gauges = Gauges()
-    outcome: Any = SimpleNamespace(accepted=[2, 0])
+    outcome: Any = SimpleNamespace(accepted=[2, 0], tokens=[[7, 8, 9], [7]])
     gauges.stepped(engine_state(running=2, waiting=3, cached_tokens=40, cache_limit=100), None, outcome)
     gauges.stepped(engine_state(prefilling=1), ControllerState(depth=4, width=3, budget=20), None)
     gauges.stepped(engine_state(running=1, cache_limit=100), ControllerState(depth=2, width=1, budget=2), outcome)

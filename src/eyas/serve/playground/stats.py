@@ -23,9 +23,10 @@ class _Totals:
     accepted: int = 0
 
     def plus(self, outcome: Outcome) -> _Totals:
-        accepted = sum(outcome.accepted)
-        rows = len(outcome.accepted)
-        return _Totals(self.tokens + accepted + rows, self.row_rounds + rows, self.accepted + accepted)
+        tokens = sum(len(emitted) for emitted in outcome.tokens)
+        return _Totals(
+            self.tokens + tokens, self.row_rounds + len(outcome.accepted), self.accepted + sum(outcome.accepted)
+        )
 
 
 class Gauges:
