@@ -93,6 +93,8 @@ class Stats:
     """`[i]` = rounds in which exactly `i` draft tokens were accepted."""
     offered_by_depth: list[int] = field(default_factory=list)
     """`[i]` = rounds whose tree reached depth `i + 1`."""
+    reused_tokens: int = 0
+    """Prompt tokens that were cached already: requests before began alike."""
     queue_seconds: float = 0.0
     """Wall time from being submitted to getting a slot."""
     prefill_seconds: float = 0.0
@@ -138,6 +140,7 @@ class Stats:
             "target_passes",
             "drafted_depth",
             "walked",
+            "reused_tokens",
             "queue_seconds",
             "prefill_seconds",
             "decode_seconds",

@@ -81,7 +81,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="session")
 def server(pair: Pair) -> Iterator[Live]:
     """A server over the tiny pair on a real socket."""
-    limits = Limits(max_running=4, max_waiting=64, prefill_chunk=32)
+    limits = Limits(max_running=4, max_waiting=64, prefill_chunk=32, prefix_tokens=2048)
     engine = load(pair.model, pair.drafter, tree="dynamic:3,3,8", limits=limits)
     metrics = Metrics("tiny", ENDPOINTS)
     with live(engine, metrics, metrics=metrics) as made:

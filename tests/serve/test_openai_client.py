@@ -202,6 +202,18 @@ def test_many_at_once_are_each_the_offline_answer(server: Live, offline: Engine)
     server.engine.check_invariants()
 
 
+def test_what_begins_alike_is_read_once(client: openai.OpenAI) -> None:
+    prompt = list(range(20, 120))
+    seen = []
+    for more in (5, 6):
+        usage = client.completions.create(model="tiny", prompt=[*prompt, more], max_tokens=2, n=2).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        seen.append(usage.prompt_tokens_details.cached_tokens)
+    assert seen[0] == 0
+    assert 50 < (seen[1] or 0) <= 100
+
+
 def test_tokens_there_and_back(server: Live) -> None:
     with httpx.Client(base_url=server.url) as client:
         told = client.post("/tokenize", json={"model": "tiny", "prompt": "Natalia sold", "return_token_strs": True})

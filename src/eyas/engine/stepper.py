@@ -178,6 +178,7 @@ class Stepper:
         if not sequence.tokens:  # else it was here before
             self._prompt_tokens += len(sequence.request.prompt)
             self._hits += sequence.cached
+            sequence.stats.reused_tokens = sequence.cached
             sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
 
     def _prefill(self) -> None:

@@ -28,6 +28,8 @@ class Job:
     """The sequences of one HTTP request: prompt p's choice j at p * n + j."""
 
     requests: list[Request]
+    n: int
+    """Choices of each prompt."""
     seed: int
     prompt_tokens: int
     """Of all prompts, each counted once."""
@@ -106,7 +108,7 @@ def job(
                     grammar=grammar,
                 )
             )
-    return Job(requests, seed, sum(map(len, prompts)))
+    return Job(requests, n, seed, sum(map(len, prompts)))
 
 
 def _params(asked: SamplingFields, limit: int, seed: int, logprobs: int | None) -> SamplingParams:

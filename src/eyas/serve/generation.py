@@ -76,11 +76,13 @@ class Generation:
             stats.merge(answer.stats or Stats())
         told = stats.as_dict()
         del told["tokens"]
+        reused = sum(answer.stats.reused_tokens for answer in self.answers[:: self.job.n] if answer.stats)
         completion = sum(answer.tokens for answer in self.answers)
         return {
             "prompt_tokens": self.job.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.job.prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": reused},
             "eyas": told,
         }
 

@@ -62,7 +62,7 @@ class Speculation(Told):
 class PromptTokensDetails(Told):
     """Where prompt tokens came from."""
 
-    cached_tokens: int
+    cached_tokens: int = Field(description="were not read again: requests before began alike")
 
 
 class Usage(Told):
@@ -71,7 +71,7 @@ class Usage(Told):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
+    prompt_tokens_details: PromptTokensDetails
     eyas: Speculation
 
 
