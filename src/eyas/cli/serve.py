@@ -83,9 +83,9 @@ def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, cap
     settings = _settings(target, server, capacity)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
-    log_to(sys.stderr, "json" if server.log_format == "json" else "text")
     observer = Observers([metrics, logs, gauges])
     listener = bind(server.host, server.port, settings.write_seconds)
+    log_to(sys.stderr, "json" if server.log_format == "json" else "text")
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")

@@ -19,6 +19,7 @@ _LINGER_SECONDS = 3
 
 def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
     """A listening socket; UsageError where the address can't be had. Port 0 takes any free one."""
+    made = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
@@ -27,6 +28,8 @@ def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_seconds * 2000))
         made.bind(address)
     except OSError as error:
+        if made is not None:
+            made.close()
         raise UsageError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
     return made
 
