@@ -194,6 +194,7 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     save_file(held, path / WEIGHTS, metadata={"format": "pt"})
     partial = path / (CONFIG + ".partial")
     partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (path / WEIGHTS).chmod(partial.stat().st_mode)  # safetensors lets nobody else read it
     partial.replace(path / CONFIG)
 
 

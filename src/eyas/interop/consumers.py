@@ -33,7 +33,20 @@ from eyas.interop.subject import Subject
 
 _MLA = ("mla",)
 _E1, _E3 = ("eagle1",), ("eagle3",)
-_GGUF_YARN = frozenset("rope_type rope_theta factor original_max_position_embeddings beta_fast beta_slow".split())
+_PLAIN_YARN = frozenset("factor original_max_position_embeddings beta_fast beta_slow".split())
+_LATENT_YARN = _PLAIN_YARN | {"mscale", "mscale_all_dim"}
+
+
+def _keys(subject: Subject) -> set[str]:
+    """What a YaRN section says; nothing for another."""
+    rope = subject.get("rope_parameters")
+    said = {key for key, value in rope.items() if value is not None} - {"rope_type", "rope_theta"}
+    return said if rope["rope_type"] == "yarn" else set()
+
+
+def _latent_yarn(subject: Subject) -> bool:
+    keys = _keys(subject)
+    return keys <= _LATENT_YARN and ("mscale" in keys) == ("mscale_all_dim" in keys)
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,10 @@ class Consumer:
 _SILU = only("hidden_act", "silu", why="it computes SiLU only")
 _ONE_LAYER = only("num_hidden_layers", 1, why="it has one decoder layer", kinds=FUSED)
 _THREE = only("num_aux_hidden_states", 3, why="it reads three taps", kinds=FUSED)
+_YARN = Rule("rope_parameters", lambda s: _keys(s) <= _PLAIN_YARN, "its YaRN takes factor, original length and betas",
+             GROUPED)  # fmt: skip
 _LATENT = (
+    Rule("rope_parameters", _latent_yarn, "its YaRN takes mscale and mscale_all_dim together, or none", _MLA),
     only("rope_interleave", True, why="its rotated pairs lie side by side", kinds=_MLA),
     *off("attention_bias", "mlp_bias", why="its latent attention and MLP have no", kinds=_MLA),
 )
@@ -85,11 +101,6 @@ def _usual_taps(subject: Subject) -> bool:
     taps = subject.config.taps
     n = (taps[2] + 3 if taps and len(taps) == 3 else 7) if subject.layers is None else subject.layers
     return n >= 7 and taps in (None, (2, n // 2, n - 3))
-
-
-def _plain_yarn(subject: Subject) -> bool:
-    rope = subject.get("rope_parameters")
-    return rope["rope_type"] != "yarn" or {key for key, value in rope.items() if value is not None} <= _GGUF_YARN
 
 
 _ALL = (
@@ -111,7 +122,7 @@ _ALL = (
         "sglang", "SGLang", "main, 2026-09", ("eagle1", "eagle3", "mla"),
         (
             _ONE_LAYER, _FULL_E1, identity_map(), _SILU,
-            rotations("default", "linear", "dynamic", "llama3", "yarn", kinds=GROUPED),
+            rotations("default", "linear", "llama3", "yarn", kinds=GROUPED), _YARN,
             rotations("default", "yarn", kinds=_MLA),
             only("bias", True, why="its EAGLE-1 fc always has a bias", kinds=_E1),
             *off("qkv_bias", "attention_bias", "mlp_bias", why="it has no", kinds=GROUPED),
@@ -126,7 +137,7 @@ _ALL = (
         "vllm", "vLLM", "0.32.0", ("eagle1", "eagle3", "mla"),
         (
             only("bias", False, why="its EAGLE-1 fc has no bias", kinds=_E1), _FULL_E1, identity_map(), _SILU,
-            rotations("default", "linear", "dynamic", "llama3", "yarn", "longrope", kinds=GROUPED),
+            rotations("default", "linear", "llama3", "yarn", kinds=GROUPED), _YARN,
             rotations("default", "yarn", kinds=_MLA),
             *off("norm_before_fc", why="its latent-attention drafter has no", kinds=_MLA),
             Rule("q_lora_rank", lambda s: s.get("q_lora_rank") is not None, "it needs a query latent", _MLA),
@@ -142,7 +153,7 @@ _ALL = (
     Consumer(
         "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", _E3,
         (
-            _THREE, identity_map(), _SILU, rotations("default", "linear", "dynamic", "llama3", "yarn", "longrope"),
+            _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn"), _YARN,
             Rule("attention_bias", lambda s: not (s.get("qk_norm") and s.get("attention_bias")),
                  "its Qwen3 drafter has no attention_bias"),
             Rule("mlp_bias", lambda s: not (s.get("qk_norm") and s.get("mlp_bias")),
@@ -169,7 +180,7 @@ _ALL = (
         "tensorrt-llm", "TensorRT-LLM (PyTorch backend)", "main, 2026-09", FUSED,
         (
             _ONE_LAYER, identity_map(), _SILU,
-            rotations("default", "linear", "dynamic", "llama3", "yarn", kinds=_E3), rotations("yarn", kinds=_MLA),
+            rotations("default", "linear", "llama3", "yarn", kinds=_E3), _YARN, rotations("yarn", kinds=_MLA),
             Rule("q_lora_rank", lambda s: s.get("q_lora_rank") is not None, "it needs a query latent", _MLA),
             *off("norm_before_residual", "qk_norm", why="it has no"),
             Rule("norm_before_fc", lambda s: not (s.get("fc_norm") and s.get("norm_before_fc")),
@@ -188,8 +199,7 @@ _ALL = (
     Consumer(
         "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", _E3,
         (
-            _ONE_LAYER, _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn"),
-            Rule("rope_parameters", _plain_yarn, "its YaRN takes factor, original length and betas only"),
+            _ONE_LAYER, _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn"), _YARN,
             *off("fc_norm", "norm_output", "qk_norm", "attention_bias", "mlp_bias", why="it has no"),
             Rule("taps", lambda s: s.layers is None or all(0 <= k <= s.layers for k in s.config.taps or ()),
                  "its taps lie at boundaries 0 to the number of layers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def read_gguf(path: Path) -> Source:
         config=config,
         where=str(path),
         headers=headers,
-        load=lambda: _load(file, config),
-        load_some=lambda names: {name: t for name, t in _load(file, config).items() if name in names},
+        load=lambda: _load(file, config, list(headers.tensors)),
+        load_some=lambda names: _load(file, config, names),
         used=sorted(f"{ARCHITECTURE}.{key}" for key in own),
         ignored={
             key: "the target's tokenizer" if key.startswith("tokenizer.") else "descriptive"
@@ -143,13 +144,13 @@ def _as_float32(value: Any) -> float | None:
     return float(torch.tensor(value, dtype=torch.float32)) if isinstance(value, int | float) else None
 
 
-def _load(file: Gguf, config: dict[str, Any]) -> dict[str, Tensor]:
-    """All tensors in one float type: llama.cpp keeps vectors in float32 whatever the matrices are."""
-    found = {TENSORS[name]: file.load(name) for name in file.tensors if name in TENSORS}
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for part, count in heads.items():
+def _load(file: Gguf, config: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
+    """Tensors in one float type: llama.cpp keeps vectors in float32 whatever the matrices are."""
+    found = {ours: file.load(theirs) for theirs, ours in TENSORS.items() if ours in names}
+    for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
         name = f"layers.0.self_attn.{part}.weight"
-        found[name] = halves(found[name], count)
+        if name in found:
+            found[name] = halves(found[name], config[heads])
     if "d2t" in found:
         found["d2t"] = found["d2t"] - torch.arange(len(found["d2t"]))  # target ids are written, offsets are ours
     floats = {name: t for name, t in found.items() if t.is_floating_point()}
