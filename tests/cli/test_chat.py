@@ -23,9 +23,10 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     stream = Engine.stream
 
-    def spy(engine: Engine, requests: Any, keep: int = 0) -> Iterator[Any]:
-        seen.append((keep, len(requests[0].prompt)))
-        return stream(engine, requests, keep)
+    def spy(engine: Engine, requests: Any) -> Iterator[Any]:
+        before = engine.state().prefix_hit_tokens_total
+        yield from stream(engine, requests)
+        seen.append((engine.state().prefix_hit_tokens_total - before, len(requests[0].prompt)))
 
     monkeypatch.setattr(Engine, "stream", spy)
     return seen
