@@ -56,7 +56,7 @@ def vllm(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> Serv
             *(["--speculative-config", json.dumps(drafter)] if chain else []),
         ]
 
-    return ServerProcess(f"vllm {chain}", command, environment=environment)
+    return ServerProcess(f"vllm {chain}", command, environment=environment, ready_seconds=600)  # it compiles
 
 
 def llama(binary: Path, target: Path, drafter: Path, chain: int) -> ServerProcess:
@@ -129,8 +129,8 @@ def main() -> None:
             chosen[name] = best(found)
     if "chain" in options.sections:
         servers = {name: made(chain=chosen[name]) for name, made in peers.items()}
-        auto = eyas_server("eyas", [*common, "--draft-model", str(heavy / "drafter"), "--tree", "auto"])
         for name, server in servers.items():
+            auto = eyas_server("eyas", [*common, "--draft-model", str(heavy / "drafter"), "--tree", "auto"])
             pair = {f"{name} chain:{chosen[name]}": server, "eyas auto": auto}
             findings.add(
                 f"{name} against ours", measured(pair, options.clients, plan=ServePlan(options.repeats, requests=6))
