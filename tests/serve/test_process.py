@@ -71,7 +71,7 @@ def process(*options: Any, log: Path) -> Iterator[Process]:
 
 
 def test_a_server_is_ready_drains_when_told_to_end_and_ends_well(pair: Pair, tmp_path: Path) -> None:
-    options = ("--model", pair.model, "--draft-model", pair.drafter, "--max-running", 4)
+    options = ("--model", pair.model, "--draft-model", pair.drafter, "--tree", "chain:2", "--max-running", 4)
     with process(*options, log=tmp_path / "log") as server:
         seen = server.ready()
         assert set(seen[:-1]) <= {503}

@@ -57,6 +57,6 @@ def test_whatever_is_made_up_is_answered_as_documented(case: Any) -> None:
 
 @pytest.mark.slow
 @schema.parametrize()
-@bounded(300)
+@bounded(150)
 def test_for_longer(case: Any) -> None:
     check(case)
