@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -306,3 +307,14 @@ def test_several_files_in_a_folder(tmp_path: Path) -> None:
     with pytest.raises(EyasError, match="several GGUF files"):
         open_checkpoint(tmp_path)
     assert open_checkpoint(tmp_path / "a.gguf").config == open_checkpoint(tmp_path / "b.gguf").config
+
+
+def test_plain_files_need_no_package_and_others_say_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    _, theirs = contents()
+    assert open_checkpoint(write(tmp_path / "d.gguf", KEYS, theirs)).network()
+    raw = re.gguf_bytes(KEYS, {"output.weight": theirs["output.weight"]})
+    at = raw.index(b"output.weight") + len(b"output.weight") + 4 + 16
+    (tmp_path / "q.gguf").write_bytes(raw[:at] + (8).to_bytes(4, "little") + raw[at + 4 :])  # Q8_0
+    with pytest.raises(UsageError, match=r"pip install 'eyas\[gguf\]'"):
+        open_checkpoint(tmp_path / "q.gguf")
