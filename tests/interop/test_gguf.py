@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.layers import Rotary
-from eyas.errors import ExportError, EyasError
+from eyas.errors import ExportError, EyasError, UsageError
 from eyas.interop.export import export
 from eyas.interop.gguf_writing import llama3_factors
 from eyas.interop.subject import Serving
