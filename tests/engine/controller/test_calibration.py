@@ -9,7 +9,7 @@ import pytest
 from eyas.engine import Engine
 from eyas.engine.controller import CostTable, costs_for, make_controller
 from eyas.engine.controller.building import is_auto
-from eyas.engine.controller.calibration import calibrate
+from eyas.engine.controller.calibration import calibrate, sensible
 from eyas.errors import UsageError
 from eyas.types import Request, SamplingParams
 
@@ -29,6 +29,13 @@ def test_every_curve_is_measured_and_the_slots_are_empty_after() -> None:
     assert "llama" in table.measured_on
     assert "float32" in table.measured_on
     assert (target.slots, drafter.slots) == (0, 0)
+
+
+def test_noise_is_bounded_by_what_holds_on_any_machine() -> None:
+    assert sensible({1: 10.0, 2: 4.0, 4: 5.0, 8: 90.0, 12: 11.0}) == {1: 4.0, 2: 4.0, 4: 5.0, 8: 10.0, 12: 11.0}
+    assert sensible({1: 1.0, 3: 50.0}) == {1: 1.0, 3: 3.0}
+    sound = {1: 3.0, 2: 3.5, 8: 4.0, 64: 9.0}
+    assert sensible(sound) == sound
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3"])

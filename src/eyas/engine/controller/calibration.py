@@ -1,8 +1,9 @@
 """A short measurement at start-up: what passes, draft levels and observations take on this machine with this pair.
 
 Everything runs through the target's and the drafter's own methods in scratch slots, which are gone afterwards. The
-sizes take turns, each first run is not counted (kernels prepare themselves for a new shape), and medians stand for a
-size.
+sizes take turns, each first run is not counted (kernels prepare themselves for a new shape), and the fastest run stands
+for a size, because noise only ever adds. What noise is left is bounded by two things true of any machine: less work
+takes no longer than more, and no work takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
 
 import torch
 
@@ -88,14 +88,14 @@ class _Bench:
 
     def table(self, runs: Runs) -> CostTable:
         """Curves through the medians."""
-        found = {name: median(taken[1:]) for name, taken in runs.items()}
+        found = {name: min(taken[1:]) for name, taken in runs.items()}
 
         def points(kind: str) -> dict[int, float]:
             return {size: seconds for (name, size), seconds in found.items() if name == kind}
 
-        passes = _curve(points("tokens"))
+        passes = _curve(sensible(points("tokens")))
         by_rows = {rows: max(0.0, s - float(passes.at(float(rows)))) for rows, s in points("rows").items()}
-        firsts, levels = points("first"), {}
+        firsts, levels = sensible(points("first")), {}
         for (name, size), total in found.items():
             if name.startswith("level"):
                 levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / _LEVELS
@@ -107,8 +107,8 @@ class _Bench:
             pass_by_rows=_curve(by_rows),
             column_seconds=max(0.0, further) / (rows * max(1, self._long - _SHORT)),
             draft_by_rows=_curve(firsts),
-            level_by_positions=_curve(levels),
-            observe_by_pairs=_curve(points("pairs")),
+            level_by_positions=_curve(sensible(levels)),
+            observe_by_pairs=_curve(sensible(points("pairs"))),
         )
 
     def _work(self) -> Iterable[tuple[tuple[str, int], Callable[[], float]]]:
@@ -199,6 +199,18 @@ class _Watch:
 def _up_to(batch_size: int) -> Sequence[int]:
     """Powers of two below the batch size, and the batch size."""
     return [2**i for i in range(batch_size.bit_length()) if 2**i < batch_size] + [batch_size]
+
+
+def sensible(points: dict[int, float]) -> dict[int, float]:
+    """Seconds by size, none more than a larger size took, nor than smaller ones that add up to it."""
+    sizes = sorted(points)
+    least: dict[int, float] = {}
+    for size in reversed(sizes):
+        least[size] = min([points[size], *list(least.values())[-1:]])
+    out: dict[int, float] = {}
+    for size in sizes:
+        out[size] = min([least[size], *(-(-size // part) * seconds for part, seconds in out.items())])
+    return out
 
 
 def _curve(points: dict[int, float]) -> Curve:
