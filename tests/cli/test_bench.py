@@ -38,7 +38,8 @@ def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
     ]
     for line in report["lines"]:
         assert line["same"] == line["answers"] == {"maths": 3, "code": 1, "mean": 4}[line["task"]]
-        assert f"{line['speedup']:.2f}x" in result.stdout
+        # the file has four decimals: the table's two may have been rounded the other way
+        assert any(f"{line['speedup'] + nudge:.2f}x" in result.stdout for nudge in (-5e-5, 5e-5))
     assert report["stats"]["maths"]["none"]["tokens"] == report["stats"]["maths"]["chain:2"]["tokens"]
     assert report["settings"]["repeats"] == 2
     assert report["settings"]["sampling"]["max_tokens"] == 4

@@ -39,7 +39,7 @@ def bench(
     """Measure plain decoding, and every drafter with every tree, on every prompt file.
 
     More of it: `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees` the best draft tree of a
-    drafter, `eyas bench report` writes a page about a run.
+    drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a run.
     """
     from eyas.bench.ledger import write_json
     from eyas.bench.machine import describe_machine
