@@ -49,6 +49,17 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
         TABLE.save(tmp_path / "no" / "costs.json")
 
 
+def test_one_bad_moment_makes_no_size_dearer_than_larger_ones() -> None:
+    costs = CostModel(TABLE)
+    before = passes(costs, 1), passes(costs, 12)
+    for number in range(41):
+        once = number == 20
+        costs.learn(1, [0], 1 if once else 12, 10.0 * before[0] if once else before[1])
+        costs.settle()
+    assert passes(costs, 12) == pytest.approx(before[1], rel=0.02)
+    assert passes(costs, 1) <= passes(costs, 12)
+
+
 def test_a_size_s_own_cost_is_learnt_from_rounds_beside_it() -> None:
     """Passes of 16 really cost half as much again as was measured at start-up, those of one token do not."""
     costs = CostModel(TABLE)

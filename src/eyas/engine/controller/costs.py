@@ -25,6 +25,8 @@ Array = npt.NDArray[np.float64]
 _PASS, _DRAFT, _OBSERVE = range(len(KINDS))
 _INSTANT = 1e-9
 """Seconds that nothing is predicted to fall below."""
+_SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 10.25, 0.25)))
+"""Tokens of the passes that a smaller one is compared with."""
 
 
 class Curve(StrictModel):
@@ -101,9 +103,16 @@ class CostModel:
         self._residuals = Residuals()
 
     def pass_seconds(self, tokens: Array | float, rows: int, lengths: Sequence[int]) -> Array:
-        """A target pass over `tokens` of `rows` rows whose caches hold `lengths`."""
+        """A target pass over `tokens` of `rows` rows whose caches hold `lengths`.
+
+        Never more than a larger pass: a size that was seen once, in a bad moment, could otherwise look so dear that
+        nobody ever looks again.
+        """
         size = np.asarray(tokens, dtype=np.float64)
-        return self._bare_pass(size, rows, lengths) * self._residuals.factor(_PASS, size)
+        larger = self._corrected_pass(_SIZES, rows, lengths)
+        least = np.minimum.accumulate(larger[::-1])[::-1]
+        bound = least[np.minimum(np.searchsorted(_SIZES, size), len(_SIZES) - 1)]
+        return np.minimum(self._corrected_pass(size, rows, lengths), bound)
 
     def draft_seconds(self, rows: int, width: Array | float, levels: Array | float) -> Array:
         """`levels` levels of a beam of `width` in `rows` rows."""
@@ -146,6 +155,9 @@ class CostModel:
     def settle(self) -> None:
         """Let what was learnt count from now on."""
         self._residuals.settle()
+
+    def _corrected_pass(self, tokens: Array, rows: int, lengths: Sequence[int]) -> Array:
+        return self._bare_pass(tokens, rows, lengths) * self._residuals.factor(_PASS, tokens)
 
     def _bare_pass(self, tokens: Array, rows: int, lengths: Sequence[int]) -> Array:
         columns = rows * max(lengths, default=0)
