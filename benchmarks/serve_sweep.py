@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("heavy", type=Path)
     parser.add_argument("--prompts", type=Path, required=True, help="a folder with .jsonl prompt files")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--clients", type=int, nargs="+", default=[*SMALL, *LARGE], help="of the section auto")
+    parser.add_argument("--clients", type=int, nargs="+", default=[*SMALL, *LARGE], help="at once")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
@@ -64,20 +64,24 @@ def main() -> None:
     def servers(**trees: str | None) -> dict[str, ServerProcess]:
         return {name: server(name, tree) for name, tree in trees.items()}
 
+    small = [count for count in SMALL if count in options.clients]
     for section in options.sections:
         if section == "auto":
             findings.add("auto", measured(servers(plain=None, auto="auto"), options.clients, plan=plan()))
         if section == "fixed":
-            for clients, trees in FIXED.items():
+            for group, trees in FIXED.items():
+                clients = [count for count in group if count in options.clients]
+                if not clients:
+                    continue
                 sides = {tree: server(tree, tree) for tree in ("auto", *trees)}
                 report = measured(sides, clients, plan=plan(max(1, options.repeats // 2), 1.0))
                 findings.add(f"fixed, {clients[0]} to {clients[-1]} clients", report)
         if section == "chains":
-            findings.add("chains", measured(servers(chain="auto:chain", auto="auto"), SMALL, plan=plan()))
+            findings.add("chains", measured(servers(chain="auto:chain", auto="auto"), small, plan=plan()))
         if section == "off":
             sides = servers(plain=None, auto="auto")
             off = Side("off", sides["auto"].url, speculate=False)
-            findings.add("off", measured(sides, (1, 8), plan=plan(), more=[off]))
+            findings.add("off", measured(sides, small, plan=plan(), more=[off]))
 
 
 if __name__ == "__main__":
