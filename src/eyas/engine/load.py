@@ -43,8 +43,8 @@ def load(
     """An engine for `model`, speculating with `draft_model` if one is given.
 
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
-    `auto:chain`) measures costs for some seconds and then sizes every round's trees, which is never slower than plain
-    decoding. `costs` is a file in which what was measured is kept for the next time. `method` is the drafter kind that
+    `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
+    pays. `costs` is a file in which what was measured is kept for the next time. `method` is the drafter kind that
     is expected, None for whatever the files hold. `rule` replaces the lossless walk. How much runs at once:
     `batch_size`, or `limits`, which say more. Errors: ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
