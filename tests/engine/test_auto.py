@@ -97,6 +97,22 @@ def test_dear_tokens_make_it_plain_and_cheap_ones_make_it_fast() -> None:
     assert cheap.snapshot().depth > 0
 
 
+def test_a_first_token_does_not_wait_for_a_draft() -> None:
+    request = requests(False)[0]
+    drafter = tiny.OracleDrafter([[*request.prompt, *plain(False)[0]]], (1,))
+    controller = Restless(0.001)
+    engine = Engine(tiny.target("llama"), None, Speculation(drafter, None), controller=controller)
+    engine.submit(request)
+    chunks, nodes = [], []
+    while not engine.idle:
+        chunks += engine.step()
+        nodes.append(0 if engine.outcome is None else engine.outcome.pass_tokens - 1)
+    assert controller.planned[0] is not None  # it would have drafted
+    assert len(chunks[0].token_ids) == 1
+    assert nodes[0] == 0
+    assert max(nodes) > 1
+
+
 def test_chains_stay_chains() -> None:
     controller = Restless(0.01, widths=(1,))
     assert [one.token_ids for one in run(controller, 3, False)] == plain(False)

@@ -223,9 +223,10 @@ class Stepper:
 
     def _round(self, decoding: Sequence[LiveSequence], tree: TreeSpec | None) -> tuple[Outcome, float]:
         began = time.perf_counter()
+        live = [self._may_draft(sequence) for sequence in decoding]
+        tree = tree if any(live) else None
         speculation = None if self._speculation is None else replace(self._speculation, tree=tree)
         roots = torch.tensor([sequence.root for sequence in decoding], device=self._target.device)
-        live = [sequence.request.speculate for sequence in decoding]
         rows = range(len(decoding))
         outcome = run_round(self._target, speculation, self._caches.sampler, rows, roots, self._rule, live)
         seconds = time.perf_counter() - began
@@ -244,6 +245,10 @@ class Stepper:
             )
             self._controller.learn(record)
         return outcome, seconds
+
+    def _may_draft(self, sequence: LiveSequence) -> bool:
+        """Under a controller a first token doesn't wait for a draft: its round costs what a plain one costs."""
+        return sequence.request.speculate and (self._controller is None or bool(sequence.tokens))
 
     def _collect(self, decoding: Sequence[LiveSequence], outcome: Outcome, seconds: float) -> None:
         """Give everyone what the round emitted; let go of those that are finished."""
