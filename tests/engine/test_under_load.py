@@ -168,18 +168,24 @@ def test_reused_pairs_draft_as_fresh_ones() -> None:
     assert hits > 5 * len(STEMS[1])
 
 
-@pytest.mark.parametrize("first", [None, "chain:4"], ids=str)
+WIDE = "dynamic:3,16,60"
+"""Wide enough for a random drafter to be right now and then."""
+
+
+@pytest.mark.parametrize("first", [None, WIDE], ids=str)
 def test_unread_pairs_that_were_kept_are_read_when_a_draft_is_wanted(first: str | None) -> None:
     """A prefix kept while nobody drafted gives the drafts of one that was read, the second time and the third."""
     drafter = tiny.eagle3_drafter(scale=4.0)
     whims = Whims(random.Random(0), (first,))
-    spec = Speculation(drafter, parse_tree("chain:4"))
+    spec = Speculation(drafter, parse_tree(WIDE))
     run = Engine(tiny.target(), None, spec, controller=whims, limits=Limits(prefix_tokens=1000))
-    ask = Request(tuple(STEMS[1]), SamplingParams(max_tokens=20))
+    ask = Request(tuple(STEMS[1]), SamplingParams(max_tokens=40))
     run.generate([ask])
-    whims._trees = [parse_tree("chain:4")]
+    whims._trees = [parse_tree(WIDE)]
     again = [run.generate([ask])[0] for _ in range(2)]
-    fresh = Engine(tiny.target(), None, spec).generate([ask])[0]
+    always = Whims(random.Random(0), (WIDE,))  # like the other's: its first round is plain
+    fresh = Engine(tiny.target(), None, spec, controller=always).generate([ask])[0]
+    assert len(fresh.stats.accepted_histogram) > 1  # something is accepted, so what is read matters
     for completion in again:
         assert completion.token_ids == fresh.token_ids
         assert completion.stats.accepted_histogram == fresh.stats.accepted_histogram
