@@ -48,8 +48,10 @@ def main() -> None:
         dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=world)
         for recipe in sys.argv[1:]:
             run(recipe)
-        dist.destroy_process_group()
-        return
+        dist.barrier()
+        sys.stderr.flush()
+        # not through the interpreter's end: gloo's threads are still there now and then, which aborts a finished process
+        os._exit(0)
     at = sys.argv.index("--kill")
     recipe = sys.argv[1]
     folder = Path(yaml.safe_load(Path(recipe).read_text())["drafter"]["output"])
