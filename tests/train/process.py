@@ -50,7 +50,7 @@ def main() -> None:
             run(recipe)
         dist.barrier()
         sys.stderr.flush()
-        # not through the interpreter's end: gloo's threads are still there now and then, which aborts a finished process
+        # not through the interpreter's end: gloo's threads may still be there, which aborts a finished process
         os._exit(0)
     at = sys.argv.index("--kill")
     recipe = sys.argv[1]
