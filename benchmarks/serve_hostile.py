@@ -17,14 +17,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import httpx
+from serving import conclude
 
-from eyas.bench.ledger import write_json
-from eyas.bench.machine import describe_machine
 from eyas.bench.serve_process import ServerProcess, eyas_server
 
 MIB = 1 << 20
@@ -251,12 +249,7 @@ def main() -> None:
         ),
         f"nobody waits {options.patience:g} s": slowest < options.patience,
     }
-    report = {"date": str(date.today()), "machine": describe_machine(), "attacks": results, "held": held}
-    print(json.dumps(report, indent=2))
-    if options.output is not None:
-        write_json(options.output, report)
-    if not all(held.values()):
-        raise SystemExit(1)
+    conclude({"attacks": results}, held, options.output)
 
 
 if __name__ == "__main__":

@@ -11,19 +11,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import json
 import random
 import time
 from collections import Counter
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import httpx
+from serving import conclude
 
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
-from eyas.bench.ledger import write_json
-from eyas.bench.machine import describe_machine
 from eyas.bench.serve_process import ServerProcess, eyas_server
 
 QUESTION = {"prompt": "def add(a, b):", "max_tokens": 24, "temperature": 0.7, "seed": 5}
@@ -109,12 +106,7 @@ def main() -> None:
         "the same answer after": all(kill["same_answer"] for kill in kills),
         "files untouched": digest(DEMO_TARGET, DEMO_DRAFTER) == files,
     }
-    report = {"date": str(date.today()), "machine": describe_machine(), "kills": kills, "held": held}
-    print(json.dumps(report, indent=2))
-    if options.output is not None:
-        write_json(options.output, report)
-    if not all(held.values()):
-        raise SystemExit(1)
+    conclude({"kills": kills}, held, options.output)
 
 
 if __name__ == "__main__":

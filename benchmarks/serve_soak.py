@@ -16,15 +16,13 @@ import random
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import httpx
+from serving import conclude
 
 import eyas
-from eyas.bench.ledger import write_json
-from eyas.bench.machine import describe_machine
 from eyas.bench.serve_load import Load, run_load
 from eyas.bench.serve_process import ServerProcess, eyas_server
 from eyas.data.prompts import encode_chat
@@ -160,9 +158,7 @@ def main() -> None:
         "nothing is left when idle": not any(left[name] for name in left if name != "num_preemptions_total"),
         f"memory grew by less than {options.growth:.0%}": growth < options.growth,
     }
-    report = {
-        "date": str(date.today()),
-        "machine": describe_machine(),
+    findings = {
         "server": SERVER,
         "requests": options.requests,
         "distinct": len(asked),
@@ -172,13 +168,8 @@ def main() -> None:
         "preemptions": left["num_preemptions_total"],
         "memory_growth": round(growth, 4),
         "memory_mib": [round(seen.memory[i * (len(seen.memory) - 1) // 20] / 1024, 1) for i in range(21)],
-        "held": held,
     }
-    print(json.dumps(report, indent=2))
-    if options.output is not None:
-        write_json(options.output, report)
-    if not all(held.values()):
-        raise SystemExit(1)
+    conclude(findings, held, options.output)
 
 
 if __name__ == "__main__":

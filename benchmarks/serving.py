@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from eyas.bench.ledger import write_json
 from eyas.bench.machine import describe_machine
@@ -67,3 +68,13 @@ class Findings(dict[str, ServeReport]):
         print(f"idle servers' share of a core: {json.dumps(dict(report.idle))}", flush=True)
         if self._output is not None:
             write_json(self._output, {each: found.as_dict() for each, found in self.items()})
+
+
+def conclude(findings: Mapping[str, Any], held: Mapping[str, bool], output: Path | None) -> None:
+    """Print and keep what was found and which promises held; the process fails if one didn't."""
+    report = {"date": str(date.today()), "machine": describe_machine(), **findings, "held": dict(held)}
+    print(json.dumps(report, indent=2))
+    if output is not None:
+        write_json(output, report)
+    if not all(held.values()):
+        raise SystemExit(1)
