@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from eyas.errors import UsageError
+from eyas.tree.beam import BeamGrowth
 from eyas.tree.draft_tree import DraftTree
-from eyas.tree.growth import Frontier
 
 
 @dataclass(frozen=True)
@@ -48,37 +47,12 @@ class DynamicTree:
         return DynamicGrowth(self, batch, device, live)
 
 
-class DynamicGrowth:
+class DynamicGrowth(BeamGrowth):
     """A dynamic tree being grown."""
 
     def __init__(self, spec: DynamicTree, batch: int, device: torch.device, live: Sequence[bool] | None) -> None:
-        self._spec = spec
-        self._live = live
-        self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W]
-        self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
-        self._tokens: list[Tensor] = []  # each [B, W * K]
-        self._scores: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._count = 0
-
-    @property
-    def fanout(self) -> int:
-        return self._spec.top_k
-
-    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
-        fanout = tokens.shape[2]
-        # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
-        scores = (self._beam_score.unsqueeze(2) + logprob.clamp(max=0.0)).flatten(1)  # [B, W * K]
-        flat = tokens.flatten(1)
-        self._tokens.append(flat)
-        self._scores.append(scores)
-        self._parents.append(self._beam_index.repeat_interleave(fanout, dim=1))
-        offset, self._count = self._count, self._count + flat.shape[1]
-        if len(self._tokens) == self._spec.depth:
-            return None
-        self._beam_score, best = scores.topk(min(self._spec.top_k, scores.shape[1]), dim=1)  # [B, W']
-        self._beam_index = best + offset
-        return Frontier(flat.gather(1, best), best // fanout)
+        super().__init__(spec.depth, spec.top_k, batch, device)
+        self._spec, self._live = spec, live
 
     def tree(self) -> DraftTree:
         scores = torch.cat(self._scores, dim=1)  # [B, M]

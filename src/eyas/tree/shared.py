@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
+from eyas.tree.beam import BeamGrowth
 from eyas.tree.draft_tree import Candidates, DraftTree
-from eyas.tree.growth import Frontier
 from eyas.tree.values import ValueTable, ranking
 
 _IMPOSSIBLE = -1e4
@@ -66,45 +66,17 @@ class SharedTree:
         return SharedGrowth(self, batch, device, live)
 
 
-class SharedGrowth:
+class SharedGrowth(BeamGrowth):
     """A batch of trees being grown."""
 
     def __init__(self, spec: SharedTree, batch: int, device: torch.device, live: Sequence[bool] | None) -> None:
+        super().__init__(spec.depth, spec.width, batch, device)
         self._spec, self._batch, self._device = spec, batch, device
         self._counts_freely = device.type == "cpu"
         if spec.prices is not None and not self._counts_freely:
             raise UsageError("shared tree: prices need a CPU; elsewhere choose a budget")
-        self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W]
-        self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
-        self._tokens: list[Tensor] = []  # each [B, W * K]
-        self._scores: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._beams: list[Tensor] = []  # each [B, W'] into the level's candidates
-        self._count = 0
         self._live = [row for row in range(batch) if live is None or live[row]]
         self._groups = (0,) * batch if spec.groups is None else spec.groups
-
-    @property
-    def fanout(self) -> int:
-        return self._spec.width
-
-    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
-        fanout = tokens.shape[2]
-        # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
-        scores = (self._beam_score.unsqueeze(2) + logprob.clamp(max=0.0)).flatten(1)  # [B, W * K]
-        flat = tokens.flatten(1)
-        self._tokens.append(flat)
-        self._scores.append(scores)
-        self._parents.append(self._beam_index.repeat_interleave(fanout, dim=1))
-        offset, self._count = self._count, self._count + flat.shape[1]
-        if len(self._tokens) == self._spec.depth:
-            return None
-        self._beam_score, best = scores.topk(min(self._spec.width, scores.shape[1]), dim=1)  # [B, W']
-        if not self._worth_going_on():
-            return None
-        self._beam_index = best + offset
-        self._beams.append(best)
-        return Frontier(flat.gather(1, best), best // fanout)
 
     def _worth_going_on(self) -> bool:
         """Could any row's next level hold a node worth the threshold?"""
