@@ -24,8 +24,7 @@ PATH = "/v1/chat/completions"
 @router.post(PATH, responses={200: answered(ChatCompletion, ChatChunk), **documented(*GENERATING)})
 async def create_chat_completion(request: Request, asked: ChatRequest, context: Server) -> Response:
     """Answer a chat."""
-    context.check_model(asked.model)
-    return await send(request, context, asked, _begin(request, asked, context))
+    return await send(request, asked, context, _begin)
 
 
 async def _begin(request: Request, asked: ChatRequest, context: Context) -> ChatReply:

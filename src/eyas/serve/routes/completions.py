@@ -25,8 +25,7 @@ DEFAULT_TOKENS = 16
 @router.post(PATH, responses={200: answered(Completion, CompletionChunk), **documented(*GENERATING)})
 async def create_completion(request: Request, asked: CompletionRequest, context: Server) -> Response:
     """Continue one prompt or several."""
-    context.check_model(asked.model)
-    return await send(request, context, asked, _begin(request, asked, context))
+    return await send(request, asked, context, _begin)
 
 
 async def _begin(request: Request, asked: CompletionRequest, context: Context) -> CompletionReply:

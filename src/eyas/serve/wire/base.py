@@ -81,6 +81,29 @@ class EyasTold(Told):
     seed: int = Field(description="choice i was sampled with seed + i; send it again for the same answers")
 
 
+class Head(Told):
+    """What an answer and every chunk of a stream begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class Whole(Head):
+    """All choices of a request at once."""
+
+    usage: Usage
+    eyas: EyasTold
+
+
+class Chunk(Head):
+    """One event of a stream; the last is `[DONE]`."""
+
+    usage: Usage | None = None
+    eyas: EyasTold | None = None
+
+
 class ErrorDetail(Told):
     """What went wrong."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from eyas.serve.wire.base import Asked, EyasTold, Told, Usage
+from eyas.serve.wire.base import Asked, Chunk, Told, Whole
 from eyas.serve.wire.messages import AskedMessage, NamedTool, ToldMessage, Tool
 from eyas.serve.wire.sampling import Name, SamplingFields
 
@@ -68,8 +68,6 @@ class ChatRequest(SamplingFields):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens are the same: send one of them")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice needs tools")
         return self
@@ -109,18 +107,12 @@ class ChatChoice(Told):
     eyas: dict[str, Any] | SkipJsonSchema[None] = None
 
 
-class ChatCompletion(Told):
+class ChatCompletion(Whole):
     """The answers to a chat."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage
-    system_fingerprint: str
     service_tier: Literal["default"] | None = None
-    eyas: EyasTold
 
 
 class ToolCallFunctionDelta(Told):
@@ -157,14 +149,8 @@ class ChatChunkChoice(Told):
     eyas: dict[str, Any] | None = None
 
 
-class ChatChunk(Told):
+class ChatChunk(Chunk):
     """One event of a stream; the last is `[DONE]`."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
-    system_fingerprint: str
-    usage: Usage | None = None
-    eyas: EyasTold | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from eyas.serve.wire.base import EyasTold, TokenId, Told, Usage
+from eyas.serve.wire.base import Chunk, TokenId, Told, Whole
 from eyas.serve.wire.sampling import SamplingFields
 
 MOST_PROMPTS = 128
@@ -26,8 +26,6 @@ class CompletionRequest(SamplingFields):
     def _fits_together(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
             raise ValueError("echo with logprobs is not supported: prompt tokens have no log-probabilities here")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
         return self
 
     @property
@@ -60,17 +58,11 @@ class CompletionChoice(Told):
     eyas: dict[str, Any] | None = None
 
 
-class Completion(Told):
+class Completion(Whole):
     """The answers to all prompts: prompt p's choice j has index p * n + j."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: Usage
-    system_fingerprint: str
-    eyas: EyasTold
 
 
 class CompletionChunkChoice(Told):
@@ -83,14 +75,8 @@ class CompletionChunkChoice(Told):
     eyas: dict[str, Any] | None = None
 
 
-class CompletionChunk(Told):
+class CompletionChunk(Chunk):
     """One event of a stream; the last is `[DONE]`."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChunkChoice]
-    system_fingerprint: str
-    usage: Usage | None = None
-    eyas: EyasTold | None = None

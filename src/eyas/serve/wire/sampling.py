@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from eyas.serve.wire.base import Asked, AskedAtTop, EyasOptions, Finite, StreamOptions, TokenId
 
@@ -61,6 +61,12 @@ class SamplingFields(AskedAtTop):
     service_tier: Literal["auto", "default"] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
     eyas: EyasOptions | None = None
+
+    @model_validator(mode="after")
+    def _streams_if_it_says_how(self) -> SamplingFields:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
 
     @property
     def stops(self) -> tuple[str, ...]:
