@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from eyas.serve.interval import Interval
 from eyas.serve.log_lines import Form, Lines
-from eyas.serve.observer import Finished, Received
+from eyas.serve.observer import Finished, Observer, Received
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
@@ -33,8 +33,8 @@ def log_to(stream: IO[str], form: Form = "text", level: int = logging.INFO) -> N
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # a request has lines of its own
 
 
-class Logs:
-    """An `Observer` that writes lines. `close()` ends its timer."""
+class Logs(Observer):
+    """Writes lines; of tokens the line of their request's end tells. `close()` ends its timer."""
 
     def __init__(self, every: float = 10.0) -> None:
         """A line of statistics every so many seconds while the engine makes steps; 0 = none."""
@@ -56,12 +56,6 @@ class Logs:
             "speculate": request.speculate,
         }
         _write(logging.DEBUG, "received", fields)
-
-    def first_token(self, request: Received, seconds: float) -> None:
-        """The line of its end tells."""
-
-    def more_tokens(self, request: Received, count: int, seconds: float) -> None:
-        """The line of its end tells."""
 
     def finished(self, finished: Finished) -> None:
         """How it went."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from eyas.serve.metric_names import COUNTERS, FROM_STATE, GAUGES, HISTOGRAMS, LABELLED, PREFIX, REFUSED
-from eyas.serve.observer import Finished, Received
+from eyas.serve.observer import Finished, Observer, Received
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
@@ -26,8 +26,8 @@ COMPLETE = frozenset({"stop", "length"})
 """Reasons of answers that came to their end."""
 
 
-class Metrics:
-    """An `Observer` that counts; `page()` is what `/metrics` answers with."""
+class Metrics(Observer):
+    """Counts; `page()` is what `/metrics` answers with."""
 
     def __init__(self, model_name: str, endpoints: Collection[str] = ()) -> None:
         """`endpoints`: paths that refusals are counted by; any other is `other`, so that nobody can make up labels."""

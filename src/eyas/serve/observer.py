@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from eyas.types import Chunk, Stats
 
@@ -53,8 +53,8 @@ class Finished:
         return (self.seconds - self.first_token_seconds) / (self.stats.tokens - 1)
 
 
-class Observer(Protocol):
-    """The hooks."""
+class Observer:
+    """The hooks. Inherit from it and write those that you need; the others do nothing."""
 
     def request_received(self, request: Received) -> None:
         """A sequence was accepted and is handed to the engine."""
@@ -75,7 +75,7 @@ class Observer(Protocol):
         """The engine made a step; `outcome` is its decoding round, None if no row was running."""
 
 
-class Observers:
+class Observers(Observer):
     """Several as one, in their order."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eyas.serve.observer import Finished, Received
+from eyas.serve.observer import Observer
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
@@ -29,28 +29,13 @@ class _Totals:
         )
 
 
-class Gauges:
-    """An `Observer` that remembers the last step."""
+class Gauges(Observer):
+    """Remembers the last step."""
 
     def __init__(self) -> None:
         self._totals = _Totals()
         self._state: EngineState | None = None
         self._controller: ControllerState | None = None
-
-    def request_received(self, request: Received) -> None:
-        """Steps tell enough."""
-
-    def first_token(self, request: Received, seconds: float) -> None:
-        """Steps tell enough."""
-
-    def more_tokens(self, request: Received, count: int, seconds: float) -> None:
-        """Steps tell enough."""
-
-    def finished(self, finished: Finished) -> None:
-        """Steps tell enough."""
-
-    def refused(self, endpoint: str, status: int, code: str) -> None:
-        """Steps tell enough."""
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
         """Keep the state, add the round."""
