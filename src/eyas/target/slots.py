@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import CacheMemoryError
+from eyas.target import mapped
 
 _GRANULE = 256
 
@@ -157,7 +158,7 @@ class SlotCache:
         size = (count, slots, shape.heads, capacity, shape.size)
         try:
             # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
-            return torch.zeros(size, dtype=self._dtype, device=self._device)
+            return mapped.zeros(size, self._dtype, self._device)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
                 raise

@@ -1,0 +1,49 @@
+"""Mappings of their own: zeros like any other, given back when they are freed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.target import mapped
+
+CPU = torch.device("cpu")
+
+
+def resident() -> int:
+    """MiB in memory."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0]) // 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("size", [(0, 3), (2, 5), (3, 70_000, 5)])
+def test_they_are_zeros(size: tuple[int, ...], dtype: torch.dtype) -> None:
+    made = mapped.zeros(size, dtype, CPU)
+    assert (made.shape, made.dtype, made.is_contiguous()) == (size, dtype, True)
+    assert not made.any()
+    assert (made + 1).all()
+    made[:] = 1
+    assert made.all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_freed_goes_back_to_the_system() -> None:
+    before = resident()
+    made = mapped.zeros((64, 1 << 20), torch.float32, CPU)  # 256 MiB
+    assert resident() - before < 64
+    view = made.fill_(1.0)[1:]
+    assert resident() - before > 200
+    del made
+    assert view.sum() == 63 << 20
+    del view
+    assert resident() - before < 64
+
+
+def test_no_room_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        mapped.zeros((1 << 50,), torch.float32, CPU)
