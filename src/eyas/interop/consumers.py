@@ -6,7 +6,7 @@ Facts are those of the versions named here; docs/formats.md says which were run 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eyas.drafters.formats.taps import BOUNDARIES, OUTPUTS
 from eyas.interop import forms
@@ -87,6 +87,13 @@ _LATENT = (
     only("rope_interleave", True, why="its rotated pairs lie side by side", kinds=_MLA),
     *off("attention_bias", "mlp_bias", why="its latent attention and MLP have no", kinds=_MLA),
 )
+_QUERY_LATENT = Rule("q_lora_rank", lambda s: s.get("q_lora_rank") is not None, "it needs a query latent", _MLA)
+_QWEN3 = (
+    Rule("attention_bias", lambda s: not (s.get("qk_norm") and s.get("attention_bias")),
+         "its Qwen3 drafter has no attention_bias", _E3),
+    Rule("mlp_bias", lambda s: not (s.get("qk_norm") and s.get("mlp_bias")),
+         "its Qwen3 drafter has no mlp_bias", _E3),
+)  # fmt: skip
 _HEADS_DIVIDE = Rule(
     "head_dim",
     lambda s: s.get("head_dim") * s.get("num_attention_heads") == s.config.hidden_size,
@@ -95,6 +102,7 @@ _HEADS_DIVIDE = Rule(
 )
 _FULL = Rule("draft_vocab_size", lambda s: not s.reduced, "it drafts the whole vocabulary only")
 _FULL_E1 = Rule("draft_vocab_size", lambda s: not s.reduced, "its EAGLE-1 drafts the whole vocabulary only", _E1)
+_LENT_HEAD_E1 = replace(NEEDS_LENT_HEAD, kinds=_E1)
 
 
 def _usual_taps(subject: Subject) -> bool:
@@ -112,10 +120,7 @@ _ALL = (
             *off("attention_bias", "mlp_bias", why="it has no"),
             Rule("taps", _usual_taps, "it always reads boundaries 2, n // 2 and n - 3 of at least 7 layers", _E3),
         ),
-        (
-            Need("head", NEEDS_OWN_HEAD.change, NEEDS_OWN_HEAD.reason, _E3),
-            Need("head", NEEDS_LENT_HEAD.change, NEEDS_LENT_HEAD.reason, _E1),
-        ),
+        (replace(NEEDS_OWN_HEAD, kinds=_E3), _LENT_HEAD_E1),
         "fixed boundaries 2, n // 2, n - 3", forms.safeailab,
     ),
     Consumer(
@@ -129,8 +134,7 @@ _ALL = (
             *off("norm_before_residual", "qk_norm", why="it has no"),
             *_LATENT, *rising_taps(lowest=1, beyond=1),
         ),
-        (NEEDS_LENT_EMBEDDING, Need("head", NEEDS_LENT_HEAD.change, NEEDS_LENT_HEAD.reason, _E1),
-         NEEDS_OWN_REDUCED_HEAD),
+        (NEEDS_LENT_EMBEDDING, _LENT_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         OUTPUTS, forms.sglang,
     ),
     Consumer(
@@ -140,25 +144,16 @@ _ALL = (
             rotations("default", "linear", "llama3", "yarn", kinds=GROUPED), _YARN,
             rotations("default", "yarn", kinds=_MLA),
             *off("norm_before_fc", why="its latent-attention drafter has no", kinds=_MLA),
-            Rule("q_lora_rank", lambda s: s.get("q_lora_rank") is not None, "it needs a query latent", _MLA),
-            Rule("attention_bias", lambda s: not (s.get("qk_norm") and s.get("attention_bias")),
-                 "its Qwen3 drafter has no attention_bias", _E3),
-            Rule("mlp_bias", lambda s: not (s.get("qk_norm") and s.get("mlp_bias")),
-                 "its Qwen3 drafter has no mlp_bias", _E3),
-            *_LATENT, *rising_taps(),
+            _QUERY_LATENT, *_QWEN3, *_LATENT, *rising_taps(),
         ),
-        (Need("head", NEEDS_LENT_HEAD.change, NEEDS_LENT_HEAD.reason, _E1), NEEDS_OWN_REDUCED_HEAD),
+        (_LENT_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         BOUNDARIES, forms.vllm,
     ),
     Consumer(
         "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", _E3,
         (
             _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn"), _YARN,
-            Rule("attention_bias", lambda s: not (s.get("qk_norm") and s.get("attention_bias")),
-                 "its Qwen3 drafter has no attention_bias"),
-            Rule("mlp_bias", lambda s: not (s.get("qk_norm") and s.get("mlp_bias")),
-                 "its Qwen3 drafter has no mlp_bias"),
-            *rising_taps(),
+            *_QWEN3, *rising_taps(),
         ),
         (NEEDS_OWN_HEAD,),
         BOUNDARIES, forms.speculators, "its config names the target",
@@ -168,8 +163,7 @@ _ALL = (
         (
             _ONE_LAYER, _FULL, identity_map(), _SILU, rotations("default", kinds=_E3),
             rotations("default", "yarn", kinds=_MLA),
-            Rule("q_lora_rank", lambda s: s.get("q_lora_rank") is not None, "it needs a query latent", _MLA),
-            *off("norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
+            _QUERY_LATENT, *off("norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
             *off("attention_bias", "mlp_bias", why="it has no", kinds=_E3),
             *_LATENT, *rising_taps(),
         ),
@@ -181,17 +175,16 @@ _ALL = (
         (
             _ONE_LAYER, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", kinds=_E3), _YARN, rotations("yarn", kinds=_MLA),
-            Rule("q_lora_rank", lambda s: s.get("q_lora_rank") is not None, "it needs a query latent", _MLA),
-            *off("norm_before_residual", "qk_norm", why="it has no"),
+            _QUERY_LATENT, *off("norm_before_residual", "qk_norm", why="it has no"),
             Rule("norm_before_fc", lambda s: not (s.get("fc_norm") and s.get("norm_before_fc")),
                  "it has no norm_before_fc beside fc_norm", FUSED),
             *_LATENT, *rising_taps(lowest=1),
         ),
         (
-            Need("embedding", NEEDS_LENT_EMBEDDING.change, NEEDS_LENT_EMBEDDING.reason, FUSED,
-                 lambda s: s.config.hidden_size == s.config.target_hidden_size),
-            Need("embedding", NEEDS_OWN_EMBEDDING.change, NEEDS_OWN_EMBEDDING.reason, FUSED,
-                 lambda s: s.config.hidden_size != s.config.target_hidden_size),
+            replace(NEEDS_LENT_EMBEDDING, kinds=FUSED,
+                    when=lambda s: s.config.hidden_size == s.config.target_hidden_size),
+            replace(NEEDS_OWN_EMBEDDING, kinds=FUSED,
+                    when=lambda s: s.config.hidden_size != s.config.target_hidden_size),
             NEEDS_OWN_REDUCED_HEAD,
         ),
         "layer outputs, in the serving configuration", forms.tensorrt_llm,

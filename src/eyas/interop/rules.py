@@ -9,6 +9,9 @@ from typing import Any
 from eyas.interop.subject import Subject, lent_embedding, lent_head, own_embedding, own_head
 
 Change = Callable[[Subject], Subject | None]
+EVERY = ("eagle1", "eagle3", "mla")
+FUSED = ("eagle3", "mla")
+GROUPED = ("eagle1", "eagle3")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Rule:
     field: str
     holds: Callable[[Subject], bool]
     reason: str
-    kinds: tuple[str, ...] = ("eagle1", "eagle3", "mla")
+    kinds: tuple[str, ...] = EVERY
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,21 @@ class Need:
     field: str
     change: Change
     reason: str
-    kinds: tuple[str, ...] = ("eagle1", "eagle3", "mla")
+    kinds: tuple[str, ...] = EVERY
     when: Callable[[Subject], bool] = lambda _: True
 
 
-FUSED = ("eagle3", "mla")
-GROUPED = ("eagle1", "eagle3")
-
-
-def only(field: str, *allowed: Any, why: str, kinds: tuple[str, ...] = ("eagle1", "eagle3", "mla")) -> Rule:
+def only(field: str, *allowed: Any, why: str, kinds: tuple[str, ...] = EVERY) -> Rule:
     """A field whose value must be one of a few; a kind without the field passes."""
     return Rule(field, lambda subject: subject.get(field, allowed[0]) in allowed, why, kinds)
 
 
-def off(*fields: str, why: str, kinds: tuple[str, ...] = ("eagle1", "eagle3", "mla")) -> list[Rule]:
+def off(*fields: str, why: str, kinds: tuple[str, ...] = EVERY) -> list[Rule]:
     """Toggles that must be off."""
     return [only(field, False, why=f"{why} {field}", kinds=kinds) for field in fields]
 
 
-def rotations(*types: str, kinds: tuple[str, ...] = ("eagle1", "eagle3", "mla")) -> Rule:
+def rotations(*types: str, kinds: tuple[str, ...] = EVERY) -> Rule:
     """RoPE types that are computed."""
 
     def holds(subject: Subject) -> bool:
