@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from eyas.config import StrictModel
+from eyas.data.digest import file_hash
 from eyas.data.rows import files_of
 from eyas.data.sources import STDLIB, Source
-from eyas.errors import DataError
 
 
 class PrepareConfig(StrictModel):
@@ -48,7 +46,7 @@ def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
     """Equal settings make equal folders: options, the contents of local files, how the target renders chats."""
     made = config.model_dump(mode="json", exclude={"output"})
     made["data"] = {source.name: _data_of(source) for source in config.sources}
-    made["excluded"] = [_hash_of([file]) for file in config.exclude]
+    made["excluded"] = [file_hash(file) for file in config.exclude]
     made["rendering"] = rendering
     return made
 
@@ -56,16 +54,4 @@ def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
 def _data_of(source: Source) -> str:
     if source.place == STDLIB:
         return f"Python {platform.python_version()}"
-    return source.place if source.path is None else _hash_of(files_of(source.path))
-
-
-def _hash_of(files: Sequence[Path]) -> str:
-    total = hashlib.sha256()
-    for file in files:
-        try:
-            with file.open("rb") as data:
-                while block := data.read(1 << 20):
-                    total.update(block)
-        except OSError as error:
-            raise DataError(f"can't read {file}: {error.strerror}") from error
-    return total.hexdigest()[:16]
+    return source.place if source.path is None else file_hash(*files_of(source.path))
