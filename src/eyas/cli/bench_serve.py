@@ -11,7 +11,7 @@ from typer import Option
 
 from eyas.cli.build import sampling_params
 from eyas.cli.display import note, output, row_bar
-from eyas.cli.measuring import check_json, finish, numbers, whole_numbers
+from eyas.cli.measuring import check_json, finish, numbers, whole_numbers, write_files
 from eyas.cli.options import JsonFile, Limit, SamplingOptions
 from eyas.errors import UsageError
 
@@ -79,9 +79,8 @@ def serve(
     """
     import asyncio
 
-    from eyas.bench.ledger import write_json
     from eyas.bench.machine import describe_machine
-    from eyas.bench.plots import check_plot, save
+    from eyas.bench.plots import check_plot
     from eyas.bench.serve_figure import serve_figure
     from eyas.bench.serve_process import IdleMeter
     from eyas.bench.serve_prompts import read_items
@@ -128,11 +127,7 @@ def serve(
         "sampling": params.model_dump(mode="json"),
     }
     report = ServeReport(baseline, lines_of(results, baseline), settings, describe_machine(), idle.shares())
-    content = report.as_dict()
-    if json is not None:
-        write_json(json, content)
-    if plot is not None:
-        save(serve_figure(content), plot)
+    write_files(report.as_dict(), json, serve_figure, plot)
     console = output()
     console.print(markdown_of(report) if markdown else table_of(report, f"{len(items)} prompts"))
     for sentence in (*report.verdicts(), *DEFINITIONS):

@@ -9,7 +9,7 @@ from typer import Option
 
 from eyas.cli.build import open_target, sampling_params
 from eyas.cli.display import note, output, row_bar
-from eyas.cli.measuring import check_json, finish, settings_of, whole_numbers
+from eyas.cli.measuring import check_json, finish, settings_of, whole_numbers, write_files
 from eyas.cli.options import Coupled, DrafterFileOptions, JsonFile, MeasureOptions, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
 
@@ -38,9 +38,8 @@ def trees(
 
     Everything is interleaved with plain decoding. Figures of the finalists come from the last pass alone.
     """
-    from eyas.bench.ledger import write_json
     from eyas.bench.machine import describe_machine
-    from eyas.bench.plots import check_plot, save
+    from eyas.bench.plots import check_plot
     from eyas.bench.runner import PLAIN, Plan
     from eyas.bench.tasks import read_tasks
     from eyas.bench.tree_figure import tree_figure
@@ -79,11 +78,7 @@ def trees(
     errors = [error for task in tasks for error in task.errors]
     settings = settings_of(target.model, loaded, target, measuring, params) | {"coupled": coupled is not False}
     report = TreeReport(draft_model, tried, sweep.passes, choice, settings, describe_machine(), errors)
-    content = report.as_dict()
-    if json is not None:
-        write_json(json, content)
-    if plot is not None:
-        save(tree_figure(content), plot)
+    write_files(report.as_dict(), json, tree_figure, plot)
     console = output()
     console.print(report.table())
     if len(sweep.passes) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,19 @@ def settings_of(
         "limit": measuring.limit,
         "sampling": params.model_dump(mode="json"),
     }
+
+
+def write_files(
+    content: dict[str, Any], json: Path | None, figure: Callable[[dict[str, Any]], bytes], plot: Path | None
+) -> None:
+    """The report and its plot, whichever was asked for."""
+    from eyas.bench.ledger import write_json
+    from eyas.bench.plots import save
+
+    if json is not None:
+        write_json(json, content)
+    if plot is not None:
+        save(figure(content), plot)
 
 
 def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
