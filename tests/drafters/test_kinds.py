@@ -14,7 +14,6 @@ from torch import Tensor
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds import KINDS, kind_for, kind_name
-from eyas.drafters.layers import grouped_attention
 from eyas.drafters.loading import load_drafter
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError, ConfigError
@@ -25,6 +24,7 @@ from eyas.types import SamplingParams
 from eyas.verify import Sampler
 
 from .. import tiny
+from .cacheless import from_scratch
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle1": ("eagle1", {}),
@@ -42,10 +42,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def build(name: str, **more: Any) -> DraftNetwork:
     kind, settings = VARIANTS[name]
     return tiny.network(kind, **{**settings, **more})
-
-
-def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return grouped_attention(q, k, v, torch.ones(1, 1, q.shape[2], k.shape[2]).tril().bool())
 
 
 def same(a: DraftNetwork, b: DraftNetwork) -> bool:
@@ -99,18 +95,6 @@ def test_gradients_pass_a_shared_head(rows: int) -> None:
     expected[:, 2].sum().backward()
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(states.grad, mirror.grad, rtol=1e-4, atol=1e-4)
-
-
-def from_scratch(network: DraftNetwork, tokens: Tensor, taps: Tensor, path: list[int]) -> Tensor:
-    """Log-probabilities [Vd] after `path`: no cache, no tree. tokens [n + 1], taps [n, A, Ht]."""
-    tokens, hidden = tokens[1:], network.fuse(taps.unsqueeze(0))[0]
-    for step in range(len(path) + 1):
-        at = torch.arange(len(tokens)).unsqueeze(0)
-        fed, normed = network.step(tokens.unsqueeze(0), hidden.unsqueeze(0), at, causal)
-        if step < len(path):
-            tokens = torch.cat((tokens, torch.tensor([path[step]])))
-            hidden = torch.cat((hidden, fed[0, -1:]))
-    return network.logits(normed[0, -1]).log_softmax(-1)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

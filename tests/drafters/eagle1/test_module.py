@@ -10,18 +10,14 @@ from torch import Tensor
 
 from eyas.drafters.eagle1.config import read
 from eyas.drafters.formats.fields import Fields
-from eyas.drafters.layers import grouped_attention
 
 from ... import tiny
+from ..cacheless import causal
 
 S = 7
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {}, "no bias": {"bias": False}, "two layers": {"num_hidden_layers": 2}, "qkv bias": {"qkv_bias": True},
 }  # fmt: skip
-
-
-def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return grouped_attention(q, k, v, torch.ones(1, 1, S, S).tril().bool())
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.layers import grouped_attention
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import SamplingParams
 from eyas.verify import Coupling, Sampler, gumbel
 
 from ... import tiny
+from ..cacheless import from_scratch
 
 CPU = torch.device("cpu")
 TAPS = 3
@@ -49,26 +49,6 @@ def observe(drafter: NetworkDrafter, rows: range, pairs: list[tuple[Tensor, Tens
     drafter.observe(rows, tokens, states, counts)
 
 
-def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return grouped_attention(q, k, v, torch.ones(q.shape[2], k.shape[2]).tril().bool())
-
-
-def from_scratch(drafter: NetworkDrafter, pair: tuple[Tensor, Tensor], path: list[int]) -> Tensor:
-    """Log-probabilities [Vd] of what follows `path` below the last known token: no cache, no tree, one causal pass.
-
-    Pair i is (state at i, token i + 1) at position i; a guess's pair takes the state fed back by the pair before it.
-    """
-    module = drafter.network
-    tokens, hidden = pair[0][1:], module.fuse(pair[1].unsqueeze(0))[0]
-    for step in range(len(path) + 1):
-        at = torch.arange(len(tokens)).unsqueeze(0)
-        fed, normed = module.step(tokens.unsqueeze(0), hidden.unsqueeze(0), at, causal)
-        if step < len(path):
-            tokens = torch.cat((tokens, torch.tensor([path[step]])))
-            hidden = torch.cat((hidden, fed[0, -1:]))
-    return module.logits(normed[0, -1]).log_softmax(-1)
-
-
 def paths_of(tree: DraftTree, row: int) -> list[list[int]]:
     """Tokens from the root to each node."""
     paths: list[list[int]] = []
@@ -82,7 +62,7 @@ def check(drafter: NetworkDrafter, tree: DraftTree, row: int, pair: tuple[Tensor
     """Every node's value is the sum of from-scratch log-probabilities, and siblings are the best tokens."""
     ids = drafter.network.target_ids.tolist()
     paths = paths_of(tree, row)
-    after = {tuple(p[:-1]): from_scratch(drafter, pair, p[:-1]) for p in paths}
+    after = {tuple(p[:-1]): from_scratch(drafter.network, *pair, p[:-1]) for p in paths}
     for node, path in enumerate(paths):
         expected = sum(float(after[tuple(path[:i])][ids.index(path[i])]) for i in range(len(path)))
         assert float(tree.logprob[row, node]) == pytest.approx(expected, rel=1e-3, abs=1e-3)
@@ -254,5 +234,5 @@ def test_coupling_ranks_by_the_noise_of_the_token_s_own_position() -> None:
     ids, path = drafter.network.target_ids, tree.tokens[0].tolist()
     for ahead in range(4):
         noise = gumbel(torch.tensor([0]), torch.tensor([[8 + ahead]]), ids)  # the seed and place of the token
-        ranked = from_scratch(drafter, pairs[0], path[:ahead]) + noise.flatten()
+        ranked = from_scratch(drafter.network, *pairs[0], path[:ahead]) + noise.flatten()
         assert int(ids[ranked.argmax()]) == path[ahead]

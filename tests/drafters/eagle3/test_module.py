@@ -14,6 +14,7 @@ from eyas.drafters.eagle3 import Eagle3Network
 from eyas.drafters.layers import grouped_attention
 
 from ... import tiny
+from ..cacheless import causal
 
 S, TAPS = 9, 3
 
@@ -38,11 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "theta": {"rope_theta": 100.0},
     "eps": {"rms_norm_eps": 0.5},
 }  # fmt: skip
-
-
-def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Full causal attention, no cache."""
-    return grouped_attention(q, k, v, torch.ones(q.shape[2], k.shape[2]).tril().bool())
 
 
 def inputs(module: Eagle3Network, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,30 @@
+"""Draft networks without a cache, a tree or a batch: what decoding is compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eyas.drafters.layers import grouped_attention
+from eyas.drafters.network import DraftNetwork
+
+
+def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Full causal attention."""
+    return grouped_attention(q, k, v, torch.ones(q.shape[2], k.shape[2]).tril().bool())
+
+
+def from_scratch(network: DraftNetwork, tokens: Tensor, taps: Tensor, path: list[int]) -> Tensor:
+    """Log-probabilities [Vd] of what follows `path` below the last known token, from one causal pass.
+
+    tokens [n + 1], taps [n, A, Ht]. Pair i is (state at i, token i + 1) at position i; a guess's pair takes the state
+    fed back by the pair before it.
+    """
+    tokens, hidden = tokens[1:], network.fuse(taps.unsqueeze(0))[0]
+    for step in range(len(path) + 1):
+        at = torch.arange(len(tokens)).unsqueeze(0)
+        fed, normed = network.step(tokens.unsqueeze(0), hidden.unsqueeze(0), at, causal)
+        if step < len(path):
+            tokens = torch.cat((tokens, torch.tensor([path[step]])))
+            hidden = torch.cat((hidden, fed[0, -1:]))
+    return network.logits(normed[0, -1]).log_softmax(-1)
