@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+
+from ..http_server import Handler, Server, running
 
 Script = Callable[[dict[str, Any]], Sequence[bytes] | int]
 """Request body -> pieces of the stream, or the status of a refusal (0 = hang up)."""
@@ -26,36 +27,24 @@ def stream(words: Sequence[str], **last: Any) -> list[bytes]:
     return [event(chunk) for chunk in chunks] + [event({"choices": [], "usage": usage, **last}), event(b"[DONE]")]
 
 
-class FakeServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
-
+class FakeServer(Server):
     def __init__(self, script: Script, metrics: str, pause: float) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.script, self.metrics, self.pause = script, metrics, pause
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
 
-    def handle_error(self, *_: Any) -> None:
-        """A client that went away is part of the play."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: FakeServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # http.server's name
         known = {"/v1/models": json.dumps({"data": [{"id": "fake"}]}), "/metrics": self.server.metrics, "/health": "{}"}
         text = known.get(self.path, "")
-        self._say(200 if text else 404, text.encode())
+        self.say(200 if text else 404, text.encode())
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  # http.server's name
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.asked.append((self.path, body))
@@ -66,11 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
             if pieces == 0:
                 self.close_connection = True
             elif isinstance(pieces, int):
-                self._say(pieces, b'{"error": {"message": "no"}}')
+                self.say(pieces, b'{"error": {"message": "no"}}')
             else:
-                self.send_response(200)
-                self.send_header("Content-Length", str(sum(map(len, pieces))))
-                self.end_headers()
+                self.begin(200, sum(map(len, pieces)))
                 for piece in pieces:
                     time.sleep(self.server.pause)
                     self.wfile.write(piece)
@@ -78,23 +65,6 @@ class _Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 self.server.at_once -= 1
 
-    def _say(self, status: int, data: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
-
-
-@contextmanager
-def serving(script: Script, metrics: str = "", pause: float = 0.0) -> Iterator[FakeServer]:
-    with FakeServer(script, metrics, pause) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def serving(script: Script, metrics: str = "", pause: float = 0.0) -> AbstractContextManager[FakeServer]:
+    return running(FakeServer(script, metrics, pause))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
+
+from ...http_server import Handler, Server, running
 
 
 class Said(NamedTuple):
@@ -32,22 +33,15 @@ def echo(body: dict[str, Any], _: int = 0) -> Said:
     return Said(body=completion({"content": f"<{body['messages'][-1]['content']}> {body['seed']}"}))
 
 
-class FakeEndpoint(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
+class FakeEndpoint(Server):
     def __init__(self, script: Script) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.script = script
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = 0
         self._running = 0
         self._lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
 
     def respond(self, body: dict[str, Any], headers: dict[str, str]) -> Said:
         with self._lock:
@@ -62,15 +56,11 @@ class FakeEndpoint(ThreadingHTTPServer):
             with self._lock:
                 self._running -= 1
 
-    def handle_error(self, *_: Any) -> None:
-        """A client that went away is part of the play."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: FakeEndpoint
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  # http.server's name
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.path == "/v1/chat/completions"
         said = self.server.respond(body, dict(self.headers))
@@ -78,23 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         data = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
-        self.send_response(said.status)
-        for name, value in {**said.headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        self.say(said.status, data, said.headers)
 
 
-@contextmanager
-def endpoint(script: Script = echo) -> Iterator[FakeEndpoint]:
-    with FakeEndpoint(script) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def endpoint(script: Script = echo) -> AbstractContextManager[FakeEndpoint]:
+    return running(FakeEndpoint(script))
