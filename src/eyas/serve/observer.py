@@ -1,7 +1,7 @@
 """What a server tells whoever watches it: requests as they come, start and end, and every step of the engine.
 
 The API calls the request hooks on its event loop, the engine's thread calls `stepped`: an observer must stand both at
-once, may not block, and may not raise. `Metrics` (Prometheus) and `Logs` are the two that are there.
+once, may not block, and may not raise. `Metrics` (Prometheus), `Logs` and the playground's `Gauges` are there.
 """
 
 from __future__ import annotations
