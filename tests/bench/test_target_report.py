@@ -39,7 +39,7 @@ def test_architectures(name: str, windows: dict[str, Any], tmp_path: Path) -> No
     assert (report.max_length, report.default_taps) == (256, [1, 3, 4])
     shared = {p.data_ptr(): p.numel() for p in model.parameters()}  # a tied head is stored once
     assert report.parameters == sum(shared.values())
-    assert report.rope_theta == (None if name == "gpt2" else 10000.0) or name == "olmo3"
+    assert report.rope_theta == {"gpt2": None, "olmo3": 500000.0}.get(name, 10000.0)
     assert any("no chat template" in warning for warning in report.warnings)
     assert report.facts.hidden_size == tiny.HIDDEN
 

@@ -23,8 +23,9 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
         for field in fields(group):
             flag = "--" + field.name.replace("_", "-")
             (row,) = [row for row in rows if f"`{flag}`" in row.split("|")[1]]
-            if isinstance(field.default, int | float) and field.default is not None:
-                assert f"{field.default:g}" in row or str(field.default) in row
+            if isinstance(field.default, int | float | str) and field.default:
+                default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+                assert default in row.split("|")[2].replace("`", "").replace(",", "").split()
 
 
 @pytest.mark.parametrize(

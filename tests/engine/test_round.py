@@ -103,7 +103,7 @@ def test_rows_that_do_not_speculate_get_no_nodes(tree: str) -> None:
         assert [n for n, alive in zip(outcome.nodes, live, strict=True) if not alive] == [0, 0]
     assert all(sum(o.nodes[row] for o in outcomes) > 0 for row in (0, 3))
     _, nobody = decode("llama", [parse_tree(tree)], params, live=[False] * 4)
-    assert all(o.evidence is None for o in nobody)
+    assert [o.evidence for o in nobody] == [None] * len(nobody) != []
 
 
 def test_requests_say_whether_they_speculate() -> None:

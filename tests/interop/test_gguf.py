@@ -251,12 +251,15 @@ def test_flipped_bytes_never_crash(tmp_path: Path) -> None:
     whole = re.gguf_bytes(KEYS, contents()[1])
     head = whole.index(b"blk.0.ffn_down.weight") + 60
     draw = torch.Generator().manual_seed(0)
+    loaded = 0
     for _ in range(300):
         damaged = bytearray(whole)
         damaged[int(torch.randint(head, (), generator=draw))] = int(torch.randint(256, (), generator=draw))
         (tmp_path / "d.gguf").write_bytes(damaged)
         with suppress(EyasError):
             open_checkpoint(tmp_path / "d.gguf").network()
+            loaded += 1
+    assert 0 < loaded < 300  # bytes of both sorts were met
 
 
 def test_what_eyas_writes_is_what_llama_cpp_expects(tmp_path: Path, serving: Serving) -> None:
@@ -296,7 +299,7 @@ def test_only_byte_level_tokenizers_are_written() -> None:
     assert keys.tokens[-3:] == [f"[PAD{len(tokenizer()) + i}]" for i in range(3)]
     assert keys.types[-3:] == [5, 5, 5]
     assert 3 in keys.types  # its special tokens
-    assert all(len(merge.split(" ")) == 2 for merge in keys.merges)
+    assert {len(merge.split(" ")) for merge in keys.merges} == {2}
     with pytest.raises(ExportError, match="byte-level BPE"):
         tokenizer_keys(object(), 10)
 
