@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import jsonschema
@@ -62,5 +63,7 @@ def test_constrained_answers(temperature: float) -> None:
     for spec, text in stopped:
         if spec == SPECS[0]:
             jsonschema.validate(json.loads(text), SCHEMA)
-        elif spec == SPECS[2]:
+        elif spec == SPECS[1]:
+            assert re.fullmatch(SPECS[1].text, text)
+        else:
             assert text in json.loads(SPECS[2].text)
