@@ -8,6 +8,7 @@ import pytest
 
 from eyas.bench.serve_answer import Answer
 from eyas.bench.serve_client import LoadRun
+from eyas.bench.serve_counters import Counted
 from eyas.bench.serve_figure import serve_figure
 from eyas.bench.serve_load import Load
 from eyas.bench.serve_report import ServeReport, lines_of
@@ -24,7 +25,7 @@ def run(seconds: float, *texts: str, **more: float) -> LoadRun:
         else Answer(i, 0.0, seconds, error="429: full")
         for i, text in enumerate(texts)
     ]
-    return LoadRun(seconds, answers, more.get("drafts", 0.0), more.get("accepted", 0.0))
+    return LoadRun(seconds, answers, Counted(more.get("drafts", 0.0), 0.0, more.get("accepted", 0.0)))
 
 
 def report(results: dict[Load, dict[str, list[LoadRun]]]) -> ServeReport:

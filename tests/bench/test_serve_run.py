@@ -98,7 +98,7 @@ def test_counters_grow_while_a_run_lasts() -> None:
     with serving(echo, page.format(3)) as server:
         server.script = lambda body: setattr(server, "metrics", page.format(7)) or echo(body)
         (run,) = measure(Side("a", server.url))[Load("closed", 2)]["a"]
-    assert (run.drafts, run.accepted) == (4.0, 40.0)
+    assert (run.counted.drafts, run.counted.accepted) == (4.0, 40.0)
 
 
 def test_a_side_that_is_not_there() -> None:

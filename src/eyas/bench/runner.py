@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from eyas.bench.tasks import Group, GroupRun, Task, run_group
 from eyas.engine import Engine
@@ -43,6 +44,7 @@ class Measured:
 
 
 Progress = Callable[[], None]
+RunT = TypeVar("RunT")
 
 
 def measure(
@@ -53,14 +55,18 @@ def measure(
     advance: Progress = lambda: None,
 ) -> dict[str, Measured]:
     """Run a task with every engine; the one named `none` is what the others' tokens are compared with."""
+
+    def run(name: str, group: Group) -> GroupRun:
+        return run_group(engines[name], group, params)
+
     results = {name: Measured() for name in engines}
     if not task.groups:
         return results
     for _ in range(plan.warmup):
-        for engine in engines.values():
-            run_group(engine, task.groups[0], params)
+        for name in engines:
+            run(name, task.groups[0])
     for number, group in enumerate(task.groups):
-        runs = _interleaved(group, engines, params, plan, number, advance)
+        runs = interleaved(list(engines), run, group, plan.repeats, number, advance)
         task.errors += runs[PLAIN][0].errors
         if not runs[PLAIN][0].token_ids:
             continue
@@ -69,18 +75,19 @@ def measure(
     return results
 
 
-def _interleaved(
+def interleaved(
+    names: Sequence[str],
+    run: Callable[[str, Group], RunT],
     group: Group,
-    engines: Mapping[str, Engine],
-    params: SamplingParams,
-    plan: Plan,
+    repeats: int,
     number: int,
     advance: Progress,
-) -> dict[str, list[GroupRun]]:
-    runs: dict[str, list[GroupRun]] = {name: [] for name in engines}
-    for repeat in range(plan.repeats):
-        for name in rotated(list(engines), number + repeat):
-            runs[name].append(run_group(engines[name], group, params))
+) -> dict[str, list[RunT]]:
+    """Run every method so many times on a group, the task's `number`-th: name -> its runs."""
+    runs: dict[str, list[RunT]] = {name: [] for name in names}
+    for repeat in range(repeats):
+        for name in rotated(names, number + repeat):
+            runs[name].append(run(name, group))
             advance()
     return runs
 
@@ -92,9 +99,13 @@ def rotated(names: Sequence[str], by: int) -> Iterator[str]:
     yield from names[:by]
 
 
+def median_run(runs: Sequence[RunT], seconds: Callable[[RunT], float]) -> RunT:
+    """The run in the middle; the faster one of two."""
+    return sorted(runs, key=seconds)[(len(runs) - 1) // 2]
+
+
 def _add(result: Measured, runs: Sequence[GroupRun], plain: GroupRun) -> None:
-    ordered = sorted(runs, key=lambda run: run.stats.decode_seconds)
-    median = ordered[(len(ordered) - 1) // 2].stats
+    median = median_run(runs, lambda run: run.stats.decode_seconds).stats
     result.stats.merge(median)
     result.groups.append(median)
     result.answers += len(plain.token_ids)

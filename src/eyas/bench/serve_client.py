@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
 from eyas.bench.serve_answer import Answer, Received
+from eyas.bench.serve_counters import Counted, read_metrics, read_server_info
 from eyas.bench.serve_load import Load, run_load
-from eyas.bench.serve_prompts import Item
+from eyas.bench.serve_prompts import TEXT, Item
 from eyas.bench.serve_side import Side
 from eyas.errors import EndpointError
 from eyas.types import SamplingParams
 
-_COUNTER = re.compile(r"^(?:eyas|vllm):(spec_decode_num_(?:drafts|accepted_tokens))(?:_total)?(?:{[^}]*})? (\S+)", re.M)
+_NO_IDS = frozenset({400, 404, 405, 415, 422, 501})
+"""What servers answer to a prompt of token ids that they can't take."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,24 @@ class LoadRun:
     seconds: float
     """From the first request to the end of the last answer."""
     answers: list[Answer]
-    drafts: float = 0.0
-    """Drafts the server verified meanwhile and draft tokens it accepted, by its own counters; 0 if it has none."""
-    accepted: float = 0.0
+    counted: Counted = field(default_factory=Counted)
+    """What the server counted meanwhile."""
 
 
 class Client:
     """Asks one side. Use it as an async context manager."""
 
-    def __init__(self, side: Side, params: SamplingParams, timeout: float, api_key: str | None = None) -> None:
-        self.side, self.params, self._timeout = side, params, timeout
+    def __init__(
+        self,
+        side: Side,
+        params: SamplingParams,
+        timeout: float,
+        api_key: str | None = None,
+        *,
+        own_seeds: bool = True,
+    ) -> None:
+        """`own_seeds`: request number i is asked with the seed plus i, else all with the same."""
+        self.side, self.params, self._timeout, self._own_seeds = side, params, timeout, own_seeds
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
@@ -59,16 +68,23 @@ class Client:
         received = await run_load(load, ask, len(items), seed)
         seconds = time.perf_counter() - began
         after = await self._counters()
-        grown = {name: after[name] - before.get(name, 0.0) for name in after}
-        return LoadRun(
-            seconds,
-            [one.read() for one in received],
-            grown.get("spec_decode_num_drafts", 0.0),
-            grown.get("spec_decode_num_accepted_tokens", 0.0),
-        )
+        return LoadRun(seconds, [one.read() for one in received], after - before)
+
+    async def takes_ids(self, prompt: Sequence[int]) -> bool:
+        """Does the server complete token ids? Raises EndpointError if it answers nothing at all."""
+        body = {"model": self._model, "prompt": list(prompt), "max_tokens": 1}
+        url = self.side.url + TEXT
+        try:
+            response = await self._http.post(url, json=body)
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{self.side.name}: {url} can't be reached: {error or type(error).__name__}") from error
+        if not response.is_success and response.status_code not in _NO_IDS:
+            said = " ".join(response.text.split())[:200]
+            raise EndpointError(f"{self.side.name}: {url} answers {response.status_code}: {said}")
+        return response.is_success
 
     async def _ask(self, item: Item, number: int, origin: float) -> Received:
-        body = item.body(self._model, self.params, number) | self.side.extra
+        body = item.body(self._model, self.params, number if self._own_seeds else 0) | self.side.extra
         pieces: list[tuple[float, bytes]] = []
         error = None
         sent = time.perf_counter()
@@ -97,14 +113,21 @@ class Client:
         except (ValueError, LookupError, TypeError) as error:
             raise EndpointError(f"{self.side.name}: {url} lists no model: name it with ,model=NAME") from error
 
-    async def _counters(self) -> dict[str, float]:
-        """The speculation counters at `/metrics`, summed over labels; none where there is no such page."""
+    async def _counters(self) -> Counted:
+        """What the server has counted since its start."""
+        page = await self._page("/metrics")
+        found = None if page is None else read_metrics(page.text)
+        if found is None and (page := await self._page("/get_server_info")) is not None:
+            try:
+                found = read_server_info(page.json())
+            except ValueError:
+                found = None
+        return found or Counted()
+
+    async def _page(self, path: str) -> httpx.Response | None:
+        """None where there is no such page."""
         try:
-            response = await self._http.get(f"{self.side.root}/metrics")
+            response = await self._http.get(self.side.root + path)
         except httpx.HTTPError:
-            return {}
-        sums: dict[str, float] = {}
-        if response.is_success:
-            for name, value in _COUNTER.findall(response.text):
-                sums[name] = sums.get(name, 0.0) + float(value)
-        return sums
+            return None
+        return response if response.is_success else None

@@ -44,18 +44,22 @@ def read_items(paths: Sequence[Path], limit: int | None, seed: int, tokenizer: A
         for row in read_prompts(path, limit):
             if isinstance(row, BadRow):
                 raise DataError(row.error)
-            items.append(_item(row, f"{path.stem}:{row.id}", tokenizer))
+            items.append(item_of(row, f"{path.stem}:{row.id}", tokenizer))
     random.Random(seed).shuffle(items)
     return items
 
 
-def _item(row: PromptRow, name: str, tokenizer: Any) -> Item:
+def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = ()) -> Item:
+    """The request of a row after so many of its turns were answered. RequestError if the template refuses the chat."""
     if row.token_ids is not None:
         return Item(name, TEXT, {"prompt": list(row.token_ids)})
     if row.prompt is not None:
         text = row.prompt if tokenizer is None else list(encode_text(tokenizer, row.prompt))
         return Item(name, TEXT, {"prompt": text})
-    messages = row.messages or (Message(role="user", content=(row.turns or ("",))[0]),)
+    messages = list(row.messages or ())
+    for number, turn in enumerate((row.turns or ())[: len(answers) + 1]):
+        messages += [Message(role="assistant", content=answers[number - 1])] if number else []
+        messages.append(Message(role="user", content=turn))
     if tokenizer is not None:
         return Item(name, TEXT, {"prompt": list(encode_chat(tokenizer, messages))})
     return Item(name, CHAT, {"messages": [as_sent(message) for message in messages]})

@@ -12,6 +12,7 @@ import numpy as np
 
 from eyas.bench.serve_answer import Answer
 from eyas.bench.serve_client import LoadRun
+from eyas.bench.serve_counters import Counted
 from eyas.bench.serve_load import Load
 from eyas.bench.serve_run import Results
 
@@ -24,7 +25,7 @@ DEFINITIONS = (
     "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1) of an answer. e2e: request sent to end "
     "of stream. Quantiles over the answers of all repeats, milliseconds.",
     "accept length: tokens per target pass (from `usage.eyas`, llama.cpp's `timings`, or 1 + accepted / drafts of the "
-    "server's counters).",
+    "server's counters; SGLang's own latest mean).",
     "same: answers whose text is the baseline's, of those that both gave.",
 )
 
@@ -187,8 +188,7 @@ def accept_length(runs: Sequence[LoadRun]) -> float | None:
     told = [answer for run in runs for answer in run.answers if answer.passes]
     if told:
         return sum(answer.tokens for answer in told) / sum(answer.passes for answer in told)
-    drafts = sum(run.drafts for run in runs)
-    return 1.0 + sum(run.accepted for run in runs) / drafts if drafts else None
+    return sum((run.counted for run in runs), Counted()).accept_length
 
 
 def _ratio(load: Load, run: LoadRun, base: LoadRun) -> float:

@@ -51,7 +51,7 @@ def export(
         path,
         to,
         output,
-        None if target is None else _serving(target, path, wanted, files),
+        None if target is None else serving_of(target, path, wanted, files),
         taps=boundaries,
         dtype=wanted,
         weights=files.draft_weights,
@@ -74,7 +74,7 @@ def _boundaries(text: str) -> list[int]:
         raise UsageError(f"--taps {text!r}: write boundaries with commas between them, such as 2,16,29") from None
 
 
-def _serving(target: str, drafter: Path, dtype: torch.dtype | None, files: DrafterFileOptions) -> Serving:
+def serving_of(target: str, drafter: Path, dtype: torch.dtype | None, files: DrafterFileOptions) -> Serving:
     """The target's sizes, embedding, head and tokenizer; none of its other weights are read."""
     from eyas.assets import named_target
     from eyas.drafters.checkpoint import open_checkpoint

@@ -13,25 +13,32 @@ from inspect import Parameter, Signature, signature
 from typing import Any, get_type_hints
 
 
+class Given(frozenset[str]):
+    """The names of the options that were given, and not left at their defaults. A verb that takes it is told."""
+
+
 class Spread:
     """A function's signature with its groups taken apart, and the way back."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._groups: dict[str, type[Any]] = {}
+        self._given: str | None = None
         parameters: list[Parameter] = []
         hints = get_type_hints(function, include_extras=True)
         for name, parameter in signature(function).parameters.items():
             hint = hints[name]
-            if isinstance(hint, type) and is_dataclass(hint):
+            if hint is Given:
+                self._given = name
+            elif isinstance(hint, type) and is_dataclass(hint):
                 self._groups[name] = hint
                 parameters += _options(hint)
             else:
                 parameters.append(_keyword(name, parameter.default, hint))
         self.signature = Signature(parameters)
 
-    def gather(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The function's arguments from the options' values."""
-        rest = dict(values)
+    def gather(self, values: dict[str, Any], given: Given | None = None) -> dict[str, Any]:
+        """The function's arguments from the options' values, and the names of those that were given."""
+        rest = dict(values) | ({} if self._given is None else {self._given: given or Given()})
         groups = {
             name: group(**{field.name: rest.pop(field.name) for field in fields(group)})
             for name, group in self._groups.items()

@@ -12,7 +12,9 @@ from typer import Option
 
 from eyas.cli.build import open_engine, tree_text
 from eyas.cli.display import note
+from eyas.cli.groups import Given
 from eyas.cli.options import DraftOptions, TargetOptions
+from eyas.cli.serve_elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
 from eyas.runtime import keep_freed_memory
 
@@ -61,8 +63,21 @@ class CapacityOptions:
     prefill_chunk: Annotated[int, Option(min=1, help="Most prompt tokens read between two rounds.")] = 512
 
 
-def serve(target: TargetOptions, draft: DraftOptions, server: ServerOptions, capacity: CapacityOptions) -> int:
-    """Serve the OpenAI API, and a page to try it at /."""
+def serve(
+    target: TargetOptions,
+    draft: DraftOptions,
+    server: ServerOptions,
+    capacity: CapacityOptions,
+    other: EngineOptions,
+    given: Given,
+) -> int:
+    """Serve the OpenAI API, and a page to try it at /; or have another engine serve the drafter."""
+    if other.engine != OWN:
+        every = vars(server) | vars(capacity) | vars(target) | vars(draft)
+        wanted = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
+        key = None if server.api_key else os.environ.get(KEY_VARIABLE)
+        return serve_elsewhere(other, target, draft, wanted, (KEY_VARIABLE, key) if key else None)
+    refuse_engine_options(other)
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     try:
         from eyas.serve.app import ENDPOINTS, create_app

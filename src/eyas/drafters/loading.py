@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -41,9 +41,7 @@ def load_drafter(
     for doubt in checkpoint.report.doubts:
         _LOG.warning("the drafter %s: %s", source, doubt)
     network = checkpoint.network(target)
-    kind = checkpoint.kind.name
-    if method not in (None, kind):
-        raise UsageError(f"{source} is an {kind} drafter, not {method}: leave the method out, the files say what it is")
+    check_method(method, checkpoint.kind.name, str(source))
     taps = network.config.taps or network.config.default_taps(target.num_layers)
     check_fit(network.config, taps, target, str(source))
     network = network.to(device=target.device, dtype=target.dtype)
@@ -51,6 +49,12 @@ def load_drafter(
         pack_linears(network)
     _compare_targets(checkpoint.provenance.get("target_fingerprint"), target, str(source))
     return NetworkDrafter(network, taps)
+
+
+def check_method(method: str | None, kind: str, name: str) -> None:
+    """Refuse a method that isn't the drafter's."""
+    if method not in (None, kind):
+        raise UsageError(f"{name} is an {kind} drafter, not {method}: leave the method out, the files say what it is")
 
 
 def _compare_targets(recorded: Any, target: Target, name: str) -> None:
@@ -65,7 +69,23 @@ def _compare_targets(recorded: Any, target: Target, name: str) -> None:
         )  # fmt: skip
 
 
-def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: Target, name: str) -> None:
+class Sizes(Protocol):
+    """What a drafter must agree with its target about."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Ht"""
+
+    @property
+    def vocab_size(self) -> int:
+        """V"""
+
+    @property
+    def final_boundary(self) -> int:
+        """The last boundary that can be a tap."""
+
+
+def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: Sizes, name: str) -> None:
     """Refuse a drafter made for another target, with every reason at once."""
     wrong = []
     if config.target_hidden_size != target.hidden_size:

@@ -1,13 +1,14 @@
-"""The command that serves an exported drafter, consumer by consumer."""
+"""The command that serves a drafter, consumer by consumer: the one place where other engines' flags are written."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from shlex import quote
+from typing import NamedTuple
 
-from eyas.interop.plan import chain_length, tree_plan
+from eyas.interop.plan import TreePlan, tree_plan
 from eyas.interop.subject import Subject
 
 GGUF_FILE = "drafter.gguf"
@@ -16,60 +17,106 @@ TARGET = "TARGET"
 """Stands for the target where it is not known."""
 
 
+class Drafting(NamedTuple):
+    """What a command says of a drafter."""
+
+    kind: str
+    place: str
+    """The directory, or the file where that is what is read."""
+    plan: TreePlan
+
+    @property
+    def method(self) -> str:
+        """The generation, in the words of the field."""
+        return "eagle" if self.kind == "eagle1" else "eagle3"
+
+
 def command(consumer: str, subject: Subject, place: Path) -> str:
     """What to type; `place` is the exported directory."""
-    target = TARGET if subject.serving is None else quote(subject.serving.name)
-    return _COMMANDS[consumer](subject, target, str(place))
+    target = TARGET if subject.serving is None else subject.serving.name
+    if consumer == "gguf":  # the target must be GGUF, too
+        target, place = f"{TARGET}.gguf", place / GGUF_FILE
+    drafting = Drafting(subject.kind.name, str(place), tree_plan(subject))
+    return shlex.join(invocation(consumer, target, drafting))
 
 
-def _safeailab(subject: Subject, target: str, place: str) -> str:
-    plan = tree_plan(subject)
-    third = "" if subject.kind.name == "eagle1" else " --use_eagle3"
-    return (
-        f"python -m eagle.application.webui --base-model-path {target} --ea-model-path {quote(place)}{third} "
-        f"--depth {plan.depth} --top-k {plan.width} --total-token {plan.nodes + 1}"
-    )
+def invocation(
+    consumer: str, target: str, drafting: Drafting | None, program: Sequence[str] | None = None
+) -> list[str]:
+    """The program, by its usual name or another, and what it is told of target and drafter.
+
+    Without drafting, for the engines that eyas starts, it decodes plainly.
+    """
+    start = list(program or PROGRAMS[consumer])
+    rest = _TARGETS[consumer](target) if drafting is None else _DRAFTING[consumer](target, drafting)
+    if consumer == "vllm" and start[-1] != "serve":  # run as a module, it takes no target but by name
+        rest = ["--model", *rest]
+    return start + rest
 
 
-def _sglang(subject: Subject, target: str, place: str) -> str:
-    plan = tree_plan(subject)
-    algorithm = "EAGLE" if subject.kind.name == "eagle1" else "EAGLE3"
-    return (
-        f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {algorithm} "
-        f"--speculative-draft-model-path {quote(place)} --speculative-num-steps {plan.depth} "
-        f"--speculative-eagle-topk {plan.width} --speculative-num-draft-tokens {plan.nodes + 1}"
-    )
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "safeailab": ("python", "-m", "eagle.application.webui"),
+    "sglang": ("python", "-m", "sglang.launch_server"),
+    "vllm": ("vllm", "serve"),
+    "speculators": ("vllm", "serve"),
+    "atom": ("python", "-m", "atom.entrypoints.openai_server"),
+    "tensorrt-llm": ("trtllm-serve",),
+    "gguf": ("llama-server",),
+}
+_TARGETS: dict[str, Callable[[str], list[str]]] = {
+    "sglang": lambda target: ["--model-path", target],
+    "vllm": lambda target: [target],
+    "gguf": lambda target: ["-m", target],
+}
 
 
-def _vllm(subject: Subject, target: str, place: str) -> str:
-    method = "eagle" if subject.kind.name == "eagle1" else "eagle3"
-    settings = {"method": method, "model": place, "num_speculative_tokens": chain_length(subject)}
-    return f"vllm serve {target} --speculative-config {quote(json.dumps(settings))}"
+def _safeailab(target: str, drafting: Drafting) -> list[str]:
+    depth, width, nodes = map(str, drafting.plan)
+    third = [] if drafting.kind == "eagle1" else ["--use_eagle3"]
+    named = ["--base-model-path", target, "--ea-model-path", drafting.place, *third]
+    return [*named, "--depth", depth, "--top-k", width, "--total-token", str(int(nodes) + 1)]
 
 
-def _speculators(subject: Subject, target: str, place: str) -> str:  # noqa: ARG001  # its config names the target
-    return f"vllm serve {quote(place)}"
+def _sglang(target: str, drafting: Drafting) -> list[str]:
+    return [
+        *_TARGETS["sglang"](target),
+        *("--speculative-algorithm", drafting.method.upper()),
+        *("--speculative-draft-model-path", drafting.place),
+        *("--speculative-num-steps", str(drafting.plan.depth)),
+        *("--speculative-eagle-topk", str(drafting.plan.width)),
+        *("--speculative-num-draft-tokens", str(drafting.plan.nodes + 1)),
+    ]
 
 
-def _atom(subject: Subject, target: str, place: str) -> str:
-    return (
-        f"python -m atom.entrypoints.openai_server --model {target} --method eagle3 --draft-model {quote(place)} "
-        f"--num-speculative-tokens {chain_length(subject)}"
-    )
+def _vllm(target: str, drafting: Drafting) -> list[str]:
+    length = drafting.plan.depth
+    settings = {"method": drafting.method, "model": drafting.place, "num_speculative_tokens": length}
+    return [*_TARGETS["vllm"](target), "--speculative-config", json.dumps(settings)]
 
 
-def _tensorrt_llm(subject: Subject, target: str, place: str) -> str:  # noqa: ARG001  # in the YAML
-    return f"trtllm-serve {target} --backend pytorch --extra_llm_api_options {quote(place + '/' + TENSORRT_FILE)}"
+def _speculators(target: str, drafting: Drafting) -> list[str]:  # noqa: ARG001  # its config names the target
+    return [drafting.place]
 
 
-def _gguf(subject: Subject, target: str, place: str) -> str:  # noqa: ARG001  # the target must be GGUF, too
-    return (
-        f"llama-server -m TARGET.gguf -md {quote(place + '/' + GGUF_FILE)} --spec-type draft-eagle3 "
-        f"--spec-draft-n-max {chain_length(subject)} --no-spec-draft-backend-sampling"
-    )
+def _atom(target: str, drafting: Drafting) -> list[str]:
+    named = ["--model", target, "--method", drafting.method, "--draft-model", drafting.place]
+    return [*named, "--num-speculative-tokens", str(drafting.plan.depth)]
 
 
-_COMMANDS: dict[str, Callable[[Subject, str, str], str]] = {
+def _tensorrt_llm(target: str, drafting: Drafting) -> list[str]:
+    return [target, "--backend", "pytorch", "--extra_llm_api_options", f"{drafting.place}/{TENSORRT_FILE}"]
+
+
+def _gguf(target: str, drafting: Drafting) -> list[str]:
+    return [
+        *_TARGETS["gguf"](target),
+        *("-md", drafting.place, "--spec-type", "draft-eagle3"),
+        *("--spec-draft-n-max", str(drafting.plan.depth)),
+        "--no-spec-draft-backend-sampling",  # with it acceptance collapses as soon as two requests run
+    ]
+
+
+_DRAFTING: dict[str, Callable[[str, Drafting], list[str]]] = {
     "safeailab": _safeailab,
     "sglang": _sglang,
     "vllm": _vllm,
@@ -82,7 +129,7 @@ _COMMANDS: dict[str, Callable[[Subject, str, str], str]] = {
 
 def tensorrt_yaml(subject: Subject, place: Path) -> str:
     """TensorRT-LLM's serving configuration: layer numbers are outputs, a set, there."""
-    lines = ["speculative_config:", "  decoding_type: Eagle3", f"  max_draft_len: {chain_length(subject)}"]
+    lines = ["speculative_config:", "  decoding_type: Eagle3", f"  max_draft_len: {tree_plan(subject).depth}"]
     lines.append(f"  speculative_model_dir: {json.dumps(str(place))}")
     if subject.config.taps is not None:
         lines.append(f"  eagle3_layers_to_capture: {[tap - 1 for tap in subject.config.taps]}")

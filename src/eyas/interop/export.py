@@ -57,20 +57,18 @@ def export(
     consumer = consumer_named(to)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"{output} exists and isn't empty: name a new folder")
-    original, subject = _opened(drafter, serving, taps, weights, ignore)
+    original, subject = opened(drafter, serving, taps, weights, ignore)
     if dtype is not None:
         subject = _widened(subject, dtype)
         original = original.to(dtype)
-    prepared, broken = consumer.prepare(at_least_the_targets_length(subject))
-    if broken:
-        raise ExportError(_explained(consumer, broken, subject, str(drafter)))
+    prepared = representable(consumer, subject, str(drafter))
     line = command(consumer.name, prepared, output)
     difference = 0.0
 
     def write(place: Path) -> None:
         nonlocal difference
         _write(prepared, consumer, place, output)
-        difference = _read_back(place, prepared, original)
+        difference = read_back(place, prepared, original)
         (place / "README.md").write_text(readme(prepared, consumer, line), encoding="utf-8")
 
     place_folder(output, write)
@@ -84,13 +82,14 @@ def consumer_named(name: str) -> Consumer:
     return CONSUMERS[name]
 
 
-def _opened(
+def opened(
     drafter: Path,
     serving: Serving | None,
-    taps: Sequence[int] | None,
-    weights: str | None,
-    ignore: Collection[str],
+    taps: Sequence[int] | None = None,
+    weights: str | None = None,
+    ignore: Collection[str] = (),
 ) -> tuple[DraftNetwork, Subject]:
+    """A drafter that has only one reading and fits its target, loaded and taken apart. Raises as `export`."""
     layers = None if serving is None else serving.ends.num_layers
     checkpoint = open_checkpoint(drafter, weights=weights, ignore=ignore, layers=layers)
     doubts = [doubt for doubt in checkpoint.report.doubts if taps is None or not doubt.startswith("taps")]
@@ -124,7 +123,16 @@ def _widened(subject: Subject, dtype: torch.dtype) -> Subject:
     return replace(subject, tensors=tensors)
 
 
-def _explained(consumer: Consumer, broken: list[Refusal], subject: Subject, name: str) -> str:
+def representable(consumer: Consumer, subject: Subject, name: str) -> Subject:
+    """The subject as a consumer can read it. ExportError names every field that stands in the way."""
+    prepared, broken = consumer.prepare(at_least_the_targets_length(subject))
+    if broken:
+        raise ExportError(explained(consumer, broken, subject, name))
+    return prepared
+
+
+def explained(consumer: Consumer, broken: list[Refusal], subject: Subject, name: str) -> str:
+    """The refusal with its way out."""
     reasons = "\n  ".join(f"{refusal.field}: {refusal.reason}" for refusal in broken)
     others = [CONSUMERS[other].title for other in who_can(subject) if other != consumer.name]
     way_out = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"
@@ -146,8 +154,11 @@ def _write(subject: Subject, consumer: Consumer, place: Path, final: Path) -> No
         (place / TENSORRT_FILE).write_text(tensorrt_yaml(subject, final.resolve()), encoding="utf-8")
 
 
-def _read_back(place: Path, subject: Subject, original: DraftNetwork) -> float:
-    """Load what was written and compare configuration, weights and logits. Raises ExportError."""
+def read_back(place: Path, subject: Subject, original: DraftNetwork) -> float:
+    """Load what was written and compare configuration, weights and logits; the largest difference of these.
+
+    Raises ExportError.
+    """
     ends = None if subject.serving is None else subject.serving.ends
     checkpoint = open_checkpoint(place, layers=subject.layers)
     if checkpoint.config != subject.config:

@@ -14,7 +14,7 @@ from torch import Tensor
 from eyas.drafters.formats.speculators import LAYER, MODEL_TYPE_KEY
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.kinds import FIRST, MIDLAYER
-from eyas.interop.plan import chain_length
+from eyas.interop.plan import tree_plan
 from eyas.interop.subject import Subject
 
 
@@ -95,7 +95,7 @@ def speculators(subject: Subject) -> Form:
         "proposal_methods": [
             {
                 "proposal_type": "greedy",
-                "speculative_tokens": chain_length(subject),
+                "speculative_tokens": tree_plan(subject).depth,
                 "accept_tolerance": 0.0,
                 "verifier_accept_k": 1,
             }

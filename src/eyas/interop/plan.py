@@ -18,16 +18,19 @@ class TreePlan(NamedTuple):
     nodes: int
 
 
-def tree_plan(subject: Subject) -> TreePlan:
-    """The drafter's own `dynamic:` tree; a chain where it has another or none."""
-    kind, _, rest = (subject.config.default_tree or "").partition(":")
+def plan_of(text: str) -> TreePlan | None:
+    """Of a `chain:` or `dynamic:` tree; None for another."""
+    kind, _, rest = text.partition(":")
+    if kind == "chain":
+        length = int(float(rest))
+        return TreePlan(length, 1, length)
     if kind == "dynamic":
         depth, width, nodes = (int(float(part)) for part in rest.split(",")[:3])
         return TreePlan(depth, width, nodes)
-    length = int(rest) if kind == "chain" else DEFAULT_CHAIN
-    return TreePlan(length, 1, length)
+    return None
 
 
-def chain_length(subject: Subject) -> int:
-    """For consumers that draft chains only."""
-    return tree_plan(subject).depth
+def tree_plan(subject: Subject) -> TreePlan:
+    """The drafter's own tree; a chain where it has one of another sort or none. Chains are as long as it is deep."""
+    own = plan_of(subject.config.default_tree or "")
+    return TreePlan(DEFAULT_CHAIN, 1, DEFAULT_CHAIN) if own is None else own
