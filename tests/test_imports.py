@@ -28,6 +28,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "data": ABOVE,
     "train": ABOVE | {"data"},
     "bench": ABOVE | {"data", "interop"},
+    "doctor": ABOVE | {"data", "train", "bench"},
     "sweep": ABOVE | {"data", "train", "bench"},
     "serve": ABOVE | {"data"},
     "interop": frozenset({"drafters", "target", "config", "errors"}),

@@ -20,6 +20,7 @@ from eyas.cli.data_prepare import prepare as data_prepare
 from eyas.cli.data_regenerate import regenerate as data_regenerate
 from eyas.cli.default_group import DefaultGroup
 from eyas.cli.demo import demo
+from eyas.cli.doctor import doctor
 from eyas.cli.export import export
 from eyas.cli.generate import generate
 from eyas.cli.inspect import inspect
@@ -37,6 +38,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "serve": serve,
     "verify": verify,
     "inspect": inspect,
+    "doctor": doctor,
     "export": export,
     "plan": plan,
     "train": train,

@@ -91,14 +91,22 @@ class Checkpoint:
         tensors = {name: found[name] for name in self.tensors}
         _check_numbers(tensors, where)
         self.report.notes += complete_vocabulary(tensors, self.config, where)
-        network = self.kind.network(self.config)  # off the meta device: RoPE tables are computed, not loaded
-        network.load_state_dict(tensors, assign=True)
-        if "shared" in (self.config.embedding, self.config.head):
-            if target is None:
-                part = "embed_tokens.weight" if self.config.embedding == "shared" else "lm_head.weight"
-                raise CheckpointError(f"{where} has no {part} and no target was given to share its own")
-            network.borrow(target)
-        return network.eval().requires_grad_(False)
+        if target is None and "shared" in (self.config.embedding, self.config.head):
+            part = "embed_tokens.weight" if self.config.embedding == "shared" else "lm_head.weight"
+            raise CheckpointError(f"{where} has no {part} and no target was given to share its own")
+        return assembled(self.kind, self.config, tensors, target)
+
+
+def assembled(
+    kind: Kind, config: DrafterConfig, tensors: Mapping[str, Tensor], target: Target | None = None
+) -> DraftNetwork:
+    """The network of exactly these tensors, none of them copied; `target` lends what is shared."""
+    with torch.device("meta"):  # nothing is initialised for nothing
+        network = kind.network(config)
+    network.load_state_dict(tensors, assign=True)
+    if target is not None and "shared" in (config.embedding, config.head):
+        network.borrow(target)
+    return network.eval().requires_grad_(False)
 
 
 def open_checkpoint(

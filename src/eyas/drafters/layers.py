@@ -42,15 +42,15 @@ class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships 
     """RoPE tables of any type transformers knows; the frequencies stay float32 when the network is cast."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(
-            LlamaConfig(
-                hidden_size=config.rope_size,  # of one head: the tables know nothing of the others
-                num_attention_heads=1,
-                head_dim=config.rope_size,
-                max_position_embeddings=config.max_position_embeddings,
-                rope_parameters=dict(config.rope_parameters),
-            )
+        sizes = LlamaConfig(
+            hidden_size=config.rope_size,  # of one head: the tables know nothing of the others
+            num_attention_heads=1,
+            head_dim=config.rope_size,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=dict(config.rope_parameters),
         )
+        with torch.device("cpu"):  # computed, never loaded: real also where a network is laid out on the meta device
+            super().__init__(sizes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # in bf16 a frequency is off by up to 0.4 %: after a few hundred positions the angle means nothing

@@ -44,13 +44,13 @@ def read_map(d2t: Tensor, config: DrafterConfig, where: str) -> tuple[Tensor, li
     if not bool(((written >= -full) & (written < full)).all()):  # nothing may overflow below
         raise CheckpointError(f"{where}: d2t has numbers beyond the vocabulary of {full}")
     shifted = written + torch.arange(draft)
-    if _names_tokens(shifted, full):
+    if names_tokens(shifted, full):
         return shifted, []
-    if _names_tokens(written, full):
+    if names_tokens(written, full):
         return written, [ABSOLUTE]
     raise CheckpointError(f"{where}: d2t must map to {draft} different tokens below {full} (id = draft id + d2t)")
 
 
-def _names_tokens(ids: Tensor, full: int) -> bool:
+def names_tokens(ids: Tensor, full: int) -> bool:
     """Different tokens of the vocabulary?"""
     return int(ids.min()) >= 0 and int(ids.max()) < full and len(set(ids.tolist())) == len(ids)

@@ -1,0 +1,1 @@
+"""Which reading of a drafter's files its weights were trained for, decided by measurement."""

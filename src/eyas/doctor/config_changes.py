@@ -1,0 +1,145 @@
+"""What a drafter's configuration may say wrongly: its taps and their order, norms, RoPE, what is its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from typing import Any
+
+from eyas.doctor.change import Change
+from eyas.doctor.reading import Reading
+from eyas.drafters.config import TransformerConfig
+from eyas.drafters.eagle3.config import FusedTapsConfig
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.rope import read_rope
+from eyas.drafters.mla.config import MlaConfig
+from eyas.drafters.mlp.config import MlpConfig
+from eyas.errors import ConfigError
+from eyas.target import Target
+
+THETAS = (10000.0, 500000.0, 1000000.0)
+"""Of the field's usual models."""
+_ALL_ORDERS = 3
+"""Up to so many taps every order is tried."""
+
+
+def taps(reading: Reading, target: Target) -> Iterator[Change]:
+    """Layer outputs for boundaries and the other way round; the default; for one tap, either side of the final norm."""
+    read, last = reading.taps, target.final_boundary
+    config = reading.config
+    found = {
+        tuple(k + 1 for k in read): "each one layer later, as if layer outputs were written",
+        tuple(k - 1 for k in read): "each one layer earlier",
+    }
+    if isinstance(config, FusedTapsConfig):
+        found.setdefault(config.default_taps(target.num_layers), "the default for this target")
+    else:
+        found |= {(last,): "the state after the final norm", (last - 1,): "the state before the final norm"}
+    written = isinstance(config, FusedTapsConfig | MlpConfig)
+    for other, what in found.items():
+        if other != read and len(other) == len(read) and all(0 <= k <= last for k in other):
+            repair = f'"taps": {list(other)}' if written else "none: this kind's files can't say so; train it anew"
+            yield Change("taps", f"{list(other)}: {what}", repair, _taps(other), written)
+
+
+def tap_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """The blocks of `fc`'s columns belong to the taps in another order."""
+    read = reading.taps
+    orders = permutations(read) if len(read) <= _ALL_ORDERS else _neighbours_swapped(read)
+    for order in orders:
+        if order != read:
+            rising = list(order) == sorted(order)
+            repair = f'"taps": {list(order)}' + (
+                "" if rising else ", or fc's columns in the order of rising taps, as other engines need them"
+            )
+            yield Change("tap order", f"fc reads {list(order)}", repair, _taps(order))
+
+
+def norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """The residual and the state fed back, each before or after its norm."""
+    if isinstance(reading.config, FusedTapsConfig):
+        for key in ("norm_before_residual", "norm_output"):
+            value = not getattr(reading.config, key)
+            yield Change(key, str(value).lower(), f'"{key}": {str(value).lower()}', _config({key: value}))
+
+
+def rope(reading: Reading, target: Target) -> Iterator[Change]:
+    """The target's rotation, the field's usual ones, and the file's own without scaling."""
+    if not isinstance(reading.config, TransformerConfig):
+        return
+    read = reading.config.rope_parameters
+    plain = [{"rope_type": "default", "rope_theta": float(theta)} for theta in (read["rope_theta"], *THETAS)]
+    tried = [read]
+    for section in (*_sections(target), *plain):
+        if section not in tried:
+            tried.append(section)
+            yield Change("rope", _shown(section), f'"rope_parameters": {json.dumps(section)}', _rope(section, target))
+
+
+def ownership(reading: Reading, target: Target) -> Iterator[Change]:
+    """The target's embedding or head instead of the one in the file."""
+    config = reading.config
+    for part, name, theirs in (
+        ("embedding", "embed_tokens.weight", target.model.get_input_embeddings()),
+        ("head", "lm_head.weight", target.model.get_output_embeddings()),
+    ):
+        if getattr(config, part) == "own" and tuple(theirs.weight.shape) == (config.vocab_size, config.hidden_size):
+            repair = f"leave {name} out: it is then the target's"
+            yield Change(part, "the target's own", repair, _shared(part, name))
+
+
+def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """Latent attention: channels that are rotated together lie side by side, or half a head apart."""
+    if isinstance(reading.config, MlaConfig):
+        value = not reading.config.rope_interleave
+        repair = f'"rope_interleave": {str(value).lower()}'
+        yield Change("rotary layout", repair, repair, _config({"rope_interleave": value}))
+
+
+def _neighbours_swapped(read: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    yield read[::-1]
+    for i in range(len(read) - 1):
+        yield (*read[:i], read[i + 1], read[i], *read[i + 2 :])
+
+
+def _sections(target: Target) -> Iterator[dict[str, Any]]:
+    """The target's RoPE sections that a drafter can have, of every attention type."""
+    whole = getattr(target.config, "rope_parameters", None) or {}
+    for section in (whole, *(part for part in whole.values() if isinstance(part, dict))):
+        if isinstance(section.get("rope_theta"), int | float):
+            theta = float(section["rope_theta"])
+            yield from _readable({**section, "rope_theta": theta})
+            yield {"rope_type": "default", "rope_theta": theta}
+
+
+def _readable(section: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    try:
+        yield read_rope(Fields({"rope_parameters": dict(section)}, "the target"))
+    except ConfigError:  # a rotation that no drafter has, such as one of a part of the channels
+        return
+
+
+def _shown(section: Mapping[str, Any]) -> str:
+    kind, theta = section["rope_type"], f"theta {section['rope_theta']:g}"
+    return theta + (", unscaled" if kind == "default" else f", {kind} by {section.get('factor', 'its factors')}")
+
+
+def _taps(value: tuple[int, ...]) -> Any:
+    return lambda reading: reading.changed(taps=value)
+
+
+def _config(values: Mapping[str, Any]) -> Any:
+    return lambda reading: reading.changed(values)
+
+
+def _rope(section: dict[str, Any], target: Target) -> Any:
+    def apply(reading: Reading) -> Reading:
+        longest = max(getattr(reading.config, "max_position_embeddings", 0), target.max_length or 0)
+        return reading.changed({"rope_parameters": section, "max_position_embeddings": longest})
+
+    return apply
+
+
+def _shared(part: str, name: str) -> Any:
+    return lambda reading: reading.changed({part: "shared"}, {name: None})

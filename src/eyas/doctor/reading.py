@@ -1,0 +1,62 @@
+"""A reading: one way to understand a drafter's files. All readings of a drafter share its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from eyas.drafters.checkpoint import Checkpoint, assembled
+from eyas.drafters.config import DrafterConfig
+from eyas.drafters.kinds import Kind
+from eyas.drafters.loading import check_fit
+from eyas.drafters.network import DraftNetwork
+from eyas.target import Target
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a network is made of, and the boundaries it is shown."""
+
+    kind: Kind
+    config: DrafterConfig
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    """As `DraftNetwork.state_dict` names them, the vocabulary map included."""
+    taps: tuple[int, ...]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, target: Target) -> Reading:
+        """As eyas reads the files. Raises CheckpointError, DrafterMismatchError."""
+        network = checkpoint.network(target)
+        taps = network.config.taps or network.config.default_taps(target.num_layers)
+        check_fit(network.config, taps, target, str(checkpoint.source.path))
+        return cls(checkpoint.kind, network.config, network.state_dict(), taps)
+
+    def on(self, target: Target) -> Reading:
+        """With its tensors where the target computes, in the type it computes in."""
+        moved = {
+            name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else None)
+            for name, tensor in self.tensors.items()
+        }
+        return replace(self, tensors=moved)
+
+    def network(self, target: Target) -> DraftNetwork:
+        """The network, borrowing from `target` what it shares."""
+        return assembled(self.kind, self.config, self.tensors, target).to(target.device)
+
+    def changed(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, Tensor | None] | None = None,
+        taps: tuple[int, ...] | None = None,
+    ) -> Reading:
+        """With other fields, tensors (None takes one away) or taps."""
+        merged = {**self.tensors, **(tensors or {})}
+        return replace(
+            self,
+            config=self.config.model_copy(update=dict(config or {})),
+            tensors={name: tensor for name, tensor in merged.items() if tensor is not None},
+            taps=self.taps if taps is None else taps,
+        )

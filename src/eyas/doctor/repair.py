@@ -1,0 +1,71 @@
+"""A corrected copy of a misread drafter: written, read again, measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.doctor.change import Change
+from eyas.doctor.reading import Reading
+from eyas.drafters.checkpoint import assembled, open_checkpoint, save_network
+from eyas.drafters.eagle1.config import Eagle1Config
+from eyas.drafters.eagle3.config import FusedTapsConfig
+from eyas.drafters.folders import place_folder
+from eyas.errors import ExportError, UsageError
+from eyas.target import Target
+
+
+def repaired(reading: Reading, changes: Sequence[Change]) -> Reading:
+    """The files' own tensors with every change applied, taps rising. Raises ExportError where no file can say so."""
+    for change in changes:
+        if not change.written:
+            raise ExportError(f"{change.aspect}: {change.name}: no {reading.kind.name} drafter's files can say that")
+        reading = change.apply(reading)
+    return _rising(reading)
+
+
+def write(
+    reading: Reading, provenance: Mapping[str, Any], place: Path, target: Target, check: Callable[[Reading], None]
+) -> None:
+    """Put the drafter into the new folder `place`, if `check` finds no fault in what is read back from there.
+
+    Raises UsageError where something lies there already.
+    """
+    refuse_used(place)
+    config = reading.config
+    if not isinstance(config, Eagle1Config):
+        config = config.model_copy(update={"taps": reading.taps})
+    network = assembled(reading.kind, config, reading.tensors)
+
+    def save(beside: Path) -> None:
+        save_network(network, beside, provenance or None)
+        check(Reading.of(open_checkpoint(beside, layers=target.num_layers), target))
+
+    place_folder(place, save)
+
+
+def refuse_used(place: Path) -> None:
+    """UsageError unless `place` can become a new folder."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"--fix {place}: it exists and isn't empty: name a new folder")
+
+
+def _rising(reading: Reading) -> Reading:
+    """The same network with its taps in rising order, as every engine collects them: what reads them is reordered."""
+    order = sorted(range(len(reading.taps)), key=lambda i: reading.taps[i])
+    if order == list(range(len(order))) or not isinstance(reading.config, FusedTapsConfig):
+        return reading
+    size = reading.config.target_hidden_size
+    changed: dict[str, Tensor | None] = {}
+    for name, dim in (("fc.weight", 1), ("input_norm.weight", 0)):
+        if name in reading.tensors:
+            blocks = torch.split(reading.tensors[name], size, dim)
+            changed[name] = torch.cat([blocks[i] for i in order], dim)
+    norms = {f"fc_norm.{to}.weight": f"fc_norm.{i}.weight" for to, i in enumerate(order)}
+    changed |= {to: reading.tensors[name] for to, name in norms.items() if name in reading.tensors}
+    return replace(reading.changed(tensors=changed), taps=tuple(reading.taps[i] for i in order))

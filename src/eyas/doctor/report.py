@@ -1,0 +1,113 @@
+"""A diagnosis in words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eyas.doctor.decoding import Decoded
+from eyas.doctor.measure import Measured
+from eyas.doctor.search import Adopted, Trial
+from eyas.doctor.visit import Diagnosis
+
+
+def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON object; `doubts` are what the loader found could be read in two ways."""
+    examined = diagnosis.examined
+    found = examined.found
+    return {
+        "verdict": examined.verdict,
+        "says": verdict_line(diagnosis),
+        "findings": [_finding(each) for each in findings(diagnosis)],
+        "as_is": {"teacher_forced": _figures(found.as_is), "decoded": _decoded(diagnosis.as_is)},
+        "best": {"teacher_forced": _figures(found.measured), "decoded": _decoded(diagnosis.best)},
+        "without_the_targets_states": _figures(examined.elsewhere),
+        "gain_from_the_targets_states": _gain(examined.from_taps.mean, examined.from_taps.error, examined.from_taps.z),
+        "unevenness_of_matrices": round(examined.unevenness, 2),
+        "readings": [_trial(trial) for trial in found.tried],
+        "doubts": list(doubts),
+        "prompts": diagnosis.prompts,
+        "answer_tokens": len(found.as_is.overlap),
+        "chain": diagnosis.length,
+    }
+
+
+def findings(diagnosis: Diagnosis) -> tuple[Adopted, ...]:
+    """What is read wrongly; nothing where no reading makes sense of the drafter."""
+    return diagnosis.examined.found.adopted if diagnosis.examined.verdict == "misread" else ()
+
+
+def verdict_line(diagnosis: Diagnosis) -> str:
+    """One or two sentences."""
+    examined = diagnosis.examined
+    length = diagnosis.best.stats.accept_length
+    if examined.verdict == "sound":
+        best = "nothing tried reads the weights better"
+        return f"SOUND: {best}; {length:.2f} tokens a target pass, with chains of {diagnosis.length}"
+    if examined.verdict == "misread":
+        count = len(examined.found.adopted)
+        was = diagnosis.as_is.stats.accept_length
+        return (
+            f"MISREAD: {count} {'thing is' if count == 1 else 'things are'} read otherwise than the weights were "
+            f"trained for; {was:.2f} tokens a target pass as the files are read, {length:.2f} put right"
+        )
+    if examined.verdict == "random":
+        return (
+            "RANDOM WEIGHTS: under no reading do the target's states help it, and its matrices look as they were "
+            "drawn: nobody trained them, or the trained ones were never loaded into what was saved"
+        )
+    if examined.from_taps.convincing(1):
+        return (
+            f"MISMATCHED: it says itself that it was trained for other weights (fingerprint {examined.other_target}); "
+            f"it understands this target's states all the same, {length:.2f} tokens a target pass: a relative of its "
+            "own target, or the same one in another precision"
+        )
+    return (
+        "MISMATCHED: its matrices were trained, but under no reading do this target's states help it: it was trained "
+        "for another target, or damaged since"
+    )
+
+
+def _finding(adopted: Adopted) -> dict[str, Any]:
+    change = adopted.trial.change
+    return {
+        "aspect": change.aspect,
+        "trained_for": change.name,
+        "repair": change.repair,
+        "in_files": change.written,
+        **_trial_gain(adopted.trial),
+        "accept_length": round(adopted.measured.accept_length, 3),
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "aspect": trial.change.aspect,
+        "reading": trial.change.name,
+        "accepted_by_position": [round(rate, 4) for rate in trial.accepted],
+        **_trial_gain(trial),
+        "wins": trial.wins,
+    }
+
+
+def _trial_gain(trial: Trial) -> dict[str, Any]:
+    return _gain(trial.gain.mean, trial.gain.error, trial.gain.z)
+
+
+def _gain(mean: float, error: float, z: float) -> dict[str, Any]:
+    return {"gain": round(mean, 5), "error": round(error, 5), "z": round(z, 2)}
+
+
+def _figures(measured: Measured) -> dict[str, Any]:
+    return {
+        "accepted_by_position": [round(rate, 4) for rate in measured.accepted],
+        "accept_length": round(measured.accept_length, 3),
+        "overlap": round(float(measured.overlap.mean()), 4),
+    }
+
+
+def _decoded(decoded: Decoded) -> dict[str, Any]:
+    return {
+        "accepted_by_position": [round(rate, 4) for rate in decoded.stats.accepted_by_position],
+        "accept_length": round(decoded.stats.accept_length, 3),
+    }

@@ -1,0 +1,116 @@
+"""The search for the reading the weights were trained for.
+
+Every other reading is tried on a part of the answers, and on all of them unless it is clearly worse there. The best
+that wins is adopted and the search goes on from it, so several faults are found one by one. What was clearly worse
+isn't tried again: a change that did harm beside another fault was none that was needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eyas.doctor.aspects import other_readings
+from eyas.doctor.change import Change
+from eyas.doctor.judge import Gain, gain
+from eyas.doctor.measure import Measured, measure
+from eyas.doctor.reading import Reading
+from eyas.doctor.transcript import Transcript
+from eyas.target import Target
+
+PART = 4
+"""Every so-manieth answer is the part on which all readings are tried."""
+_CLEARLY_WORSE = -3.0
+"""z of a reading that is given up after the part."""
+MOST_FAULTS = 4
+"""So many are looked for, one after another."""
+
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A reading tried in place of another."""
+
+    change: Change
+    gain: Gain
+    accepted: tuple[float, ...]
+    """By chain position; of a reading given up early the base's figure plus the difference on the part."""
+    wins: bool
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A change that put something right."""
+
+    trial: Trial
+    reading: Reading
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search came to."""
+
+    as_is: Measured
+    tried: tuple[Trial, ...]
+    """On the files as they are."""
+    adopted: tuple[Adopted, ...]
+    reading: Reading
+    measured: Measured
+    """The best reading, which may be the first."""
+
+
+class Search:
+    """Readings of one drafter, compared on one transcript with chains of `length` tokens."""
+
+    def __init__(self, target: Target, transcript: Transcript, length: int, progress: Progress = lambda *_: None):
+        self._target, self._length, self._progress = target, length, progress
+        self._whole = transcript
+        self._part = transcript.part(PART) if len(transcript.tokens) >= 2 * PART else transcript
+        self._given_up: set[tuple[str, str]] = set()
+
+    def measure(self, reading: Reading) -> Measured:
+        """On all answers."""
+        return measure(reading, self._whole, self._target, self._length)
+
+    def run(self, reading: Reading) -> Found:
+        """From the files as they are to the reading that nothing beats."""
+        as_is = here = self.measure(reading)
+        adopted: list[Adopted] = []
+        first: tuple[Trial, ...] = ()
+        while len(adopted) < MOST_FAULTS:
+            trials = self._try_all(reading, here, [each.trial.change.aspect for each in adopted])
+            first = first or tuple(trials)
+            winners = [trial for trial in trials if trial.wins]
+            if not winners:
+                break
+            best = max(winners, key=lambda trial: trial.gain.mean)
+            reading = best.change.apply(reading)
+            here = self.measure(reading)
+            adopted.append(Adopted(best, reading, here))
+        return Found(as_is, first, tuple(adopted), reading, here)
+
+    def _try_all(self, reading: Reading, base: Measured, settled: list[str]) -> list[Trial]:
+        """All other readings against `base`, which is `reading` on all answers."""
+        found = other_readings(reading, self._target, settled)
+        changes = [change for change in found if (change.aspect, change.name) not in self._given_up]
+        before = measure(reading, self._part, self._target, self._length)
+        trials = []
+        for number, change in enumerate(changes):
+            self._progress(f"readings, round {len(settled) + 1}", number, len(changes))
+            trials.append(self._try(change, change.apply(reading), base, before, len(changes)))
+        return trials
+
+    def _try(self, change: Change, other: Reading, base: Measured, before: Measured, tried: int) -> Trial:
+        """`base` and `before` are the present reading on all answers and on the part."""
+        found = measure(other, self._part, self._target, self._length)
+        better = gain(found, before)
+        if better.z < _CLEARLY_WORSE:
+            self._given_up.add((change.aspect, change.name))
+        elif better.error:  # else the two are the same
+            found = self.measure(other)
+            better = gain(found, base)
+            return Trial(change, better, found.accepted, better.convincing(tried))
+        accepted = tuple(a + b - c for a, b, c in zip(base.accepted, found.accepted, before.accepted, strict=True))
+        return Trial(change, better, accepted, wins=False)

@@ -1,0 +1,120 @@
+"""What a converter may have done to a drafter's tensors: maps, layouts, orders, names.
+
+Shapes: N heads, D head size, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from eyas.doctor.change import Change
+from eyas.doctor.reading import Reading
+from eyas.drafters.config import GroupedConfig
+from eyas.drafters.eagle1.config import Eagle1Config
+from eyas.drafters.eagle3.config import FusedTapsConfig
+from eyas.drafters.formats.gguf_names import halves, side_by_side
+from eyas.drafters.formats.vocabulary import names_tokens
+from eyas.target import Target
+
+_INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+"""What reads embedding and state in EAGLE-3's first layer."""
+
+
+def vocabulary(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """Offsets taken for ids, and ids for offsets."""
+    d2t, config = reading.tensors["d2t"], reading.config
+    if config.draft_vocab_size == config.vocab_size:
+        return
+    steps = torch.arange(len(d2t), device=d2t.device)
+    for ids, name in ((d2t, "target ids themselves"), (d2t + 2 * steps, "offsets")):
+        if names_tokens(ids, config.vocab_size):
+            yield Change("d2t", name, "write d2t as offsets (target id - draft id) of the other reading", _mapped(ids))
+
+
+def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """Rows of queries and keys in llama.cpp's order (pairs side by side) or in that of everybody else (halves)."""
+    config = reading.config
+    if not isinstance(config, GroupedConfig) or any(name.endswith("q_norm.weight") for name in reading.tensors):
+        return
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for order, name in (
+        (halves, "pairs side by side in the file"),
+        (side_by_side, "halves, brought apart once too often"),
+    ):
+        repair = "bring the rows of q_proj and k_proj into the order of halves"
+        yield Change("rotary layout", name, repair, _rows(heads, order))
+
+
+def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """State and embedding change places where the two lie beside each other."""
+    config = reading.config
+    if config.embedding == "none":
+        return
+    if isinstance(config, FusedTapsConfig):
+        names = [f"layers.0.self_attn.{part}.weight" for part in _INPUTS]
+    else:
+        names = ["fc.weight" if isinstance(config, Eagle1Config) else "layers.0.weight"]
+    names = [name for name in names if name in reading.tensors]
+    repair = f"swap the two halves of the columns of {', '.join(names)}"
+    yield Change("input order", "state first, then embedding", repair, _each(names, _halves_swapped))
+
+
+def swapped_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """The norms of the first layer's two inputs under each other's name."""
+    one, other = "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
+    if isinstance(reading.config, FusedTapsConfig):
+        yield Change(
+            "input norms",
+            "input_layernorm and hidden_norm swapped",
+            "give the two tensors each other's name",
+            lambda read: read.changed(tensors={one: read.tensors[other], other: read.tensors[one]}),
+        )
+
+
+def centred_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """Norm weights stored as their distance from 1, as Gemma's models do."""
+    names = [name for name in reading.tensors if name.endswith("norm.weight")]
+    if names:
+        yield Change(
+            "norm weights", "stored less 1, as Gemma's are", "add 1 to every norm's weight", _each(names, _plus_one)
+        )
+
+
+def _mapped(ids: Tensor) -> Callable[[Reading], Reading]:
+    def apply(reading: Reading) -> Reading:
+        d2t, t2d = reading.tensors["d2t"], reading.tensors["t2d"]
+        ids_here = ids.to(d2t.device)
+        covered = torch.zeros_like(t2d)
+        covered[ids_here] = True
+        return reading.changed(tensors={"d2t": ids_here - torch.arange(len(d2t), device=d2t.device), "t2d": covered})
+
+    return apply
+
+
+def _rows(heads: Mapping[str, int], order: Callable[[Tensor, int], Tensor]) -> Callable[[Reading], Reading]:
+    def apply(reading: Reading) -> Reading:
+        changed: dict[str, Tensor | None] = {
+            name: order(tensor, count)
+            for part, count in heads.items()
+            for name, tensor in reading.tensors.items()
+            if f".{part}." in name
+        }
+        return reading.changed(tensors=changed)
+
+    return apply
+
+
+def _each(names: list[str], function: Callable[[Tensor], Tensor]) -> Callable[[Reading], Reading]:
+    return lambda reading: reading.changed(tensors={name: function(reading.tensors[name]) for name in names})
+
+
+def _halves_swapped(weight: Tensor) -> Tensor:
+    """[., 2H] -> [., 2H]"""
+    return weight.roll(weight.shape[1] // 2, dims=1)
+
+
+def _plus_one(weight: Tensor) -> Tensor:
+    return weight + 1

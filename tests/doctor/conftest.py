@@ -1,0 +1,34 @@
+"""The demo target's answers to the doctor's prompts, written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
+from eyas.doctor.decoding import decode
+from eyas.doctor.prompts import encode_prompts
+from eyas.doctor.reading import Reading
+from eyas.doctor.transcript import Transcript
+from eyas.drafters.checkpoint import open_checkpoint
+from eyas.target import Target, load_target, load_tokenizer
+
+LENGTH, TOKENS = 3, 96
+
+
+@pytest.fixture(scope="session")
+def demo_target() -> Target:
+    return load_target(DEMO_TARGET)
+
+
+@pytest.fixture(scope="session")
+def demo_transcript(demo_target: Target) -> Transcript:
+    """With the states of every boundary that a reading of any drafter here reads."""
+    tokenizer: Any = load_tokenizer(DEMO_TARGET)
+    prompts = encode_prompts(tokenizer, demo_target.max_length)
+    drafter = Reading.of(open_checkpoint(Path(DEMO_DRAFTER)), demo_target).on(demo_target)
+    answers = decode(drafter, demo_target, tokenizer, prompts, 5, TOKENS).answers
+    boundaries = {k + shift for k in (2, 16, 29) for shift in range(-2, 3)}
+    return Transcript.of(demo_target, prompts, answers, boundaries)
