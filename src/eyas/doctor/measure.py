@@ -20,6 +20,7 @@ from eyas.doctor.transcript import Transcript
 from eyas.drafters.network import DraftNetwork
 from eyas.target import Target
 from eyas.train.chain_rows import ChainRows, chain_rows
+from eyas.train.cpu_linear import fast_linears
 from eyas.train.ttt import unrolled
 
 BLOCK = 16
@@ -50,10 +51,11 @@ def measure(reading: Reading, transcript: Transcript, target: Target, length: in
     truth = transcript.tokens.flatten()[rows.answers + 1]
     seen = _Likely(network, transcript, rows)
     right, overlap = [], []
-    for step, (_, normed) in enumerate(unrolled(network, transcript.tokens, transcript.states(reading.taps), rows)):
-        logits = network.logits(normed[rows.guesses[step].clamp(min=0)]).float()  # [M, Vd]
-        right.append(network.target_ids[logits.argmax(-1)] == truth)
-        overlap.append(seen.overlap(logits))
+    with fast_linears(transcript.device):
+        for step, (_, normed) in enumerate(unrolled(network, transcript.tokens, transcript.states(reading.taps), rows)):
+            logits = network.logits(normed[rows.guesses[step].clamp(min=0)]).float()  # [M, Vd]
+            right.append(network.target_ids[logits.argmax(-1)] == truth)
+            overlap.append(seen.overlap(logits))
     there = rows.guesses[: len(right)] >= 0  # [K, M]; no answer may be as long as the chain
     hits = torch.stack(right) & there
     counted = there.sum(0)

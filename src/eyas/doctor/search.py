@@ -1,6 +1,6 @@
 """The search for the reading the weights were trained for.
 
-Every other reading is tried on a part of the answers, and on all of them unless it is clearly worse there. The best
+Every other reading is tried on a part of the answers, and on all of them if it may be the best after that. The best
 that wins is adopted and the search goes on from it, so several faults are found one by one. What was clearly worse
 isn't tried again: a change that did harm beside another fault was none that was needed.
 """
@@ -20,8 +20,8 @@ from eyas.target import Target
 
 PART = 4
 """Every so-manieth answer is the part on which all readings are tried."""
-_CLEARLY_WORSE = -3.0
-"""z of a reading that is given up after the part."""
+_SURE = 3.0
+"""Standard errors within which a gain on the part is believed."""
 MOST_FAULTS = 4
 """So many are looked for, one after another."""
 
@@ -96,21 +96,24 @@ class Search:
         found = other_readings(reading, self._target, settled)
         changes = [change for change in found if (change.aspect, change.name) not in self._given_up]
         before = measure(reading, self._part, self._target, self._length)
-        trials = []
+        parts = []
         for number, change in enumerate(changes):
             self._progress(f"readings, round {len(settled) + 1}", number, len(changes))
-            trials.append(self._try(change, change.apply(reading), base, before, len(changes)))
+            other = measure(change.apply(reading), self._part, self._target, self._length)
+            parts.append((change, other, gain(other, before)))
+        best = max((better.mean - _SURE * better.error for _, _, better in parts), default=0.0)
+        trials = []
+        for change, other, better in parts:
+            reach = better.mean + _SURE * better.error
+            if reach < 0:
+                self._given_up.add((change.aspect, change.name))
+            if better.error and reach >= max(best, 0.0):
+                whole = self.measure(change.apply(reading))
+                final = gain(whole, base)
+                trials.append(Trial(change, final, whole.accepted, final.convincing(len(changes))))
+            else:
+                shifted = tuple(
+                    a + b - c for a, b, c in zip(base.accepted, other.accepted, before.accepted, strict=True)
+                )
+                trials.append(Trial(change, better, shifted, wins=False))
         return trials
-
-    def _try(self, change: Change, other: Reading, base: Measured, before: Measured, tried: int) -> Trial:
-        """`base` and `before` are the present reading on all answers and on the part."""
-        found = measure(other, self._part, self._target, self._length)
-        better = gain(found, before)
-        if better.z < _CLEARLY_WORSE:
-            self._given_up.add((change.aspect, change.name))
-        elif better.error:  # else the two are the same
-            found = self.measure(other)
-            better = gain(found, base)
-            return Trial(change, better, found.accepted, better.convincing(tried))
-        accepted = tuple(a + b - c for a, b, c in zip(base.accepted, found.accepted, before.accepted, strict=True))
-        return Trial(change, better, accepted, wins=False)
