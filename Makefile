@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 export MALLOC_MMAP_THRESHOLD_ ?= 2147483647
 export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
 
-.PHONY: install demo pipeline test lint types unit slow format clean
+.PHONY: install demo pipeline engines test lint types unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +21,13 @@ demo: install
 # prepare, regenerate, capture, train, choose checkpoint and tree for the demo target; ends in runs/pipeline/report.html
 pipeline: install
 	$(RUN)/python recipes/pipeline.py
+
+# the exported demo drafter in vLLM and llama.cpp, against ours; they are built under .engines unless they are named:
+# make engines VLLM_PYTHON=VENV/bin/python LLAMA_SERVER=llama-server LLAMA_SOURCES=llama.cpp
+engines: install
+	HF_HUB_OFFLINE=1 PYTHONPATH=benchmarks $(RUN)/python -m engines \
+	  $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
+	  --output benchmarks/results/$(shell date +%F)/engines.json --page docs/formats.md
 
 test: install lint types unit
 

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
+from engines.llama import drafting, exact
+from engines.vllm import environment
 from serving import Findings, compare
 
 from eyas.bench.serve_process import ServerProcess, eyas_server
@@ -36,16 +38,6 @@ SECTIONS = ["plain", "best", "chain"]
 def vllm(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> ServerProcess:
     """vLLM for CPU, in its own environment; `chain` draft tokens, 0 = plain."""
     drafter = {"method": "eagle3", "model": str(heavy / "drafter"), "num_speculative_tokens": chain}
-    environment = {
-        "OMP_NUM_THREADS": "2",
-        "LD_PRELOAD": str(python.parent.parent / "lib" / "libiomp5.so"),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_SLEEP_WHEN_IDLE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": "",
-    }
 
     def command(port: int) -> list[str]:
         return [
@@ -56,21 +48,16 @@ def vllm(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> Serv
             *(["--speculative-config", json.dumps(drafter)] if chain else []),
         ]
 
-    return ServerProcess(f"vllm {chain}", command, environment=environment, ready_seconds=600)  # it compiles
+    return ServerProcess(f"vllm {chain}", command, environment=environment(python, 2), ready_seconds=600)  # it compiles
 
 
 def llama(binary: Path, target: Path, drafter: Path, chain: int) -> ServerProcess:
     """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain."""
 
     def command(port: int) -> list[str]:
-        draft = [
-            *("-md", str(drafter), "--spec-type", "draft-eagle3", "--spec-draft-n-max", str(chain)),
-            *("-ctkd", "f32", "-ctvd", "f32", "--no-spec-draft-backend-sampling"),
-        ]
         return [
-            *(str(binary), "-m", str(target), "-t", "2", "-c", "16384", "-np", "16", "-fa", "off"),
-            *("-ctk", "f32", "-ctv", "f32", "--no-webui", "--host", "127.0.0.1", "--port", str(port)),
-            *(draft if chain else []),
+            *(str(binary), "-m", str(target), "-t", "2", "-c", "16384", "--port", str(port), *exact(16)),
+            *(drafting(drafter, chain) if chain else []),
         ]
 
     return ServerProcess(f"llama.cpp {chain}", command)

@@ -1,4 +1,4 @@
-"""llama.cpp's converter for a tokenizer it doesn't know, to be run in an environment that has what it needs.
+"""llama.cpp's converter for a byte-level tokenizer it doesn't know; it needs torch, transformers and gguf.
 
     python benchmarks/to_gguf.py LLAMA_CPP_SOURCES MODEL [options of convert_hf_to_gguf.py]
 
@@ -12,12 +12,18 @@ import sys
 from pathlib import Path
 
 
+def _no_sentencepiece(*_: object) -> None:
+    """The converter asks for SentencePiece's files first, and for its package before that."""
+    raise FileNotFoundError
+
+
 def main() -> None:
     sources = Path(sys.argv.pop(1)).resolve()
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     from conversion import base
 
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"  # noqa: ARG005  # its signature
+    base.TextModel._set_vocab_sentencepiece = _no_sentencepiece
     sys.argv[0] = str(sources / "convert_hf_to_gguf.py")
     runpy.run_path(sys.argv[0], run_name="__main__")
 

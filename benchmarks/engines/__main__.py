@@ -1,0 +1,172 @@
+"""The embedded demo drafter, exported, in vLLM and llama.cpp on the CPU: are their answers and counts ours?
+
+    make engines [VLLM_PYTHON=VENV/bin/python] [LLAMA_SERVER=BINARY LLAMA_SOURCES=FOLDER]
+
+Engines that aren't named are built under .engines (vLLM 3.4 GB, llama.cpp some minutes); one that can't be built is
+skipped, with the reason. Results go into a JSON file, which keeps those of engines that weren't run this time, and from
+there into docs/formats.md. Ends with 1 if anything isn't as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from engines import llama, vllm
+from engines.building import Llama, Unavailable, build_llama, build_vllm
+from engines.compare import Answer, Result, compare
+from engines.counts import fitting_chains, full_chains
+from engines.prompts import make_prompts
+from engines.reference import Count, Gaps, Reference, references
+from engines.table import insert, table
+from engines.vllm import Job
+from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
+from eyas.bench.ledger import write_json, write_text
+from eyas.bench.machine import describe_machine
+from eyas.errors import EyasError
+from eyas.interop.export import export
+from eyas.interop.subject import Serving
+from eyas.target import load_tokenizer
+from eyas.target.ends import load_ends
+
+OFFLINE, HTTP, ALONE = "in process", "over HTTP", "over HTTP, the folder alone"
+MISFIT = (
+    "vLLM takes SGLang's layer numbers, which count outputs, for boundaries: lossless, but drafted from the wrong taps"
+)
+
+
+class Checks:
+    """All runs of all engines, each compared as soon as it is there."""
+
+    def __init__(self, prompts: Sequence[tuple[int, ...]], tokens: int, chains: Sequence[int], folder: Path) -> None:
+        self._reference = references(DEMO, DEMO, prompts, tokens, chains)
+        self._gap: Callable[[Reference, int, int], float] = Gaps(DEMO).gap
+        self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
+        ends = load_ends(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
+        self._serving = Serving(str(DEMO_TARGET), ends, load_tokenizer(DEMO))
+
+    def vllm(self, python: Path) -> Iterator[Result]:
+        """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
+        for chain in self._chains:
+            for form in ("vllm", "speculators"):
+                job = self._job(form, chain)
+                version, answers = vllm.offline(python, job)
+                yield self._compared("vLLM", version, form, OFFLINE, chain, answers, full_chains)
+            job = self._job("vllm", chain)
+            with vllm.server(python, job, alone=False) as running:
+                version, answers = vllm.over_http(running, job)
+            yield self._compared("vLLM", version, "vllm", HTTP, chain, answers, full_chains)
+        named = json.loads((self._exported("speculators") / "config.json").read_text(encoding="utf-8"))
+        chain = named["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
+        if chain in self._chains:
+            job = self._job("speculators", chain)
+            with vllm.server(python, job, alone=True) as running:
+                version, answers = vllm.over_http(running, job)
+            yield self._compared("vLLM", version, "speculators", ALONE, chain, answers, full_chains)
+        chain = self._chains[0]
+        version, answers = vllm.offline(python, self._job("sglang", chain))
+        yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, full_chains, misfit=MISFIT)
+
+    def llama(self, built: Llama) -> Iterator[Result]:
+        """Our GGUF file, and vLLM's form through llama.cpp's own converter."""
+        target = llama.converted(built.sources, DEMO_TARGET, self._folder / "target.gguf")
+        ours = self._exported("gguf", torch.float32) / "drafter.gguf"
+        options = ("--target-model-dir", str(DEMO_TARGET))
+        theirs = llama.converted(built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options)
+        version = llama.version_of(built.sources)
+        for form, drafter, way in (("gguf", ours, HTTP), ("vllm", theirs, f"{HTTP}, converted by llama.cpp")):
+            for chain in self._chains:
+                job = Job(target, drafter, chain, self._tokens, self._prompts)
+                with llama.server(built.server, job) as running:
+                    answers = llama.over_http(running, job)
+                yield self._compared("llama.cpp", version, form, way, chain, answers, fitting_chains)
+
+    def _exported(self, consumer: str, dtype: torch.dtype | None = None) -> Path:
+        place = self._folder / consumer
+        if not place.exists():
+            export(DEMO_DRAFTER, consumer, place, self._serving, dtype=dtype)
+        return place
+
+    def _job(self, form: str, chain: int) -> Job:
+        return Job(DEMO_TARGET, self._exported(form), chain, self._tokens, self._prompts)
+
+    def _compared(
+        self,
+        engine: str,
+        version: str,
+        form: str,
+        way: str,
+        chain: int,
+        answers: Sequence[Answer],
+        count: Count,
+        misfit: str = "",
+    ) -> Result:
+        run: dict[str, Any] = {"engine": engine, "version": version, "form": form, "way": way, "misfit": misfit}
+        run["date"] = str(date.today())
+        return compare(run, answers, self._reference, chain, count, self._gap)
+
+
+def kept(path: Path, engines: set[str]) -> list[Result]:
+    """Results of earlier runs, without those of `engines`."""
+    if not path.is_file():
+        return []
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return [result for result in map(Result.from_dict, rows) if result.engine not in engines]
+
+
+def main() -> int:
+    """Run what can be run; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["vllm", "llama.cpp"], help="leave the other engine out")
+    parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM for CPU")
+    parser.add_argument("--llama", type=Path, nargs=2, help="llama-server, and the sources it was built from")
+    parser.add_argument("--folder", type=Path, default=Path(".engines"), help="where engines are built")
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=64, help="longest answer")
+    parser.add_argument("--chains", type=int, nargs="+", default=[3, 5], help="K")
+    parser.add_argument("--output", type=Path, required=True, help="the JSON file")
+    parser.add_argument("--page", type=Path, help="the page with the table")
+    options = parser.parse_args()
+
+    results, skipped, failed = list[Result](), list[str](), list[str]()
+    prompts = make_prompts(load_tokenizer(DEMO), options.prompts)
+    with TemporaryDirectory() as folder:
+        checks = Checks(prompts, options.tokens, options.chains, Path(folder))
+        runs: dict[str, Callable[[], Iterator[Result]]] = {
+            "vllm": lambda: checks.vllm(options.vllm or build_vllm(options.folder / "vllm")),
+            "llama.cpp": lambda: checks.llama(
+                Llama(*options.llama) if options.llama else build_llama(options.folder / "llama")
+            ),
+        }
+        for name, run in runs.items():
+            if options.only not in (None, name):
+                continue
+            try:
+                for result in run():
+                    print(json.dumps(result.as_dict()), flush=True)
+                    results.append(result)
+            except Unavailable as reason:
+                skipped.append(f"{name}: {reason}")
+            except EyasError as error:
+                failed.append(f"{name}: {error}")
+    if results and not failed:
+        results = [*kept(options.output, {result.engine for result in results}), *results]
+        rows = [result.as_dict() for result in results]
+        write_json(options.output, {"machine": describe_machine(), "results": rows})
+        if options.page is not None:
+            write_text(options.page, insert(options.page.read_text(encoding="utf-8"), table(results)))
+    failed += [f"{r.engine}, {r.form}, {r.way}, K = {r.chain}" for r in results if not r.passed]
+    print("\n".join([*(f"skipped {each}" for each in skipped), *(f"FAILED {each}" for each in failed)]))
+    print(f"{sum(r.passed for r in results)} of {len(results)} runs as they should be")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

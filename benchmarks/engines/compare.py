@@ -1,0 +1,133 @@
+"""An engine's answers and counts against ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.counts import Counts
+from engines.reference import Count, Reference
+from eyas.bench.ties import first_difference
+
+TIE = 1e-3
+"""Logits: nearer to each other, two kernels may rank two tokens differently in float32."""
+TOLERANCE = 0.01
+"""Of every count, relative to ours."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine gave for one prompt."""
+
+    tokens: tuple[int, ...]
+    """The end mark included, if one was written."""
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where an answer leaves ours."""
+
+    prompt: int
+    place: int
+    """Tokens of the answer before it."""
+    gap: float | None
+    """Our token's logit minus theirs; None if one of the answers ends here."""
+
+    @property
+    def tie(self) -> bool:
+        """Is it excused by rounding?"""
+        return self.gap is not None and abs(self.gap) < TIE
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of an engine over all prompts."""
+
+    engine: str
+    version: str
+    form: str
+    """What was exported: the consumer's name."""
+    way: str
+    """How the engine was asked."""
+    chain: int
+    date: str
+    prompts: int
+    tokens: int
+    """Of all our answers."""
+    equal: int
+    """Answers that are ours, token for token."""
+    same_counts: int
+    """Of those, answers with the very counts of ours."""
+    ours: Counts
+    theirs: Counts
+    """Both over the equal answers: others are other texts."""
+    partings: tuple[Parting, ...] = field(default=())
+    misfit: str = ""
+    """Why this form isn't for this engine: the run must show it, in its counts."""
+
+    @property
+    def lossless(self) -> bool:
+        """Every answer ours, or parted at a tie."""
+        return self.equal + len(self.partings) == self.prompts and all(parting.tie for parting in self.partings)
+
+    @property
+    def passed(self) -> bool:
+        """Is it as it should be? A misfit's answers are right and its counts are not."""
+        near = self.equal > 0 and self.ours.difference(self.theirs) <= TOLERANCE
+        return self.lossless and near == (not self.misfit)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {
+            **{name: value for name, value in vars(self).items() if name not in ("ours", "theirs", "partings")},
+            "ours": vars(self.ours) | {"accept_length": round(self.ours.accept_length, 4)},
+            "theirs": vars(self.theirs) | {"accept_length": round(self.theirs.accept_length, 4)},
+            "largest_difference": round(self.ours.difference(self.theirs), 5),
+            "partings": [vars(parting) | {"tie": parting.tie} for parting in self.partings],
+            "passed": self.passed,
+        }
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Result:
+        """What `as_dict` wrote."""
+        known = {name: row[name] for name in cls.__dataclass_fields__}
+        for side in ("ours", "theirs"):
+            counts = row[side]
+            known[side] = Counts(counts["drafts"], counts["drafted"], tuple(counts["accepted"]))
+        partings = [{name: parting[name] for name in ("prompt", "place", "gap")} for parting in row["partings"]]
+        return cls(**known | {"partings": tuple(Parting(**parting) for parting in partings)})
+
+
+def compare(
+    run: dict[str, Any],
+    answers: Sequence[Answer],
+    reference: Sequence[Reference],
+    chain: int,
+    count: Count,
+    gap: Callable[[Reference, int, int], float],
+) -> Result:
+    """`run`: what a Result says of the run itself; `count`: the engine's rules; `gap`: see `Gaps.gap`."""
+    ours, theirs = Counts.none(chain), Counts.none(chain)
+    equal, same, partings = 0, 0, list[Parting]()
+    for number, (answer, expected) in enumerate(zip(answers, reference, strict=True)):
+        place = first_difference(expected.answer, answer.tokens)
+        if place is None:
+            counted = count(expected.rounds[chain], chain)
+            ours, theirs = ours + counted, theirs + answer.counts
+            equal, same = equal + 1, same + (counted == answer.counts)
+            continue
+        inside = place < min(len(expected.answer), len(answer.tokens))
+        partings.append(Parting(number, place, gap(expected, place, answer.tokens[place]) if inside else None))
+    return Result(
+        **run,
+        chain=chain,
+        prompts=len(reference),
+        tokens=sum(len(each.answer) for each in reference),
+        equal=equal,
+        same_counts=same,
+        ours=ours,
+        theirs=theirs,
+        partings=tuple(partings),
+    )

@@ -1,0 +1,99 @@
+"""What an engine counted of its drafts, and what ours counted under that engine's rules.
+
+Rules that differ by design are followed exactly, so that no tolerance has to cover for them:
+
+- Other engines take an answer's first token from the prompt's pass; ours drafts for it like for any other. So ours is
+  counted from the second token on, on a prompt that ends with the first.
+- vLLM drafts chains of K to the end and counts what was accepted before the answer is cut at its limit or its end mark.
+  So do we.
+- llama.cpp drafts min(K, r - 1) tokens where there is room for r more, so none for the last one; and an end mark is no
+  accepted draft token to it, nor is what follows, unless it was the last token of the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eyas.types import Stats
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one answer or of many."""
+
+    drafts: int
+    """Drafts that were verified."""
+    drafted: int
+    """Their tokens."""
+    accepted: tuple[int, ...]
+    """`[i]` = drafts of which token i was accepted; K of them."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return self._with(other, 1)
+
+    def __sub__(self, other: Counts) -> Counts:
+        return self._with(other, -1)
+
+    def _with(self, other: Counts, sign: int) -> Counts:
+        accepted = tuple(a + sign * b for a, b in zip(self.accepted, other.accepted, strict=True))
+        return Counts(self.drafts + sign * other.drafts, self.drafted + sign * other.drafted, accepted)
+
+    @classmethod
+    def none(cls, chain: int) -> Counts:
+        """Nothing yet, of chains of `chain`."""
+        return cls(0, 0, (0,) * chain)
+
+    @classmethod
+    def of(cls, stats: Stats, chain: int) -> Counts:
+        """What our one counter says."""
+        reached = [sum(stats.accepted_histogram[i + 1 :]) for i in range(chain)]
+        return cls(sum(stats.offered_by_depth[:1]), stats.drafted_depth, tuple(reached))
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens a verified draft, the bonus token counted; 0 where nothing was drafted."""
+        return 1 + sum(self.accepted) / self.drafts if self.drafts else 0.0
+
+    def difference(self, theirs: Counts) -> float:
+        """The largest relative difference of any of the counts to ours; infinite where ours is 0 and theirs isn't."""
+        pairs = zip(self.figures, theirs.figures, strict=True)
+        return max(abs(a - b) / a if a else float("inf") if b else 0.0 for a, b in pairs)
+
+    @property
+    def figures(self) -> tuple[int, ...]:
+        """All of them in a row."""
+        return (self.drafts, self.drafted, *self.accepted)
+
+
+class Round(NamedTuple):
+    """One of our rounds with a chain of K."""
+
+    accepted: int
+    """Draft tokens, before cutting."""
+    room: int
+    """How many more tokens the answer could take when it began."""
+    end: int | None = None
+    """Which of the accepted draft tokens was the end mark, from 0."""
+
+
+def full_chains(rounds: Sequence[Round], chain: int) -> Counts:
+    """Our rounds as vLLM counts, and as we do."""
+    stats = Stats()
+    for each in rounds:
+        stats.record(each.accepted, chain)
+    return Counts.of(stats, chain)
+
+
+def fitting_chains(rounds: Sequence[Round], chain: int) -> Counts:
+    """Our rounds as llama.cpp counts (`get_n_draft_max` of its server, `common_sampler_sample_and_accept_n`)."""
+    stats = Stats()
+    for each in rounds:
+        offered = min(chain, each.room - 1)
+        accepted = min(each.accepted, offered)
+        if each.end is not None and each.end < offered - 1:
+            accepted = each.end
+        if offered:
+            stats.record(accepted, offered)
+    return Counts.of(stats, chain)

@@ -1,0 +1,42 @@
+"""vLLM without a server: a job from standard input, its answers as JSON into a file. Runs in vLLM's own environment.
+
+python vllm_offline.py OUTPUT < {"model", "drafter", "chain", "tokens", "prompts"}
+"""
+
+import json
+import sys
+
+
+def main() -> None:
+    """One prompt after the other, so that the counters can be read off for each."""
+    import vllm
+
+    job = json.load(sys.stdin)
+    drafter = {"method": "eagle3", "model": job["drafter"], "num_speculative_tokens": job["chain"]}
+    llm = vllm.LLM(
+        job["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        speculative_config=drafter,
+    )
+    params = vllm.SamplingParams(max_tokens=job["tokens"], temperature=0)
+    answers = []
+    for prompt in job["prompts"]:
+        (done,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        answers.append({"tokens": list(done.outputs[0].token_ids), "counters": counters(llm)})
+    with open(sys.argv[1], "w", encoding="utf-8") as file:
+        json.dump({"version": vllm.__version__, "answers": answers}, file)
+
+
+def counters(llm):
+    """What was counted since the start; a counter is a number, or one a position."""
+    found = {metric.name.split(":")[1]: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
+    return {name: metric.values if hasattr(metric, "values") else metric.value for name, metric in found.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""What is asked: the demo's prompts, and chats about and from this Python's own library, spread over all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eyas.bench.demo_prompts import PROMPTS
+from eyas.data.chats import Message
+from eyas.data.prompts import encode_chat
+from eyas.data.stdlib_corpus import chats_of, sources
+
+LONGEST = 300
+"""Tokens: what is longer costs time and shows nothing more."""
+
+
+def make_prompts(tokenizer: Any, count: int) -> list[tuple[int, ...]]:
+    """`count` distinct prompts as token ids, the same ones every time under the same Python."""
+    demo = [encode_chat(tokenizer, [Message(role="user", content=text)]) for _, text in PROMPTS]
+    chats = [chat for module in sources() for chat in chats_of(module)]
+    wanted, found = count - len(demo), list[tuple[int, ...]]()
+    for number in range(max(wanted, 0)):
+        candidates = chats[number * len(chats) // wanted : (number + 1) * len(chats) // wanted]
+        encoded = (encode_chat(tokenizer, chat.messages[:1]) for chat in candidates)
+        found.append(next(ids for ids in encoded if len(ids) <= LONGEST))
+    return [*demo, *found][:count]

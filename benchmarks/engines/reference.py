@@ -1,0 +1,83 @@
+"""What eyas does itself: the answers, and round by round what its chains had accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import eyas
+from engines.counts import Counts, Round, full_chains
+from eyas.bench.ties import scores_after
+
+Count = Callable[[Sequence[Round], int], Counts]
+"""How an engine counts rounds of chains of K: `full_chains` or `fitting_chains`."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One prompt's greedy answer in float32."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    """The end mark included."""
+    rounds: Mapping[int, tuple[Round, ...]]
+    """By K, from the answer's second token on."""
+
+
+def references(
+    model: str, drafter: str, prompts: Sequence[tuple[int, ...]], tokens: int, chains: Sequence[int]
+) -> list[Reference]:
+    """Decode all prompts plainly, then with every chain. RuntimeError if the two differ: then there is no reference."""
+    params = eyas.SamplingParams(max_tokens=tokens)
+    plain = eyas.load(model, dtype=torch.float32)
+    answers = [tuple(done.token_ids) for done in plain.generate([eyas.Request(prompt, params) for prompt in prompts])]
+    rounds: list[dict[int, tuple[Round, ...]]] = [{} for _ in prompts]
+    for chain in chains:
+        engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32)
+        for prompt, answer, found in zip(prompts, answers, rounds, strict=True):
+            found[chain] = _rounds(engine, prompt, answer, tokens, chain)
+    return [Reference(*each) for each in zip(prompts, answers, rounds, strict=True)]
+
+
+def _rounds(
+    engine: eyas.Engine, prompt: tuple[int, ...], answer: tuple[int, ...], tokens: int, chain: int
+) -> tuple[Round, ...]:
+    """The rounds after the first token."""
+    if len(answer) < 2:
+        return ()
+    request = eyas.Request((*prompt, answer[0]), eyas.SamplingParams(max_tokens=tokens - 1), trace=True)
+    emitted, rounds, stats = list(answer[:1]), list[Round](), None
+    for chunk in engine.stream([request]):
+        assert chunk.draft is not None
+        accepted, end = len(chunk.draft.path), None
+        if chunk.completion is not None:
+            stats = chunk.completion.stats
+            if chunk.completion.finish_reason == "stop" and len(chunk.token_ids) <= accepted:
+                end = len(chunk.token_ids) - 1
+        rounds.append(Round(accepted, tokens - len(emitted), end))
+        emitted.extend(chunk.token_ids)
+    if tuple(emitted) != answer or stats is None:
+        raise RuntimeError(f"eyas's own answers differ with chain:{chain} and without: {emitted} and {list(answer)}")
+    if full_chains(rounds, chain) != Counts.of(stats, chain):
+        raise RuntimeError("what the rounds say isn't what the engine counted")
+    return tuple(rounds)
+
+
+class Gaps:
+    """How sure the target is where an engine's answer parts from ours."""
+
+    def __init__(self, model: str) -> None:
+        self._engine = eyas.load(model, dtype=torch.float32)
+
+    def gap(self, reference: Reference, place: int, other: int) -> float:
+        """Our token's logit minus that of the engine's token, after the answer's first `place` tokens."""
+        scores = scores_after(
+            self._engine.target,
+            eyas.SamplingParams(),
+            reference.prompt,
+            reference.answer[:place],
+            self._engine.eos_ids,
+        )
+        return float(scores.values[reference.answer[place]] - scores.values[other])

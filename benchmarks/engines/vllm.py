@@ -1,0 +1,136 @@
+"""vLLM for CPU as a consumer of exported drafters: in its own process, and behind its OpenAI API."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engines.compare import Answer
+from engines.counts import Counts
+from engines.metrics import PER_POSITION, read_counter, read_counts
+from eyas.bench.serve_process import ServerProcess
+from eyas.errors import EndpointError
+
+START_SECONDS = 600.0
+
+
+def environment(python: Path, threads: int) -> dict[str, str]:
+    """What vLLM needs to run on a CPU, offline, without taking all of it."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "LD_PRELOAD": str(python.parent.parent / "lib" / "libiomp5.so"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SLEEP_WHEN_IDLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": "",
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is run."""
+
+    model: Path
+    drafter: Path
+    chain: int
+    tokens: int
+    prompts: Sequence[tuple[int, ...]]
+
+
+def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
+    """vLLM's `LLM` class: its version and the answers. EndpointError says what it said last if it fails."""
+    asked = {
+        "model": str(job.model),
+        "drafter": str(job.drafter),
+        "chain": job.chain,
+        "tokens": job.tokens,
+        "prompts": [list(prompt) for prompt in job.prompts],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "answers.json"
+        script = Path(__file__).parent / "inside" / "vllm_offline.py"  # alone: its folder is on vLLM's import path
+        done = subprocess.run(
+            [str(python), str(script), str(output)],
+            input=json.dumps(asked),
+            env=os.environ | environment(python, 1),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode or not output.is_file():
+            raise EndpointError(f"vLLM failed: {(done.stderr or done.stdout)[-2000:]}")
+        found = json.loads(output.read_text(encoding="utf-8"))
+    return found["version"], _answers(found["answers"], job.chain)
+
+
+def _answers(rows: Sequence[Mapping[str, Any]], chain: int) -> list[Answer]:
+    """Counters only grow: what an answer added to them."""
+    answers, before = [], Counts.none(chain)
+    for row in rows:
+        counted = _counts(row["counters"], chain)
+        answers.append(Answer(tuple(row["tokens"]), counted - before))
+        before = counted
+    return answers
+
+
+def _counts(counters: Mapping[str, Any], chain: int) -> Counts:
+    if not counters:
+        return Counts.none(chain)
+    return Counts(
+        int(counters["spec_decode_num_drafts"]),
+        int(counters["spec_decode_num_draft_tokens"]),
+        tuple(int(count) for count in counters[PER_POSITION]),
+    )
+
+
+def server(python: Path, job: Job, *, alone: bool) -> ServerProcess:
+    """vLLM's server; `alone` gives it the drafter's folder only, which names target and K itself (speculators)."""
+    drafter = {"method": "eagle3", "model": str(job.drafter), "num_speculative_tokens": job.chain}
+
+    def command(port: int) -> list[str]:
+        return [
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(job.drafter if alone else job.model), "--served-model-name", "demo"),
+            *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "1", "--enforce-eager"),
+            *("--no-enable-prefix-caching", "--no-enable-log-requests", "--host", "127.0.0.1", "--port", str(port)),
+            *([] if alone else ["--speculative-config", json.dumps(drafter)]),
+        ]
+
+    return ServerProcess("vllm", command, environment=environment(python, 1), ready_seconds=START_SECONDS)
+
+
+def over_http(running: ServerProcess, job: Job) -> tuple[str, list[Answer]]:
+    """Version and answers of `/v1/completions`, counts from `/metrics`."""
+    with httpx.Client(base_url=running.root, timeout=300, trust_env=False) as client:
+        version = str(client.get("/version").raise_for_status().json()["version"])
+        answers, before, written = [], Counts.none(job.chain), 0
+        for prompt in job.prompts:
+            body = {"model": "demo", "prompt": list(prompt), "max_tokens": job.tokens, "temperature": 0}
+            reply = client.post("/v1/completions", json=body | {"return_token_ids": True})
+            tokens = tuple(reply.raise_for_status().json()["choices"][0]["token_ids"])
+            written += len(tokens)
+            counted = read_counts(_settled(client, written), job.chain)
+            answers.append(Answer(tokens, counted - before))
+            before = counted
+    return version, answers
+
+
+def _settled(client: httpx.Client, written: int) -> str:
+    """The page of metrics once it has counted every token written: it may lag behind an answer."""
+    for _ in range(200):
+        page = client.get("/metrics").raise_for_status().text
+        if read_counter(page, "generation_tokens") >= written:
+            return page
+        time.sleep(0.05)
+    raise EndpointError(f"vLLM's /metrics never counted {written} tokens")

@@ -1,0 +1,86 @@
+"""Answers and counts of an engine against ours, and the table made of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engines.compare import Answer, Result, compare
+from engines.counts import Counts, Round, full_chains
+from engines.reference import Reference
+from engines.table import BEGIN, END, insert, table
+
+from eyas.errors import DataError
+from eyas.interop.consumers import CONSUMERS
+
+RUN: dict[str, Any] = {"engine": "vLLM", "version": "0.32.0", "form": "vllm", "way": "over HTTP", "date": "2026-11-21"}
+REFERENCE = [
+    Reference((1, 2), (3, 4, 5, 6), {3: (Round(2, 3),)}),
+    Reference((7,), (8, 9, 1), {3: (Round(0, 3), Round(3, 2, 0))}),
+]
+SAME = [
+    Answer((3, 4, 5, 6), full_chains(REFERENCE[0].rounds[3], 3)),
+    Answer((8, 9, 1), full_chains(REFERENCE[1].rounds[3], 3)),
+]
+
+
+def run(answers: list[Answer], gap: float = 2.0, **more: Any) -> Result:
+    return compare(RUN | more, answers, REFERENCE, 3, full_chains, lambda *_: gap)
+
+
+def test_the_same_answers_and_counts_pass() -> None:
+    result = run(SAME)
+    assert result.passed
+    assert (result.equal, result.same_counts, result.tokens) == (2, 2, 7)
+    assert result.ours == result.theirs == Counts(3, 9, (2, 2, 1))
+
+
+def test_an_answer_that_parts_is_a_tie_or_a_failure_and_not_counted() -> None:
+    answers = [SAME[0], Answer((8, 2, 1), Counts(9, 27, (9, 9, 9)))]
+    parted, tied = run(answers), run(answers, gap=5e-4)
+    assert not parted.passed
+    assert tied.passed
+    assert (tied.partings[0].prompt, tied.partings[0].place, tied.equal) == (1, 1, 1)
+    assert tied.theirs == SAME[0].counts
+
+
+@pytest.mark.parametrize("tokens", [(8, 9), (8, 9, 1, 4), ()])
+def test_an_answer_that_ends_elsewhere_is_no_tie(tokens: tuple[int, ...]) -> None:
+    result = run([SAME[0], Answer(tokens, SAME[1].counts)], gap=0.0)
+    assert result.partings[0].gap is None
+    assert not result.passed
+
+
+def test_counts_that_are_off_fail_unless_the_form_is_for_another_engine() -> None:
+    off = [SAME[0], Answer((8, 9, 1), Counts(2, 6, (0, 0, 0)))]
+    assert not run(off).passed
+    assert run(off).same_counts == 1
+    assert run(off, misfit="it reads it wrong").passed
+    assert not run(SAME, misfit="it reads it wrong").passed
+
+
+def test_results_survive_json() -> None:
+    result = run([SAME[0], Answer((8, 2, 1), SAME[1].counts)], gap=0.25)
+    assert Result.from_dict(json.loads(json.dumps(result.as_dict()))) == result
+
+
+def test_the_table_says_what_was_run_and_what_was_not() -> None:
+    result = run(SAME)
+    misread = replace(result, form="sglang", misfit="it reads it wrong", theirs=Counts(3, 9, (1, 0, 0)))
+    lines = table([misread, result, replace(result, way="in process")]).splitlines()
+    assert lines[2] == (
+        "| `vllm` | vLLM 0.32.0 | 2026-11-21, CPU, float32, 2 prompts, 7 tokens: in process, K = 3; over HTTP, K = 3 | "
+        "K = 3: all answers equal, accepted by position 2, 2, 1, as in eyas. |"
+    )
+    assert "1, 0, 0, in eyas 2, 2, 1 (at most 1e+02 % apart). it reads it wrong." in lines[3]
+    unrun = [line.split("`")[1] for line in lines if "not run" in line]
+    assert unrun == [name for name in CONSUMERS if name != "vllm"]
+
+
+def test_only_the_generated_part_of_a_page_is_replaced() -> None:
+    page = f"before\n{BEGIN}\n\nold\n\n{END}\nafter\n"
+    assert insert(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    with pytest.raises(DataError, match="no part between"):
+        insert("before\n", "new")
