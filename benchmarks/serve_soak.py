@@ -2,9 +2,11 @@
 
     python benchmarks/serve_soak.py [--requests 3000] [--distinct 240] [--clients 24] [--growth 0.02] [--output F.json]
 
-Checks, and fails if one doesn't hold: every finished answer is its offline twin's (plain decoding in this process,
-float32, the same seed); nobody waits forever; sequences were preempted; when idle no slot and no token of a sequence is
-left; the process's memory after the first quarter of the requests grows by less than `--growth`.
+Every sixth wave of requests asks for long answers: they start and outgrow the cache together. Checks, and fails
+if one doesn't hold: every finished answer is its offline twin's (plain decoding in this process, float32, the same
+seed), and what a cancelled one had got is its twin's beginning; nobody waits for `STUCK_SECONDS`; when idle no slot and
+no token of a sequence is left; the process's memory grows by less than `--growth` once it is warm. Warm is a quarter of
+the requests (caches of prefixes and of compiled kernels fill up); medians of a tenth of the requests each are compared.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import asyncio
 import json
 import random
 import re
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -29,9 +33,14 @@ from eyas.data.prompts import encode_chat
 from eyas.data.stdlib_corpus import chats_of, sources
 
 SERVER = (
-    "--model demo --draft-model demo --max-running 8 --max-waiting 64 --max-cached-tokens 768 --prefix-tokens 2048"
+    "--model demo --draft-model demo --dtype float32 --max-running 24 --max-waiting 64 --max-cached-tokens 2048 "
+    "--prefix-tokens 2048"
 ).split()
 STUCK_SECONDS = 180.0
+SHORT, LONG = (1, 8, 16, 32, 48, 80), (240, 270, 300)
+"""Most tokens of answers."""
+CANCELLED, PREEMPTED = 0.3, 0.05
+"""At least so many for each request: left in the middle of a stream; pushed out of the full cache."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,11 @@ class Ask:
     tokens: int
     text: str
 
+    @property
+    def long(self) -> bool:
+        """Does it take part in the waves that outgrow the cache?"""
+        return bool(self.body["max_tokens"] in LONG)
+
 
 @dataclass
 class Seen:
@@ -49,23 +63,25 @@ class Seen:
 
     ends: Counter[str] = field(default_factory=Counter)
     different: list[dict[str, Any]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     """KiB, once for every request."""
 
 
 def asks(count: int, chance: random.Random) -> list[Ask]:
-    """Distinct requests with their offline twins."""
-    engine = eyas.load("demo", batch_size=16)
+    """Distinct requests with their offline twins; a quarter of them are long."""
+    engine = eyas.load("demo", dtype="float32", batch_size=32)
     chats = [chat for module in list(sources())[: 2 * count] for chat in chats_of(module)]
     bodies, requests = [], []
     for number in range(count):
+        long = number % 4 == 0
         ids = encode_chat(engine.tokenizer, chats[number * len(chats) // count].messages[:1])
         start = chance.choice([0, 0, len(ids) // 2])
-        ids = ids[start : start + chance.choice([20, 20, 60, 150])]
-        params = {"max_tokens": chance.choice([1, 8, 32, 120, 250]), "seed": chance.randrange(2**31)}
+        ids = ids[start : start + (chance.choice([20, 40]) if long else chance.choice([20, 60, 150]))]
+        params = {"max_tokens": chance.choice(LONG if long else SHORT), "seed": chance.randrange(2**31)}
         params |= chance.choice([{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9}])
         params |= chance.choice([{}, {}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.1}, {"top_k": 20}])
-        params |= chance.choice([{}, {"ignore_eos": True}])
+        params |= {"ignore_eos": True} if long else chance.choice([{}, {"ignore_eos": True}])
         bodies.append({"model": "demo", "prompt": list(ids), **params})
         requests.append(eyas.Request(ids, eyas.SamplingParams(**params)))
     done = engine.generate(requests)
@@ -73,46 +89,70 @@ def asks(count: int, chance: random.Random) -> list[Ask]:
 
 
 async def send(http: httpx.AsyncClient, ask: Ask, cancelled: bool, chance: random.Random, seen: Seen) -> None:
-    """One request; one that is cancelled is left after some of its stream, or before it begins."""
+    """One request; one that is cancelled is left when some of its stream has come."""
     if not cancelled and chance.random() < 0.5:
         said = (await http.post("/completions", json=ask.body)).raise_for_status().json()
         text, tokens = said["choices"][0]["text"], said["usage"]["completion_tokens"]
     else:
-        pieces, patience = [], chance.choice([0, 0, 1, 2, 5, 10]) if cancelled else None
+        pieces, patience = [], chance.randint(1, ask.tokens // 8) if cancelled else None
         body = ask.body | {"stream": True, "stream_options": {"include_usage": True}}
         async with http.stream("POST", "/completions", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     pieces.append(json.loads(line[6:]))
-                if patience is not None and len(pieces) > patience:
-                    seen.ends["cancelled"] += 1
-                    return
+                if len(pieces) == patience:
+                    break
         text = "".join(choice["text"] for piece in pieces for choice in piece["choices"])
+        if not pieces[-1].get("usage"):
+            seen.ends["cancelled" if cancelled else "cut short"] += 1
+            if not ask.text.startswith(text.rstrip("\ufffd")):
+                seen.different.append({"body": ask.body, "text": text, "twin": ask.text})
+            return
         tokens = pieces[-1]["usage"]["completion_tokens"]
     seen.ends["finished"] += 1
     if (text, tokens) != (ask.text, ask.tokens):
         seen.different.append({"body": ask.body, "text": text, "twin": ask.text})
 
 
-async def soak(server: ServerProcess, asked: list[Ask], count: int, clients: int, chance: random.Random) -> Seen:
-    """`count` requests by so many clients."""
+def planned(asked: list[Ask], count: int, clients: int, chance: random.Random) -> list[tuple[Ask, bool]]:
+    """What is asked, in waves of a request a client, every sixth of them long; and is it cancelled?
+
+    Only requests that go on for a while can be cancelled in the middle.
+    """
+    plan = []
+    for number in range(count):
+        cancelled = number % 3 == 2
+        wave = [one for one in asked if one.long == (number // clients % 6 == 0)]
+        plan.append((chance.choice([one for one in wave if one.tokens > 30 or not cancelled]), cancelled))
+    return plan
+
+
+async def soak(server: ServerProcess, plan: list[tuple[Ask, bool]], clients: int) -> Seen:
+    """The planned requests, by so many clients."""
     seen = Seen()
-    plan = [(chance.choice(asked), number % 3 == 2) for number in range(count)]
     async with httpx.AsyncClient(
         base_url=server.url, timeout=STUCK_SECONDS, limits=httpx.Limits(max_connections=None)
     ) as http:
 
         async def one(number: int) -> None:
             ask, cancelled = plan[number]
+            began = time.monotonic()
             try:
                 await asyncio.wait_for(send(http, ask, cancelled, random.Random(number), seen), STUCK_SECONDS)
             except (httpx.HTTPError, asyncio.TimeoutError) as error:
                 seen.ends[f"{type(error).__name__}: {error}"[:200]] += 1
+            seen.seconds.append(time.monotonic() - began)
             seen.memory.append(resident(server.pid))
 
-        await run_load(Load("closed", clients), one, count, 0)
+        await run_load(Load("closed", clients), one, len(plan), 0)
     return seen
+
+
+def growth_of(memory: list[int]) -> float:
+    """Of the median of the last tenth over that of the tenth after the first quarter."""
+    tenth, quarter = len(memory) // 10, len(memory) // 4
+    return median(memory[-tenth:]) / median(memory[quarter : quarter + tenth]) - 1
 
 
 def resident(pid: int) -> int:
@@ -146,26 +186,31 @@ def main() -> None:
     options = parser.parse_args()
     chance = random.Random(options.seed)
     asked = asks(min(options.distinct, options.requests), chance)
+    plan = planned(asked, options.requests, options.clients, chance)
+    began = time.monotonic()
     with eyas_server("soak", SERVER) as server:
-        seen = asyncio.run(soak(server, asked, options.requests, options.clients, chance))
+        seen = asyncio.run(soak(server, plan, options.clients))
         left = asyncio.run(left_over(server))
-    warm = max(seen.memory[: len(seen.memory) // 4 + 1])
-    growth = max(seen.memory[-len(seen.memory) // 4 :]) / warm - 1
+    growth, preempted = growth_of(seen.memory), left.pop("num_preemptions_total")
     held = {
         "every finished answer equals its twin": not seen.different,
         "nobody was stuck or refused": set(seen.ends) <= {"finished", "cancelled"},
-        "sequences were preempted": left["num_preemptions_total"] > 0,
-        "nothing is left when idle": not any(left[name] for name in left if name != "num_preemptions_total"),
+        "a third was cancelled midway": seen.ends["cancelled"] >= CANCELLED * options.requests,
+        "sequences were preempted all the time": preempted >= PREEMPTED * options.requests,
+        "nothing is left when idle": not any(left.values()),
         f"memory grew by less than {options.growth:.0%}": growth < options.growth,
     }
     findings = {
         "server": SERVER,
+        "clients": options.clients,
         "requests": options.requests,
         "distinct": len(asked),
+        "seconds": round(time.monotonic() - began, 1),
+        "slowest_seconds": round(max(seen.seconds), 1),
         "ends": dict(seen.ends),
         "different": len(seen.different),
         "examples": seen.different[:3],
-        "preemptions": left["num_preemptions_total"],
+        "preemptions": preempted,
         "memory_growth": round(growth, 4),
         "memory_mib": [round(seen.memory[i * (len(seen.memory) - 1) // 20] / 1024, 1) for i in range(21)],
     }

@@ -265,3 +265,41 @@ def test_refusals_are_told_to_the_observer() -> None:
 
     run(ask_them())
     assert ears.heard == [(CHAT, 400, "unknown_parameter"), ("", 404, "not_found")]
+
+
+MEGABYTES = 3 << 19
+MESSAGE = b'{"model": "tiny", "messages": [{"role": "user", "content": '
+MANY = {
+    "ids": (TEXT, b'{"model": "tiny", "prompt": [' + b"-1," * (MEGABYTES // 3) + b"1]}", "prompt"),
+    "lists": (TEXT, b'{"model": "tiny", "prompt": [' + b"[]," * (MEGABYTES // 3) + b"[1]]}", None),
+    "choices": (TEXT, b'{"model": "tiny", "prompt": "a", "guided_choice": [' + b"1," * (MEGABYTES // 2) + b"1]}", None),
+    "parts": (CHAT, MESSAGE + b"[" + b"1," * (MEGABYTES // 2) + b"1]}]}", None),
+    "fields": (CHAT, b"{%s}" % b",".join(b'"f%d":1' % i for i in range(MEGABYTES // 12)), None),
+    "tokens": ("/detokenize", b'{"tokens": [' + b"-1," * (MEGABYTES // 3) + b"1]}", "tokens[0]"),
+    "characters": ("/tokenize", b'{"prompt": "' + b"a" * MEGABYTES + b'"}', "prompt"),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_megabytes_of_wrong_values_are_refused_at_once(kind: str) -> None:
+    """Told one by one they took minutes, while nobody else was answered."""
+    path, body, param = MANY[kind]
+    began = time.monotonic()
+    found = error(run(raw(path, body)), 400)
+    assert time.monotonic() - began < 8
+    assert found["param"] == param
+    assert param is not None or found["code"] == "too_many_values"
+
+
+def test_a_prompt_of_many_tokens_is_not_too_many_values(ask: Ask) -> None:
+    found = error(ask(TEXT, prompt=[1] * 40_000), 400)
+    assert found["code"] == "context_length_exceeded"
+    found = error(ask(TEXT, prompt=[[1] * 20_000] * 2), 400)
+    assert found["code"] == "context_length_exceeded"
+
+
+def test_a_field_that_may_be_several_things_says_what_was_wrong_with_each(ask: Ask) -> None:
+    found = error(ask(TEXT, prompt=[2**40]), 400)
+    assert found["param"] == "prompt"
+    assert "valid string, or" in found["message"]
+    assert "less than 2147483648" in found["message"]

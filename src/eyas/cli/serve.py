@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from dataclasses import dataclass, field, replace
@@ -130,7 +131,11 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
         prefill_chunk=capacity.prefill_chunk,
         prefix_tokens=capacity.prefix_tokens,
     )
-    return open_engine(target, draft, limits=limits)
+    engine = open_engine(target, draft, limits=limits)
+    # what is there now stays: else whoever sends a million little lists has the collector walk over all of it
+    gc.collect()
+    gc.freeze()
+    return engine
 
 
 def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:

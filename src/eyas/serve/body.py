@@ -14,6 +14,8 @@ from eyas.serve.errors import ApiError
 
 _LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0
 """What is read and dropped of a body that is too large: a client that is cut off while it sends never sees why."""
+_MOST_VALUES = 1 << 15
+"""Megabytes of small values that are each wrong take minutes to refuse, one by one."""
 
 
 class BodyLimit:
@@ -73,7 +75,7 @@ async def _drop(receive: Receive) -> None:
 
 
 class JsonRequest(Request):
-    """A request whose JSON is bounded in depth, strict UTF-8, and has no NaN."""
+    """A request whose JSON is bounded in depth and in values, strict UTF-8, and has no NaN."""
 
     async def json(self) -> Any:
         """The body's value; ApiError says what is wrong with it."""
@@ -83,6 +85,7 @@ class JsonRequest(Request):
                 self._json = from_json(body, allow_inf_nan=False)
             except ValueError as error:
                 raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+            _check_count(self._json)
         return self._json
 
     def check_content_type(self) -> None:
@@ -90,3 +93,20 @@ class JsonRequest(Request):
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
+
+
+def _check_count(body: Any) -> None:
+    """ApiError if there are too many values; prompts of nothing but token ids don't count."""
+    given = [body.get(name) for name in ("prompt", "tokens")] if isinstance(body, dict) else []
+    prompts = [*given, *(each for one in given if isinstance(one, list) for each in one[:_MOST_VALUES])]
+    ids = {id(each) for each in prompts if isinstance(each, list) and set(map(type, each)) == {int}}
+    count, left = 0, [body]
+    while left:
+        inside = left.pop()
+        if not isinstance(inside, dict | list) or id(inside) in ids:
+            continue
+        count += len(inside)
+        if count > _MOST_VALUES:
+            message = f"the body has more than {_MOST_VALUES} values, token ids not counted: send less at a time"
+            raise ApiError(400, message, code="too_many_values")
+        left += inside.values() if isinstance(inside, dict) else inside

@@ -83,8 +83,13 @@ def as_api_error(error: Exception) -> ApiError:
 
 def validation_error(error: RequestValidationError) -> ApiError:
     """400 that names the first bad field."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = errors[0]
     where = [str(part) for part in first["loc"] if part != "body"]
+    text = _said(first)
+    if where and where[-1] == "str":  # the first of several things the field may be
+        where, whole = where[:-1], first["loc"][:-1]
+        text = ", or ".join(dict.fromkeys(_said(each) for each in errors if each["loc"][: len(whole)] == whole))
     field = _path(where)
     unknown = first["type"] == "extra_forbidden"
     known = reason_for(where)
@@ -97,7 +102,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
     elif first["type"] == "missing":
         message, code = f"{field} is missing", "missing_required_parameter"
     else:
-        message, code = f"{field or 'the body'}: {_lower(first['msg'].removeprefix('Value error, '))}", "invalid_value"
+        message, code = f"{field or 'the body'}: {text}", "invalid_value"
     return ApiError(400, message[:1000], code=code, param=field or None)
 
 
@@ -112,7 +117,8 @@ def _path(parts: list[str]) -> str:
     return path[:200]
 
 
-def _lower(text: str) -> str:
+def _said(error: Mapping[str, Any]) -> str:
+    text = str(error["msg"]).removeprefix("Value error, ")
     return text[:1].lower() + text[1:]
 
 

@@ -10,6 +10,8 @@ from eyas.serve.refusals import without_nulls
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+"""Of millions that are wrong only the first is told."""
 
 
 class Asked(BaseModel):

@@ -6,19 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from eyas.serve.wire.base import Chunk, TokenId, Told, Whole
+from eyas.serve.wire.base import Chunk, TokenIds, Told, Whole
 from eyas.serve.wire.sampling import SamplingFields
 
 MOST_PROMPTS = 128
 Prompts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-TokenPrompts = Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
+TokenPrompt = Annotated[TokenIds, Field(min_length=1)]
+TokenPrompts = Annotated[list[TokenPrompt], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
 class CompletionRequest(SamplingFields):
     """`POST /v1/completions`."""
 
-    prompt: str | Prompts | TokenIds | TokenPrompts
+    prompt: str | Prompts | TokenPrompt | TokenPrompts
     echo: bool | None = Field(default=None, description="put the prompt before the answer; not with logprobs")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 

@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from eyas.serve.wire.base import Asked, TokenId, Told
+from eyas.serve.wire.base import Asked, TokenIds, Told
 from eyas.serve.wire.messages import AskedMessage, Tool
 from eyas.serve.wire.sampling import Name
+
+MOST_AT_ONCE = 1 << 20
+"""Characters of a text, or tokens: more are a second's work for nothing, since no context holds them."""
 
 
 class Model(Told):
@@ -32,7 +35,7 @@ class TokenizeRequest(Asked):
     """Text, or a chat as its template renders it."""
 
     model: Name | None = None
-    prompt: str | None = None
+    prompt: Annotated[str, Field(max_length=MOST_AT_ONCE)] | None = None
     messages: Annotated[list[AskedMessage], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = Field(default=True, description="of prompts: the tokens that the tokenizer adds itself")
@@ -60,7 +63,7 @@ class DetokenizeRequest(Asked):
     """Token ids."""
 
     model: Name | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[TokenIds, Field(max_length=MOST_AT_ONCE)]
 
 
 class Detokenized(Told):
