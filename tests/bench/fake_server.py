@@ -31,6 +31,7 @@ class FakeServer(Server):
     def __init__(self, script: Script, metrics: str, pause: float) -> None:
         super().__init__(_Handler)
         self.script, self.metrics, self.pause = script, metrics, pause
+        self.info = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
@@ -41,7 +42,7 @@ class _Handler(Handler):
 
     def do_GET(self) -> None:  # noqa: N802  # http.server's name
         known = {"/v1/models": json.dumps({"data": [{"id": "fake"}]}), "/metrics": self.server.metrics, "/health": "{}"}
-        text = known.get(self.path, "")
+        text = (known | {"/get_server_info": self.server.info}).get(self.path, "")
         self.say(200 if text else 404, text.encode())
 
     def do_POST(self) -> None:  # noqa: N802  # http.server's name

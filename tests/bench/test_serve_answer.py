@@ -41,15 +41,17 @@ def test_completions_and_reasoning_are_text_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "passes"),
+    ("last", "passes", "accepted"),
     [
-        ({"usage": {"eyas": {"target_passes": 2, "accept_length": 2.0}}}, 2.0),
-        ({"timings": {"draft_n": 9, "draft_n_accepted": 3}}, 1.0),
-        ({}, 0.0),
+        ({"usage": {"eyas": {"target_passes": 2, "accept_length": 2.5}}}, 2.0, 3.0),  # of which the limit cut one
+        ({"timings": {"draft_n": 9, "draft_n_accepted": 3}}, 1.0, 3.0),
+        ({"timings": {"predicted_n": 4}}, 0.0, 0.0),
+        ({}, 0.0, 0.0),
     ],
 )
-def test_target_passes_from_whoever_tells(last: dict[str, object], passes: float) -> None:
-    assert received((1.0, b"".join(stream(["a", "b"], **last)))).passes == passes
+def test_speculation_from_whoever_tells(last: dict[str, object], passes: float, accepted: float) -> None:
+    answer = received((1.0, b"".join(stream(["a", "b"], **last))))
+    assert (answer.passes, answer.accepted) == (passes, accepted)
 
 
 def test_what_is_no_answer_is_an_error() -> None:

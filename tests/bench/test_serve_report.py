@@ -20,7 +20,7 @@ ONE, FOUR, NINE = Load("closed", 1), Load("closed", 4), Load("closed", 9)
 def run(seconds: float, *texts: str, **more: float) -> LoadRun:
     """Ten tokens an answer; first text after a tenth of the time. An empty text is an error."""
     answers = [
-        Answer(i, 0.0, seconds, seconds / 10, 10, 3, text, more.get("passes", 0.0))
+        Answer(i, 0.0, seconds, seconds / 10, 10, 3, text, more.get("passes", 0.0), more.get("kept", 0.0))
         if text
         else Answer(i, 0.0, seconds, error="429: full")
         for i, text in enumerate(texts)
@@ -59,7 +59,7 @@ def test_latencies_are_quantiles_of_good_answers() -> None:
 
 
 def test_accept_length_from_passes_else_from_counters() -> None:
-    by_passes = report({ONE: {"plain": [run(1, "a", "b", passes=4.0, drafts=1.0)]}}).lines[0]
+    by_passes = report({ONE: {"plain": [run(1, "a", "b", passes=4.0, kept=6.0, drafts=1.0)]}}).lines[0]
     by_counters = report({ONE: {"plain": [run(1, "a", drafts=4.0, accepted=6.0)]}}).lines[0]
     assert (by_passes.accept_length, by_counters.accept_length) == (2.5, 2.5)
     assert report({ONE: {"plain": [run(1, "a")]}}).lines[0].accept_length is None

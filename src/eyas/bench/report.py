@@ -30,17 +30,25 @@ class Line:
     task: str
     method: str
     tokens_per_second: float
-    speedup: float
-    accept_length: float
-    prefill_seconds: float
+    speedup: float | None
+    """None without a baseline."""
+    accept_length: float | None
+    """None where nobody tells it."""
+    prefill_seconds: float | None
     by_position: list[float]
     same: int
     answers: int
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    """Of methods that are timed from outside."""
+    baseline: bool = False
 
     @property
     def efficiency(self) -> float | None:
-        """None for plain decoding, where it would say nothing."""
-        return None if self.method == PLAIN or not self.accept_length else self.speedup / self.accept_length
+        """None for the baseline, where it would say nothing."""
+        if self.method == PLAIN or self.baseline or self.speedup is None:
+            return None
+        return self.speedup / self.accept_length if self.accept_length else None
 
 
 def lines_of(task: str, results: Mapping[str, Measured]) -> list[Line]:
@@ -75,39 +83,57 @@ def means(lines: Sequence[Line]) -> list[Line]:
                 "mean",
                 method,
                 fmean(line.tokens_per_second for line in mine),
-                fmean(line.speedup for line in mine),
-                fmean(line.accept_length for line in mine),
-                fmean(line.prefill_seconds for line in mine),
+                _mean([line.speedup for line in mine]),
+                _mean([line.accept_length for line in mine]),
+                _mean([line.prefill_seconds for line in mine]),
                 [fmean(line.by_position[i] for line in mine) for i in range(depth)],
                 sum(line.same for line in mine),
                 sum(line.answers for line in mine),
+                _mean([line.ttft_ms for line in mine]),
+                _mean([line.tpot_ms for line in mine]),
+                mine[0].baseline,
             )
         )
     return made
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None if one is missing."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
 def table_of(lines: Sequence[Line], title: str) -> Table:
     """The table for people."""
-    numbers = ("tokens/s", "speedup", "accept length", "efficiency", "prefill s")
+    heard = any(line.ttft_ms is not None for line in lines)
+    times = ("TTFT ms", "TPOT ms") if heard else ("prefill s",)
     table = Table("file", "method", title=title)
-    for name in numbers:
+    for name in ("tokens/s", "speedup", "accept length", "efficiency", *times):
         table.add_column(name, justify="right")
     table.add_column("by position")
     table.add_column("identical", justify="right")
     for line in lines:
-        efficiency = line.efficiency
         table.add_row(
             line.task,
             line.method,
             f"{line.tokens_per_second:.1f}",
-            f"{line.speedup:.2f}x",
-            f"{line.accept_length:.2f}",
-            "" if efficiency is None else f"{efficiency:.2f}",
-            f"{line.prefill_seconds:.2f}",
+            _cell(line.speedup, "{:.2f}x"),
+            _cell(line.accept_length, "{:.2f}"),
+            _cell(line.efficiency, "{:.2f}"),
+            *(
+                (_cell(line.ttft_ms, "{:.1f}"), _cell(line.tpot_ms, "{:.1f}"))
+                if heard
+                else (_cell(line.prefill_seconds, "{:.2f}"),)
+            ),
             " ".join(f"{rate:.2f}" for rate in line.by_position),
-            f"{line.same}/{line.answers}",
+            f"{line.same}/{line.answers}" if line.answers else "",
         )
     return table
+
+
+def _cell(value: float | None, form: str) -> str:
+    """Empty where nothing is known."""
+    return "" if value is None else form.format(value)
 
 
 def line_dict(line: Line) -> dict[str, Any]:
@@ -129,11 +155,23 @@ def report_dict(
     counts = {
         task: {method: one.stats.as_dict() for method, one in measured.items()} for task, measured in results.items()
     }
+    return document(machine, settings, DEFINITIONS, lines, counts, errors)
+
+
+def document(
+    machine: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    definitions: Sequence[str],
+    lines: Sequence[Line],
+    counts: Mapping[str, Any],
+    errors: Sequence[str],
+) -> dict[str, Any]:
+    """The report for JSON, however its lines were measured; `counts` by task and method."""
     return {
         "machine": dict(machine),
         "settings": dict(settings),
-        "definitions": list(DEFINITIONS),
+        "definitions": list(definitions),
         "lines": [line_dict(line) for line in (*lines, *means(lines))],
-        "stats": counts,
+        "stats": dict(counts),
         "errors": list(errors),
     }

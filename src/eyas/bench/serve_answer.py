@@ -25,6 +25,8 @@ class Answer:
     text: str = ""
     passes: float = 0.0
     """Target passes behind the answer, where the server tells (0 = it doesn't)."""
+    accepted: float = 0.0
+    """Draft tokens that were accepted in them."""
     error: str | None = None
 
     @property
@@ -80,7 +82,7 @@ class Received:
             tokens,
             int(usage.get("prompt_tokens") or 0),
             "".join(texts),
-            _passes(tokens, usage, timings),
+            *_speculation(tokens, usage, timings),
         )
 
     def _broken(self, error: str) -> Answer:
@@ -105,11 +107,14 @@ def _text(choice: dict[str, Any]) -> str:
     return str(said or (json.dumps(delta["tool_calls"]) if delta.get("tool_calls") else ""))
 
 
-def _passes(tokens: int, usage: dict[str, Any], timings: dict[str, Any]) -> float:
-    """Target passes: told by eyas; for llama.cpp what was generated without being a draft token took a pass each."""
+def _speculation(tokens: int, usage: dict[str, Any], timings: dict[str, Any]) -> tuple[float, float]:
+    """Target passes and accepted draft tokens, as eyas tells them; for llama.cpp what was generated without being a
+    draft token took a pass each."""
     told = usage.get("eyas")
     if isinstance(told, dict):
-        return float(told.get("target_passes") or 0)
+        passes = float(told.get("target_passes") or 0)
+        return passes, passes * (float(told.get("accept_length") or 1.0) - 1.0)
     if "draft_n_accepted" in timings:
-        return float(tokens - int(timings["draft_n_accepted"]))
-    return 0.0
+        accepted = float(timings["draft_n_accepted"])
+        return tokens - accepted, accepted
+    return 0.0, 0.0

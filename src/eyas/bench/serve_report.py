@@ -17,6 +17,11 @@ from eyas.bench.serve_load import Load
 from eyas.bench.serve_run import Results
 
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
+ACCEPT_LENGTH = (
+    "accept length: tokens per target pass, 1 + accepted / passes (from `usage.eyas` or llama.cpp's `timings`; else "
+    "1 + accepted / drafts of the server's counters, or SGLang's own latest mean). Where the first token comes from "
+    "reading the prompt, it is no pass."
+)
 DEFINITIONS = (
     "tokens/s: output tokens of all answers (as the server's `usage` counts them) / wall time from the first request "
     "to the end of the last answer, prefill included; median over repeats.",
@@ -24,8 +29,7 @@ DEFINITIONS = (
     "an answer / the side's); median, and the least of all repeats.",
     "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1) of an answer. e2e: request sent to end "
     "of stream. Quantiles over the answers of all repeats, milliseconds.",
-    "accept length: tokens per target pass (from `usage.eyas`, llama.cpp's `timings`, or 1 + accepted / drafts of the "
-    "server's counters; SGLang's own latest mean).",
+    ACCEPT_LENGTH,
     "same: answers whose text is the baseline's, of those that both gave.",
 )
 
@@ -184,10 +188,10 @@ def quantiles(seconds: Sequence[float | None]) -> dict[str, float]:
 
 
 def accept_length(runs: Sequence[LoadRun]) -> float | None:
-    """Tokens per target pass, by the best source there is; None if the server tells nothing."""
+    """1 + accepted / target passes, by the best source there is; None if the server tells nothing."""
     told = [answer for run in runs for answer in run.answers if answer.passes]
     if told:
-        return sum(answer.tokens for answer in told) / sum(answer.passes for answer in told)
+        return 1.0 + sum(answer.accepted for answer in told) / sum(answer.passes for answer in told)
     return sum((run.counted for run in runs), Counted()).accept_length
 
 

@@ -46,7 +46,8 @@ def parse_side(text: str, default_name: str = "") -> Side:
         name, url = default_name, address
     if not name or not url.startswith(("http://", "https://")):
         raise UsageError(
-            f"--side {text!r}: write NAME=http://HOST:PORT/v1, perhaps with ,speculate=false or ,model=NAME"
+            f"{text!r} is no server: write http://HOST:PORT/v1 (with --side NAME=http://...), perhaps with "
+            ",speculate=false or ,model=NAME"
         )
     values: dict[str, Any] = {}
     for setting in settings:
@@ -56,7 +57,7 @@ def parse_side(text: str, default_name: str = "") -> Side:
         elif key == "speculate" and value in _FLAGS:
             values[key] = _FLAGS[value]
         else:
-            raise UsageError(f"--side {text!r}: {setting!r} is neither speculate=true|false nor model=NAME")
+            raise UsageError(f"{text!r}: {setting!r} is neither speculate=true|false nor model=NAME")
     url = url.rstrip("/")
     return Side(name, url if url.endswith("/v1") else f"{url}/v1", **values)
 

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from eyas.cli.bench_endpoint import EndpointOptions, check_endpoints, measure_endpoints
 from eyas.cli.build import open_target, sampling_params
 from eyas.cli.display import output, row_bar
-from eyas.cli.measuring import check_json, finish, settings_of
+from eyas.cli.groups import Given
+from eyas.cli.measuring import check_json, finish, plan_settings, settings_of
 from eyas.cli.options import (
     Coupled,
     DrafterFileOptions,
     JsonFile,
+    MaybeTargetOptions,
     MeasureOptions,
     SamplingOptions,
-    TargetOptions,
     Trees,
 )
 
@@ -27,23 +29,25 @@ if TYPE_CHECKING:
 
 
 def bench(
-    target: TargetOptions,
+    target: MaybeTargetOptions,
     files: DrafterFileOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,
+    ends: EndpointOptions,
+    given: Given,
     draft_model: Annotated[list[str], Option(help="A drafter; may be repeated.")] = [],  # noqa: B006
     tree: Trees = [],  # noqa: B006  # typer copies defaults
     coupled: Coupled = None,
     json: JsonFile = None,
 ) -> int:
-    """Measure plain decoding, and every drafter with every tree, on every prompt file.
+    """Measure plain decoding, and every drafter with every tree, on every prompt file; or a server, with --endpoint.
 
     More of it: `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees` the best draft tree of a
     drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a run.
     """
     from eyas.bench.ledger import write_json
     from eyas.bench.machine import describe_machine
-    from eyas.bench.report import DEFINITIONS, lines_of, means, report_dict, table_of
+    from eyas.bench.report import lines_of, means, report_dict, table_of
     from eyas.bench.runner import Plan, measure
     from eyas.bench.tasks import read_tasks
     from eyas.engine.controller import is_auto
@@ -52,35 +56,42 @@ def bench(
 
     if not draft_model and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
+    check_endpoints(ends, target.model, given)
     params = sampling_params(sampling)
     specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     check_json(json)
     batch_size = measuring.batch_size
     tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
-    loaded = open_target(target.model, target)
-    engines = _engines(loaded, target.model, draft_model, specs, files, coupled is not False, batch_size)
-    plan = Plan(measuring.repeats, measuring.warmup)
-    results = {}
-    with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
-        for task in tasks:
-            results[task.name] = measure(task, engines, params, plan, advance)
-    machine = describe_machine()
-    lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
-    errors = [error for task in tasks for error in task.errors]
-    console = output()
-    console.print(table_of([*lines, *means(lines)], f"{target.model}, {target.dtype}, batch {batch_size}"))
-    for definition in DEFINITIONS:
-        console.print(definition)
-    for name, engine in engines.items():
-        if engine.controller is not None:
-            console.print(_chosen(name, engine.controller.snapshot()))
-    if json is not None:
+    engines, settings, what = {}, plan_settings(measuring, params), f"batch {batch_size}"
+    if target.model is not None:
+        loaded = open_target(target.model, target)
+        engines = _engines(loaded, target.model, draft_model, specs, files, coupled is not False, batch_size)
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
-        chosen = {name: vars(one.controller.snapshot()) for name, one in engines.items() if one.controller is not None}
-        settings |= {"chosen": chosen} if chosen else {}
-        write_json(json, report_dict(machine, settings, results, errors))
-    return finish(machine, errors)
+        what = f"{target.model}, {target.dtype}, {what}"
+    plan = Plan(measuring.repeats, measuring.warmup)
+    console = output()
+    if ends.endpoint is not None:
+        report, table = measure_endpoints(ends, engines, tasks, params, plan, settings, what)
+    else:
+        results = {}
+        with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
+            for task in tasks:
+                results[task.name] = measure(task, engines, params, plan, advance)
+        lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
+        table = table_of([*lines, *means(lines)], what)
+        errors = [error for task in tasks for error in task.errors]
+        report = report_dict(describe_machine(), settings, results, errors)
+    console.print(table)
+    for definition in report["definitions"]:
+        console.print(definition)
+    snapshots = {name: one.controller.snapshot() for name, one in engines.items() if one.controller is not None}
+    for name, state in snapshots.items():
+        console.print(_chosen(name, state))
+    if json is not None:
+        report["settings"] |= {"chosen": {name: vars(state) for name, state in snapshots.items()}} if snapshots else {}
+        write_json(json, report)
+    return finish(report["machine"], report["errors"])
 
 
 def _engines(

@@ -33,6 +33,13 @@ def settings_of(
         "device": str(loaded.device),
         "attention": runtime.attention,
         "compile": runtime.compile,
+        **plan_settings(measuring, params),
+    }
+
+
+def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str, Any]:
+    """What was asked, and how often."""
+    return {
         "batch_size": measuring.batch_size,
         "repeats": measuring.repeats,
         "warmup": measuring.warmup,

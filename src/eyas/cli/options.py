@@ -48,6 +48,15 @@ class TargetOptions(RuntimeOptions):
 
 
 @dataclass(frozen=True)
+class MaybeTargetOptions(RuntimeOptions):
+    """Where the target may be somebody else's."""
+
+    model: Annotated[
+        str | None, Option(help="The target: a directory or Hub id; needed unless there is --endpoint.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class DrafterFileOptions:
     """How a drafter directory is read."""
 
