@@ -46,7 +46,7 @@ def heard(server: FakeServer, **options: Any) -> LoadRun:
 
 
 def test_turns_go_on_with_the_answers() -> None:
-    with serving(answer) as server:
+    with serving(answer, pause=0.05) as server:
         run = heard(server)
     assert [(one.item, one.text, one.error) for one in run.answers] == [
         (0, "48/2?!", None),
