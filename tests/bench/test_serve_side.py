@@ -20,7 +20,7 @@ def test_sides_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "http://h", "a=h:1", "a=http://h,speculate=no", "a=http://h,tree=x"])
 def test_wrong_sides_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no server|neither"):
+    with pytest.raises(UsageError, match=r"is no server|neither"):
         parse_side(text)
 
 
