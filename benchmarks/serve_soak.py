@@ -2,7 +2,7 @@
 
     python benchmarks/serve_soak.py [--requests 3000] [--distinct 240] [--clients 24] [--growth 0.02] [--output F.json]
 
-Every sixth wave of requests asks for long answers: they start and outgrow the cache together. Checks, and fails
+Every fourth wave of requests asks for long answers: they start and outgrow the cache together. Checks, and fails
 if one doesn't hold: every finished answer is its offline twin's (plain decoding in this process, float32, the same
 seed), and what a cancelled one had got is its twin's beginning; nobody waits for `STUCK_SECONDS`; when idle no slot and
 no token of a sequence is left; the process's memory grows by less than `--growth` once it is warm. Warm is a quarter of
@@ -39,7 +39,7 @@ SERVER = (
 STUCK_SECONDS = 180.0
 SHORT, LONG = (1, 8, 16, 32, 48, 80), (240, 270, 300)
 """Most tokens of answers."""
-CANCELLED, PREEMPTED = 0.3, 0.05
+CANCELLED, PREEMPTED = 0.3, 0.03
 """At least so many for each request: left in the middle of a stream; pushed out of the full cache."""
 
 
@@ -116,14 +116,14 @@ async def send(http: httpx.AsyncClient, ask: Ask, cancelled: bool, chance: rando
 
 
 def planned(asked: list[Ask], count: int, clients: int, chance: random.Random) -> list[tuple[Ask, bool]]:
-    """What is asked, in waves of a request a client, every sixth of them long; and is it cancelled?
+    """What is asked, in waves of a request a client, every fourth of them long; and is it cancelled?
 
     Only requests that go on for a while can be cancelled in the middle.
     """
     plan = []
     for number in range(count):
         cancelled = number % 3 == 2
-        wave = [one for one in asked if one.long == (number // clients % 6 == 0)]
+        wave = [one for one in asked if one.long == (number // clients % 4 == 0)]
         plan.append((chance.choice([one for one in wave if one.tokens > 30 or not cancelled]), cancelled))
     return plan
 
