@@ -1,9 +1,9 @@
 """kill -9 of a server at random moments under load: what clients see, and how soon it is back.
 
-    python benchmarks/serve_kill.py [--kills 5] [--clients 8] [--output FILE.json] [-- options of eyas serve]
+    python benchmarks/serve_kill.py [--kills 5] [--clients 8] [--ready 20] [--output F.json] [-- options of eyas serve]
 
-Fails unless every client of a killed server gets a connection error at once, the same question is answered the same
-before and after, and the model's files are untouched.
+Fails unless every client of a killed server gets a connection error at once, a new server is ready within `--ready`
+seconds, the same question is answered the same before and after, and the model's files are untouched.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--ready", type=float, default=20.0, help="seconds until a new server must be ready")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     parser.add_argument("serve", nargs="*", default=["--model", "demo", "--draft-model", "demo"])
@@ -103,6 +104,7 @@ def main() -> None:
     held = {
         "clients get a connection error": not any(end.startswith("wrong") for kill in kills for end in kill["clients"]),
         "at once": all(kill["noticed_seconds"] < 5 for kill in kills),
+        f"ready again within {options.ready:g} s": all(kill["ready_seconds"] < options.ready for kill in kills),
         "the same answer after": all(kill["same_answer"] for kill in kills),
         "files untouched": digest(DEMO_TARGET, DEMO_DRAFTER) == files,
     }

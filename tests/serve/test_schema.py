@@ -55,6 +55,19 @@ def test_whatever_is_made_up_is_answered_as_documented(case: Any) -> None:
     check(case)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "tiny", "prompt": "a", "stream": True}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True}),
+    ],
+)
+def test_streams_are_as_documented(path: str, body: dict[str, Any]) -> None:
+    """Hardly ever made up: most streams that are asked for ask for something else that is wrong."""
+    response = schema[path]["POST"].Case(body=body, media_type="application/json").call_and_validate()
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+
+
 @pytest.mark.slow
 @schema.parametrize()
 @bounded(150)

@@ -32,8 +32,9 @@ GENERATING = (*ASKING, 429, 504)
 
 def answered(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     """The success of a route that may stream, for `/openapi.json`."""
-    what = f"`data:` events, each with a {chunk.__name__}; the last is `[DONE]`"
-    return {"model": whole, "content": {"text/event-stream": {"schema": {"type": "string", "description": what}}}}
+    data = {"type": "string", "description": f"the JSON of a {chunk.__name__}; the last event's is `[DONE]`"}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    return {"model": whole, "content": {"text/event-stream": {"itemSchema": event}}}
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
