@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.shared import SharedTree, greatest
-from eyas.tree.values import BINS, ValueTable, bin_floor, bins
+from eyas.tree.values import BINS, ValueTable, bins
 
 CPU = torch.device("cpu")
 GRIDS = [None, (0.0,), (-1.0,), (0.0, -1.0), (0.0, 1e-7), (-math.inf, 0.0)]
@@ -29,6 +29,8 @@ class Node(NamedTuple):
     """Index among its row's candidates, level by level."""
     depth: int
     score: float
+    worth: float
+    """Logarithm of the value; without a table the score."""
     parent: int
     token: int
 
@@ -66,21 +68,27 @@ def grow(spec: SharedTree, rows: list[Text], live: list[bool] | None = None) -> 
         frontier = grown.tokens
 
 
-def candidates(spec: SharedTree, rows: list[Text]) -> list[Node]:
+def candidates(
+    spec: SharedTree, rows: list[Text], table: ValueTable | None = None, groups: tuple[int, ...] = ()
+) -> list[Node]:
     """Every candidate of every row's beam."""
     made = []
     for row, text in enumerate(rows):
         here: list[Node] = []
-        beam = [Node(row, -1, 0, 0.0, -1, 0)]
+        beam = [Node(row, -1, 0, 0.0, 0.0, -1, 0)]
         for depth in range(1, spec.depth + 1):
             level = []
             for above in beam:
-                for rank, step in enumerate(text.children(above.token)):
-                    score = float(torch.tensor(above.score) + torch.tensor(min(step, 0.0)))
-                    at = len(here) + len(level)
-                    level.append(Node(row, at, depth, score, above.at, text.child(above.token, rank)))
+                steps = torch.tensor(text.children(above.token)).clamp(max=0.0)
+                worths = steps
+                if table is not None:
+                    worths = table.look_up(steps.view(1, 1, -1), torch.tensor([groups[row]])).flatten()
+                for rank, (step, worth) in enumerate(zip(steps, worths, strict=True)):
+                    at, token = len(here) + len(level), text.child(above.token, rank)
+                    told, value = float(torch.tensor(above.score) + step), float(torch.tensor(above.worth) + worth)
+                    level.append(Node(row, at, depth, told, value, above.at, token))
             here += level
-            beam = sorted(level, key=lambda node: -node.score)[: spec.width]
+            beam = sorted(level, key=lambda node: -node.worth)[: spec.width]
         made += here
     return made
 
@@ -150,22 +158,16 @@ def test_whatever_things_are_worth_a_tree_stays_a_tree(
     tree = grow(spec, rows)
     check(spec, tree, batch)
 
-    def worth(row: int, depth: int, score: float) -> float:
-        return float(table.values[groups[row], min(depth, 2) - 1, bins(np.array([score], dtype=np.float32))[0]])
-
-    kept = [
-        worth(row, int(tree.depth[row, node + 1]), float(tree.logprob[row, node]))
-        for row, node in tree.valid.nonzero().tolist()
-    ]
-    assert all(value >= threshold for value in kept)
     if grid is not None:
         return  # which of equals goes on is the beam's own affair
-    offered = [(n.row, n.token, worth(n.row, n.depth, n.score)) for n in candidates(spec, rows)]
+    offered = [n for n in candidates(spec, rows, table, groups) if math.exp(n.worth) >= threshold]
     chosen = {(row, int(tree.tokens[row, node])) for row, node in tree.valid.nonzero().tolist()}
-    left = [value for row, token, value in offered if (row, token) not in chosen and value >= threshold]
+    kept = [node for node in offered if (node.row, node.token) in chosen]
+    assert len(kept) == len(chosen)
     if spec.per_row is None:
-        assert len(kept) == min(spec.budget, len(kept) + len(left))
-        assert not left or not kept or max(left) <= min(kept)
+        assert len(kept) == min(spec.budget, len(offered))
+        left = [node.worth for node in offered if (node.row, node.token) not in chosen]
+        assert not left or not kept or max(left) <= min(node.worth for node in kept)
 
 
 @given(specs, st.integers(0, 1000), st.lists(st.booleans(), min_size=4, max_size=4))
@@ -219,17 +221,15 @@ def test_candidates_are_kept_only_when_wanted() -> None:
 
 
 @given(st.lists(st.floats(-1e4, 0.0, width=32), min_size=2, max_size=50))
-def test_bins_never_fall_as_probability_falls(scores: list[float]) -> None:
+def test_worth_never_rises_as_probability_falls(scores: list[float]) -> None:
     ordered = np.sort(np.array(scores, dtype=np.float32))[::-1]
     found = bins(ordered)
     assert (np.diff(found) >= 0).all()
-    for score, index in zip(ordered, found, strict=True):
-        assert score > bin_floor(int(index)) - 1e-4 * abs(score)
-    table = ValueTable(np.linspace(1, 0, BINS).reshape(1, 1, BINS))
-    looked = table.look_up(
-        torch.tensor(ordered.copy()).unsqueeze(0), torch.ones(len(ordered)).long(), torch.zeros(1).long()
-    )
-    np.testing.assert_allclose(looked[0].numpy(), np.linspace(1, 0, BINS)[found], atol=1e-6)
+    values = np.stack((np.linspace(1, 0.2, BINS), np.linspace(0.9, 0.1, BINS)))[None]
+    looked = ValueTable(values).look_up(torch.tensor(ordered.copy()).view(1, 1, -1), torch.zeros(1).long())
+    expected = np.log(np.concatenate((values[0, 0, found[:1]], values[0, 1, found[1:]]))) + 1e-4 * ordered
+    np.testing.assert_allclose(looked[0, 0].numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert (np.diff(looked[0, 0].numpy()) <= 0).all()
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, -math.inf]), min_size=1, max_size=12), st.integers(1, 12))

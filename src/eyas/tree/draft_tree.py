@@ -21,7 +21,7 @@ class Candidates:
     """
 
     scores: tuple[Tensor, ...]
-    """A level each: [B, F * K] cumulative log-probability, child `k` of frontier node `f` in column `f * K + k`."""
+    """A level each: [B, F * K] logarithm of the value, child `k` of frontier node `f` in column `f * K + k`."""
     beams: tuple[Tensor, ...]
     """A level each but the last: [B, W'] columns of the children that are the next frontier, best first."""
 

@@ -2,8 +2,8 @@
 
 Every row grows candidates as in EAGLE-2 (a beam of `width`); at the end the `budget` most valuable candidates of all
 rows together are kept, so a row whose drafter is sure gets many nodes and a doubtful one few or none. Value is the path
-probability, or what a `ValueTable` says that probabilities are worth. A parent is never worth less than its child and
-comes before it, so ties can't part them.
+probability, or the product of what a `ValueTable` says that its steps are worth. A parent is never worth less than its
+child and comes before it, so ties can't part them.
 Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels of a row, N node columns.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from eyas.errors import UsageError
 from eyas.tree.beam import BeamGrowth
 from eyas.tree.draft_tree import Candidates, DraftTree
-from eyas.tree.values import ValueTable, ranking
+from eyas.tree.values import ValueTable
 
 _IMPOSSIBLE = -1e4
 """Stands for a log-probability of minus infinity, so that how many nodes are kept is known beforehand."""
@@ -76,7 +76,10 @@ class SharedGrowth(BeamGrowth):
         if spec.prices is not None and not self._counts_freely:
             raise UsageError("shared tree: prices need a CPU; elsewhere choose a budget")
         self._live = [row for row in range(batch) if live is None or live[row]]
-        self._groups = (0,) * batch if spec.groups is None else spec.groups
+        self._groups = torch.tensor((0,) * batch if spec.groups is None else spec.groups, device=device)
+
+    def _worth(self, steps: Tensor) -> Tensor:
+        return steps if self._spec.values is None else self._spec.values.look_up(steps, self._groups)
 
     def _worth_going_on(self) -> bool:
         """Could any row's next level hold a node worth the threshold?"""
@@ -84,14 +87,7 @@ class SharedGrowth(BeamGrowth):
         if spec.threshold == 0.0 or not self._counts_freely:
             return True
         best = self._beam_score[:, 0].tolist()
-        depth = len(self._tokens) + 1
-        floors = {group: self._floor(group, depth) for group in set(self._groups)}
-        return any(best[row] > floors[self._groups[row]] for row in self._live)
-
-    def _floor(self, group: int, depth: int) -> float:
-        if self._spec.values is None:
-            return math.log(self._spec.threshold) - 1e-6
-        return self._spec.values.floor(group, depth, self._spec.threshold)
+        return any(best[row] > math.log(spec.threshold) for row in self._live)
 
     def tree(self) -> DraftTree:
         spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
@@ -118,7 +114,7 @@ class SharedGrowth(BeamGrowth):
             tokens=torch.cat(self._tokens, dim=1).gather(1, chosen),
             # an invalid column copies a candidate that may not be kept: it hangs at the root
             parents=parents.masked_fill(~valid, -1),
-            logprob=scores.gather(1, chosen),
+            logprob=torch.cat(self._told, dim=1).gather(1, chosen),
             valid=valid,
             max_depth=deepest,
             counted=None if spec.threshold > 0.0 and not self._counts_freely else counted,
@@ -129,11 +125,6 @@ class SharedGrowth(BeamGrowth):
         """[B, M] bool: the candidates that stay."""
         spec = self._spec
         worth, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
-        if spec.values is not None:
-            depths = [torch.full((level.shape[1],), depth) for depth, level in enumerate(self._scores, start=1)]
-            groups = torch.tensor(self._groups, device=self._device)
-            value = spec.values.look_up(scores, torch.cat(depths).to(self._device), groups)
-            worth = ranking(value, worth)
         if spec.threshold > 0.0 and spec.prices is None:
             worth.masked_fill_(value < spec.threshold, -math.inf)
         if len(self._live) < self._batch:

@@ -18,43 +18,45 @@ def test_never_rising_is_isotonic_regression(points: list[tuple[float, float]]) 
     np.testing.assert_allclose(never_rising(values, weights), expected, atol=1e-9)
 
 
-def seen(acceptance: Acceptance, group: int, depth: int, p: float, rate: float, rounds: int = 400) -> None:
-    """Ten nodes a round of path probability `p`, accepted at `rate`."""
+def seen(acceptance: Acceptance, group: int, later: bool, p: float, rate: float, rounds: int = 400) -> None:
+    """Ten steps a round of probability `p`, accepted at `rate`."""
     draw = np.random.default_rng(0)
     index = int(bins(np.log(np.array([p])))[0])
     for _ in range(rounds):
-        acceptance.learn(
-            np.full(10, group), np.full(10, depth), np.full(10, index), draw.random(10) < rate
-        )  # fmt: skip
+        acceptance.learn(np.full(10, group), np.full(10, later), np.full(10, index), draw.random(10) < rate)
+
+
+def at(p: float) -> int:
+    return int(bins(np.log(np.array([p])))[0])
 
 
 def test_nothing_seen_takes_the_drafter_at_its_word() -> None:
-    table = Acceptance(4).table()
-    np.testing.assert_allclose(table.values, np.broadcast_to(np.exp(BIN_CENTRES), (2, 4, len(BIN_CENTRES))))
+    table = Acceptance().table()
+    np.testing.assert_allclose(table.values, np.broadcast_to(np.exp(BIN_CENTRES), (2, 2, len(BIN_CENTRES))))
 
 
 def test_what_was_accepted_counts_and_groups_are_apart() -> None:
-    acceptance = Acceptance(4)
-    seen(acceptance, 1, 1, 0.5, 0.8)
-    at = int(bins(np.log(np.array([0.5])))[0])
+    acceptance = Acceptance()
+    seen(acceptance, 1, False, 0.5, 0.8)
     values = acceptance.table().values
-    assert abs(values[1, 0, at] - 0.8) < 0.03
-    assert abs(values[0, 0, at] - 0.5) < 0.05  # nothing was seen of greedy rows
+    assert abs(values[1, 0, at(0.5)] - 0.8) < 0.03
+    assert abs(values[0, 0, at(0.5)] - 0.5) < 0.05  # nothing was seen of greedy rows
     assert (np.diff(values, axis=2) <= 0).all()
-    assert (np.diff(values, axis=1) <= 0).all()
 
 
-def test_a_depth_has_a_factor_of_its_own() -> None:
-    acceptance = Acceptance(4)
-    for depth, rate in ((1, 0.5), (2, 0.25)):
-        seen(acceptance, 0, depth, 0.5, rate)
-    at = int(bins(np.log(np.array([0.5])))[0])
-    values = acceptance.table().values
-    assert abs(values[0, 1, at] / values[0, 0, at] - 0.5) < 0.08
+def test_first_children_are_apart_from_others_and_never_worth_less() -> None:
+    acceptance = Acceptance()
+    seen(acceptance, 0, False, 0.3, 0.5)
+    seen(acceptance, 0, True, 0.3, 0.2)
+    values = acceptance.table().values[0, :, at(0.3)]
+    np.testing.assert_allclose(values, [0.5, 0.2], atol=0.05)
+    seen(acceptance, 0, True, 0.3, 0.9, 2000)
+    first, other = acceptance.table().values[0, :, at(0.3)]
+    assert other <= first
 
 
 def test_old_rounds_fade() -> None:
-    acceptance = Acceptance(2)
-    seen(acceptance, 0, 1, 0.5, 0.9, 500)
-    seen(acceptance, 0, 1, 0.5, 0.2, 1500)
-    assert acceptance.table().values[0, 0, int(bins(np.log(np.array([0.5])))[0])] < 0.3
+    acceptance = Acceptance()
+    seen(acceptance, 0, False, 0.5, 0.9, 500)
+    seen(acceptance, 0, False, 0.5, 0.2, 1500)
+    assert acceptance.table().values[0, 0, at(0.5)] < 0.3

@@ -1,8 +1,9 @@
-"""What path probabilities are worth: how often verified nodes were accepted, by group, depth and bin, on the fly.
+"""What a draft's steps are worth: how often children of accepted nodes were accepted, on the fly.
 
-Frequencies start from a prior (the drafter is right about itself), fade with time, never rise as the probability falls
-(pooled adjacent violators), and differ between depths by one factor a depth.
-Shapes: G groups, D depths, K bins, n nodes.
+A step's frequency depends on the drafter's probability for it, on whether it leads to the node's first child, and
+hardly on its depth; so all depths learn together. Frequencies start from a prior (the drafter is right about itself),
+fade with time, and never rise as the probability falls (pooled adjacent violators).
+Shapes: G groups, K bins, n nodes.
 """
 
 from __future__ import annotations
@@ -14,28 +15,27 @@ from eyas.tree.values import BIN_CENTRES, BINS, ValueTable
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 GROUPS = 2
 """Greedy rows and rows with a temperature: the noise that a coupled drafter shares changes what its numbers mean."""
-_PRIOR_BIN = 12.0
+_PRIOR = 8.0
 """Nodes that the prior of a bin counts for."""
-_PRIOR_DEPTH = 30.0
-"""Expected acceptances that the prior of a depth's factor counts for."""
 _FADE = 1.0 - 1.0 / 600.0
 """What is left of a count after a round."""
 
 
 class Acceptance:
-    """Offered and accepted nodes."""
+    """Offered and accepted children of accepted nodes."""
 
-    def __init__(self, depth: int) -> None:
-        self._offered: Array = np.zeros((GROUPS, depth, BINS))
-        self._accepted: Array = np.zeros((GROUPS, depth, BINS))
+    def __init__(self) -> None:
+        self._offered: Array = np.zeros((GROUPS, 2, BINS))
+        self._accepted: Array = np.zeros((GROUPS, 2, BINS))
 
-    def learn(self, groups: Indices, depths: Indices, bins: Indices, accepted: npt.NDArray[np.bool_]) -> None:
-        """Verified nodes [n], depth 1 = the root's children, and whether each was walked."""
+    def learn(self, groups: Indices, later: Mask, bins: Indices, accepted: Mask) -> None:
+        """Verified nodes [n] whose parents were walked: `later` siblings or first ones, and whether each was walked."""
         shape = self._offered.shape
-        at = np.ravel_multi_index((groups, np.minimum(depths, shape[1]) - 1, bins), shape)
+        at = np.ravel_multi_index((groups, later.astype(np.int64), bins), shape)
         self._offered *= _FADE
         self._accepted *= _FADE
         self._offered += np.bincount(at, minlength=self._offered.size).reshape(shape)
@@ -48,13 +48,11 @@ class Acceptance:
 
     def table(self) -> ValueTable:
         """The values as they stand."""
-        offered, accepted = self._offered.sum(1), self._accepted.sum(1)  # [G, K]
-        weight = offered + _PRIOR_BIN
-        pooled = (accepted + _PRIOR_BIN * np.exp(BIN_CENTRES)) / weight
-        pooled = np.stack([never_rising(value, mass) for value, mass in zip(pooled, weight, strict=True)])
-        expected = (self._offered * pooled[:, None]).sum(2)  # [G, D]
-        factor = (self._accepted.sum(2) + _PRIOR_DEPTH) / (expected + _PRIOR_DEPTH)
-        return ValueTable(np.minimum(pooled[:, None] * factor[:, :, None], 1.0))
+        weight = self._offered + _PRIOR
+        values = (self._accepted + _PRIOR * np.exp(BIN_CENTRES)) / weight
+        for at in np.ndindex(values.shape[:2]):
+            values[at] = never_rising(values[at], weight[at])
+        return ValueTable(values)
 
 
 def never_rising(values: Array, weights: Array) -> Array:

@@ -92,6 +92,8 @@ class Controller:
             self._probe = self._new_probe(rows, lengths)
         if self._probe is not None:
             prospect = self._probe.prospect
+            if prospect is not None and self._prospects is not None:
+                prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
         return None if prospect is None else self._spec(prospect, rows, groups)
 
     def learn(self, record: RoundRecord) -> None:
@@ -190,7 +192,7 @@ class Controller:
         if self._probe is None or self._prospects is None:
             return
         rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
-        self._probe.allowance.spend(seconds - record.emitted / rate)
+        self._probe.allowance.spend(max(seconds - record.emitted / rate, self._probe.least))
         left = self._probe.rounds - 1
         self._probe = self._probe._replace(rounds=left) if left else None
         self._counts["probes"] += 1

@@ -7,6 +7,7 @@ that the drafter had deferred.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,10 +15,11 @@ from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.planner import Prospect, Prospects
 
 _FOR_PLAIN, _FOR_LARGER, _FOR_SPECULATING = 0.002, 0.003, 0.003
-_LEAST = 0.02
+_LEAST, _LEAST_LARGER = 0.02, 0.05
 """A probe is taken to lose at least this part of its time, whatever the models say."""
-_ON_TRIAL = (3, 4, 9, 20, 45)
-"""Speculating rounds after which a plain one is due whatever it loses: is plain decoding as slow as it was measured?"""
+_ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
+"""Speculating rounds after which a plain one is due whatever it loses, if speculation promises less than so many times
+plain decoding: is that as slow as it was measured? The larger the promise, the less that is worth asking twice."""
 _DIRECTIONS = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
 
 
@@ -27,6 +29,8 @@ class Probe(NamedTuple):
     prospect: Prospect | None
     """None = plain."""
     rounds: int
+    least: float
+    """Seconds that a round of it is taken to lose at the least: luck is not to call for another at once."""
     allowance: Allowance
 
 
@@ -48,7 +52,7 @@ class Allowance:
 
     def spend(self, cost: float) -> None:
         """Seconds were lost."""
-        self._credit -= max(cost, 0.0)
+        self._credit -= cost
 
 
 class Explorer:
@@ -69,13 +73,14 @@ class Explorer:
     def beside(self, prospects: Prospects, choice: Prospect, rows: int) -> Probe | None:
         """A probe beside a shape in use, if one is affordable."""
         least = _LEAST * choice.seconds
-        doubtful = self._speculated in _ON_TRIAL
+        doubtful = choice.rate < prospects.plain_rate * _ON_TRIAL.get(self._speculated, 0.0)
         if doubtful or self._plain.affords(max(prospects.plain_seconds - rows / choice.rate, least)):
-            return Probe(None, 1, self._plain)
+            return Probe(None, 1, 0.0, self._plain)
         larger = prospects.larger(choice.shape, **_DIRECTIONS[self._direction])
+        least = _LEAST_LARGER * choice.seconds
         if self._larger.affords(max(larger.seconds - (rows + larger.accepted) / choice.rate, least)):
             self._direction = (self._direction + 1) % len(_DIRECTIONS)
-            return Probe(larger, 1, self._larger)
+            return Probe(larger, 1, least, self._larger)
         return None
 
     def instead_of_plain(
@@ -87,4 +92,4 @@ class Explorer:
         waiting = sum(min(length, deferred) for length in lengths)
         loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)
         loss = max(loss, _LEAST * larger.seconds) + float(costs.observe_seconds(waiting))
-        return Probe(larger, 2, self._speculating) if self._speculating.affords(loss) else None
+        return Probe(larger, 2, 0.0, self._speculating) if self._speculating.affords(loss) else None

@@ -17,12 +17,17 @@ import numpy as np
 from eyas.engine.controller.acceptance import GROUPS, Acceptance, Array, Indices
 from eyas.engine.controller.supply import Supply
 from eyas.engine.evidence import Evidence
-from eyas.tree.values import ValueTable, bins
+from eyas.tree.values import BIN_EDGES, ValueTable, bins
 
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
 _HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
 THRESHOLDS: Array = np.array(_LOW + _HIGH)
 """[L]"""
+_TOP, _BOTTOM = BIN_EDGES[:-1, None], np.maximum(BIN_EDGES[1:, None], np.log(THRESHOLDS))  # [K, 1], [K, L]
+_KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
+"""[K, L] the part of a bin that reaches a threshold."""
+_WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
+"""[K, L] what its nodes are worth together."""
 _TRIAL = 12
 """Rounds after which forecasts are judged."""
 _SURPRISE = 4.0
@@ -43,7 +48,7 @@ class GainModel:
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         self.widths, self.depth = tuple(widths), depth
-        self._acceptance, self._supply = Acceptance(depth), Supply(widths, depth)
+        self._acceptance, self._supply = Acceptance(), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
@@ -61,10 +66,13 @@ class GainModel:
             walked[row, path] = True
         if not valid.any():
             return
-        rows = np.broadcast_to(groups[:, None], valid.shape)
-        depths = tree.depth.cpu().numpy()[:, 1:]
-        found = bins(tree.logprob.cpu().numpy())
-        self._acceptance.learn(rows[valid], depths[valid], found[valid], walked[:, 1:][valid])
+        told, parents = tree.logprob.double().cpu().numpy(), tree.parents.cpu().numpy()
+        above = np.take_along_axis(np.pad(told, ((0, 0), (1, 0))), parents + 1, axis=1)  # [R, N]
+        asked = valid & np.take_along_axis(walked, parents + 1, axis=1)
+        at, node = np.nonzero(asked)
+        siblings = asked[at] & (parents[at] == parents[at, node][:, None])  # [n, N]
+        later = siblings.argmax(1) < node
+        self._acceptance.learn(groups[at], later, bins((told - above)[at, node]), walked[at, node + 1])
 
     def judge(self, promised: float, kept: float) -> None:
         """A round was forecast to accept `promised` draft tokens and accepted `kept`.
@@ -85,7 +93,7 @@ class GainModel:
 
     def forecast(self, group_rows: Sequence[int]) -> Forecast:
         """For a batch of `group_rows` [G] rows of each group."""
-        values, rates, best = self.values.values, self._supply.rates, self._supply.best
+        rates, best = self._supply.rates, self._supply.best
         shape = (len(self.widths), self.depth, len(THRESHOLDS))
         nodes, accepted = np.zeros(shape), np.zeros(shape)
         idle = np.ones(shape[1:])  # [D, L] the chance that no row has anything worth a level more
@@ -93,12 +101,9 @@ class GainModel:
             rows = group_rows[group]
             if not rows:
                 continue
-            kept = (values[group][:, :, None] >= THRESHOLDS).astype(np.float64)  # [D, K, L]
-            per_depth = rates[group].transpose(1, 0, 2)  # [D, W, K]
-            nodes += rows * (per_depth @ kept).transpose(1, 0, 2)
-            accepted += rows * (per_depth @ (kept * values[group][:, :, None])).transpose(1, 0, 2)
-            deeper = np.concatenate((kept[1:], np.zeros_like(kept[:1])))  # worth it one level further down
-            reach = np.minimum((best[group][:, None] @ deeper)[:, 0], 1.0)  # [D, L]
+            nodes += rows * (rates[group] @ _KEPT)
+            accepted += rows * (rates[group] @ _WORTH)
+            reach = np.minimum(best[group] @ _KEPT, 1.0)  # [D, L]
             idle *= (1.0 - reach) ** rows
         # level 1 is always drafted, level d + 1 if some row's best at depth d goes on
         goes_on = np.minimum.accumulate(1.0 - idle, axis=0)

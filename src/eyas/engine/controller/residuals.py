@@ -10,7 +10,6 @@ compared with the rounds around it.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import NamedTuple
 
@@ -32,6 +31,10 @@ _OCTAVE = 2
 _PLACES = 12 * _OCTAVE + 1
 _DOUBT = 0.5
 """An error seen n times counts n / (n + this)."""
+_PLENTY = 2.0
+"""A place seen n times has a say of n / (n + this) in its own correction and those around it."""
+_NEAR: Array = 2.0 ** (-2.5 * np.abs(np.subtract.outer(np.arange(_PLACES), np.arange(_PLACES))))
+"""What that is worth by distance: what pays is a matter of differences, which noise must not decide."""
 
 
 class Part(NamedTuple):
@@ -45,12 +48,13 @@ class Part(NamedTuple):
 
 
 class Residuals:
-    """Speed by time, errors by kind and size (1 to 4096, logarithmic; flat beyond the sizes seen)."""
+    """Speed by time, errors by kind and size: 1 to 4096, logarithmic, neighbours pooled, flat beyond the sizes seen."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[Part, ...]] = deque(maxlen=_ROUNDS)
         self._errors: Array = np.zeros((len(KINDS), _PLACES))
         self._seen: Array = np.zeros((len(KINDS), _PLACES))
+        self._corrections: Array = np.zeros((len(KINDS), _PLACES))
         self._log_speed = 0.0
 
     def learn(self, parts: tuple[Part, ...]) -> None:
@@ -86,14 +90,14 @@ class Residuals:
         shared = float(np.average(errors[at[first]]))
         errors[seen > 0] -= shared
         self._log_speed = float(speed[-1]) + shared
+        say = self._seen / (self._seen + _PLENTY)
+        heard = say @ _NEAR
+        self._corrections = (say * self._errors) @ _NEAR / np.where(heard > 0.0, heard, 1.0)
 
     def factor(self, kind: int, size: Array) -> Array:
         """What predictions for `size` are multiplied by."""
-        known = np.flatnonzero(self._seen[kind])
-        if not len(known):
-            return np.full_like(size, math.exp(self._log_speed))
         at = np.log2(np.maximum(size, 1.0)) * _OCTAVE
-        out: Array = np.exp(np.interp(at, known, self._errors[kind, known]) + self._log_speed)
+        out: Array = np.exp(np.interp(at, np.arange(_PLACES), self._corrections[kind]) + self._log_speed)
         return out
 
 
