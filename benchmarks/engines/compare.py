@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engines.counts import Counts
-from engines.reference import Count, Reference
+from engines.reference import Reference
 from eyas.bench.ties import first_difference
 
 TIE = 1e-3
@@ -105,16 +105,16 @@ def compare(
     answers: Sequence[Answer],
     reference: Sequence[Reference],
     chain: int,
-    count: Count,
+    count: Callable[[Reference], Counts],
     gap: Callable[[Reference, int, int], float],
 ) -> Result:
-    """`run`: what a Result says of the run itself; `count`: the engine's rules; `gap`: see `Gaps.gap`."""
+    """`run`: what a Result says of the run itself; `count`: ours by the engine's rules; `gap`: as in `Gaps.gap`."""
     ours, theirs = Counts.none(chain), Counts.none(chain)
     equal, same, partings = 0, 0, list[Parting]()
     for number, (answer, expected) in enumerate(zip(answers, reference, strict=True)):
         place = first_difference(expected.answer, answer.tokens)
         if place is None:
-            counted = count(expected.rounds[chain], chain)
+            counted = count(expected)
             ours, theirs = ours + counted, theirs + answer.counts
             equal, same = equal + 1, same + (counted == answer.counts)
             continue

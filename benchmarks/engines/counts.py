@@ -8,14 +8,17 @@ Rules that differ by design are followed exactly, so that no tolerance has to co
   So do we.
 - llama.cpp drafts min(K, r - 1) tokens where there is room for r more, so none for the last one; and an end mark is no
   accepted draft token to it, nor is what follows, unless it was the last token of the draft.
+- llama.cpp's example program does so too, but drafts for the first token, and chains of K again once there is room for
+  one token or none: it stops only when it has written more than it was to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from eyas.bench.serve_counters import Counted, read_metrics
 from eyas.types import Stats
 
 
@@ -50,6 +53,15 @@ class Counts:
         """What our one counter says."""
         reached = [sum(stats.accepted_histogram[i + 1 :]) for i in range(chain)]
         return cls(sum(stats.offered_by_depth[:1]), stats.drafted_depth, tuple(reached))
+
+    @classmethod
+    def told(cls, page: str, chain: int) -> Counts:
+        """What an engine's Prometheus page says. ValueError if that isn't of chains of `chain`."""
+        counted = read_metrics(page) or Counted()
+        if len(counted.by_position) > chain or sum(counted.by_position) != counted.accepted:
+            raise ValueError(f"these aren't counters of chains of {chain}: {counted}")
+        accepted = (*counted.by_position, *[0.0] * (chain - len(counted.by_position)))
+        return cls(int(counted.drafts), int(counted.draft_tokens), tuple(map(int, accepted)))
 
     @property
     def accept_length(self) -> float:
@@ -87,13 +99,30 @@ def full_chains(rounds: Sequence[Round], chain: int) -> Counts:
 
 
 def fitting_chains(rounds: Sequence[Round], chain: int) -> Counts:
-    """Our rounds as llama.cpp counts (`get_n_draft_max` of its server, `common_sampler_sample_and_accept_n`)."""
+    """Our rounds as llama.cpp's server counts (`get_n_draft_max`, `common_sampler_sample_and_accept_n`)."""
     stats = Stats()
     for each in rounds:
         offered = min(chain, each.room - 1)
-        accepted = min(each.accepted, offered)
-        if each.end is not None and each.end < offered - 1:
-            accepted = each.end
         if offered:
-            stats.record(accepted, offered)
+            stats.record(_until_end(each.accepted, offered, each.end), offered)
     return Counts.of(stats, chain)
+
+
+def overshooting_chains(accepted: Callable[[int], int], chain: int, limit: int, end: int | None) -> Counts:
+    """Chains as llama.cpp's `speculative-simple` grows them.
+
+    `accepted(n)`: draft tokens accepted of a chain of K after n tokens of the answer; `end`: where its end mark is.
+    """
+    stats, place = Stats(), 0
+    while place <= limit and (end is None or place <= end):
+        offered = min(chain, limit - place - 1) if limit - place > 1 else chain
+        kept = _until_end(accepted(place), offered, None if end is None else end - place)
+        stats.record(kept, offered)
+        place += kept + 1
+    return Counts.of(stats, chain)
+
+
+def _until_end(accepted: int, offered: int, end: int | None) -> int:
+    """Of `offered` tokens; `end`: which of what is written is the end mark, the bonus token perhaps."""
+    kept = min(accepted, offered)
+    return end if end is not None and end < min(kept, offered - 1) else kept

@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from engines.compare import Answer
 from engines.counts import Counts
-from engines.metrics import read_counts
+from engines.llama_log import read_log
 from engines.vllm import Job
-from eyas.bench.serve_process import ServerProcess
+from eyas.bench.serve_process import ServerProcess, eyas_server
 from eyas.errors import EndpointError
 
 TO_GGUF = Path(__file__).parents[1] / "to_gguf.py"
@@ -30,10 +31,8 @@ def converted(sources: Path, model: Path, output: Path, *options: str) -> Path:
 
 
 def exact(slots: int) -> list[str]:
-    """Options under which outputs are those of a plain float32 model and drafts don't depend on the number of slots."""
-    return [
-        *("-np", str(slots), "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--no-webui", "--host", "127.0.0.1"),
-    ]
+    """Options under which outputs are those of a plain float32 model."""
+    return ["-np", str(slots), "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--no-webui", "--host", "127.0.0.1"]
 
 
 def drafting(drafter: Path, chain: int) -> list[str]:
@@ -45,16 +44,34 @@ def drafting(drafter: Path, chain: int) -> list[str]:
 
 
 def server(binary: Path, job: Job) -> ServerProcess:
-    """One slot. No draft is cut short for being improbable: defaults, but older versions had others."""
+    """`eyas serve --engine llama.cpp`, which becomes its server: one slot, no flash attention, float32 caches."""
+    options = "-c 1024 -t 1 -ctk f32 -ctv f32 -ctkd f32 -ctvd f32 --no-webui".split()
+    arguments = [
+        *("--engine", "llama.cpp", "--engine-command", str(binary), "--model", str(job.model)),
+        *("--draft-model", str(job.drafter), "--num-speculative-tokens", str(job.chain)),
+        *("--max-running", "1", "--attention", "eager", "--prefix-tokens", "0"),
+        *(f"--engine-option={option}" for option in options),
+    ]
+    return eyas_server("llama.cpp", arguments)
 
-    def command(port: int) -> list[str]:
-        return [
-            *(str(binary), "-m", str(job.model), "-c", "1024", "-t", "1", "--metrics", *exact(1)),
-            *("--port", str(port), *drafting(job.drafter, job.chain)),
-            *("--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
-        ]
 
-    return ServerProcess("llama.cpp", command)
+def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
+    """Answers of llama.cpp's `speculative-simple`, a process for each prompt. EndpointError if one fails.
+
+    It takes text: that of the prompt's ids, which it must cut into as many tokens again.
+    """
+    command = [str(program), "-m", str(job.model), *drafting(job.drafter, job.chain), "-fa", "off"]
+    command += "-ctk f32 -ctv f32 -c 1024 -t 1 --temp 0 --no-escape -lv 5".split()
+    answers = []
+    for prompt in job.prompts:
+        asked = ["-n", str(job.tokens), "-p", tokenizer.decode(list(prompt))]
+        done = subprocess.run([*command, *asked], capture_output=True, check=False)
+        log = (done.stdout + done.stderr).decode("utf-8", "replace")
+        if done.returncode or f"encoded {len(prompt):4d} tokens" not in log:
+            raise EndpointError(f"{program.name} failed, or read another prompt: {log[-2000:]}")
+        tokens, counts = read_log(log, job.chain, tokenizer.eos_token_id)
+        answers.append(Answer(tuple(tokens[: job.tokens]), counts))
+    return answers
 
 
 def over_http(running: ServerProcess, job: Job) -> list[Answer]:
@@ -62,9 +79,9 @@ def over_http(running: ServerProcess, job: Job) -> list[Answer]:
     answers, before = [], Counts.none(job.chain)
     with httpx.Client(base_url=running.root, timeout=300, trust_env=False) as client:
         for prompt in job.prompts:
-            body = {"prompt": list(prompt), "n_predict": job.tokens, "temperature": 0, "cache_prompt": False}
+            body = {"prompt": list(prompt), "n_predict": job.tokens, "temperature": 0}
             reply = client.post("/completion", json=body | {"return_tokens": True}).raise_for_status().json()
-            counted = read_counts(client.get("/metrics").raise_for_status().text, job.chain)
+            counted = Counts.told(client.get("/metrics").raise_for_status().text, job.chain)
             answer = Answer(tuple(reply["tokens"]), counted - before)
             told = [reply["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted")]
             if told != [answer.counts.drafted, sum(answer.counts.accepted)]:

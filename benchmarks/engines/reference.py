@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 import eyas
 from engines.counts import Counts, Round, full_chains
 from eyas.bench.ties import scores_after
-
-Count = Callable[[Sequence[Round], int], Counts]
-"""How an engine counts rounds of chains of K: `full_chains` or `fitting_chains`."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +21,8 @@ class Reference:
     """The end mark included."""
     rounds: Mapping[int, tuple[Round, ...]]
     """By K, from the answer's second token on."""
+    ended: bool
+    """By its end mark, not its limit."""
 
 
 def references(
@@ -38,7 +37,8 @@ def references(
         engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32)
         for prompt, answer, found in zip(prompts, answers, rounds, strict=True):
             found[chain] = _rounds(engine, prompt, answer, tokens, chain)
-    return [Reference(*each) for each in zip(prompts, answers, rounds, strict=True)]
+    ended = [answer[-1] in plain.eos_ids for answer in answers]
+    return [Reference(*each) for each in zip(prompts, answers, rounds, ended, strict=True)]
 
 
 def _rounds(
@@ -63,6 +63,26 @@ def _rounds(
     if full_chains(rounds, chain) != Counts.of(stats, chain):
         raise RuntimeError("what the rounds say isn't what the engine counted")
     return tuple(rounds)
+
+
+class Chains:
+    """What a chain would have accepted at any place of an answer."""
+
+    def __init__(self, model: str, drafter: str, chain: int) -> None:
+        self._engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32)
+        self._chain = chain
+
+    def accepted(self, reference: Reference, place: int) -> int:
+        """Draft tokens accepted after the answer's first `place` tokens, nothing cut."""
+        at = 1
+        for each in reference.rounds[self._chain]:
+            if at == place:
+                return each.accepted
+            at += each.accepted + 1
+        request = eyas.Request((*reference.prompt, *reference.answer[:place]), eyas.SamplingParams(max_tokens=1))
+        (chunk,) = self._engine.stream([replace(request, trace=True)])
+        assert chunk.draft is not None
+        return len(chunk.draft.path)
 
 
 class Gaps:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import tempfile
 import time
@@ -16,11 +18,12 @@ import httpx
 
 from engines.compare import Answer
 from engines.counts import Counts
-from engines.metrics import PER_POSITION, read_counter, read_counts
-from eyas.bench.serve_process import ServerProcess
+from eyas.bench.serve_process import ServerProcess, eyas_server
 from eyas.errors import EndpointError
 
 START_SECONDS = 600.0
+SERVER = "vllm.entrypoints.openai.api_server"
+NAME = "demo"
 
 
 def environment(python: Path, threads: int) -> dict[str, str]:
@@ -90,21 +93,30 @@ def _counts(counters: Mapping[str, Any], chain: int) -> Counts:
     return Counts(
         int(counters["spec_decode_num_drafts"]),
         int(counters["spec_decode_num_draft_tokens"]),
-        tuple(int(count) for count in counters[PER_POSITION]),
+        tuple(int(count) for count in counters["spec_decode_num_accepted_tokens_per_pos"]),
     )
 
 
-def server(python: Path, job: Job, *, alone: bool) -> ServerProcess:
-    """vLLM's server; `alone` gives it the drafter's folder only, which names target and K itself (speculators)."""
-    drafter = {"method": "eagle3", "model": str(job.drafter), "num_speculative_tokens": job.chain}
+def server(python: Path, job: Job) -> ServerProcess:
+    """`eyas serve --engine vllm`, which becomes vLLM's server."""
+    words = ["env", *(f"{name}={value}" for name, value in environment(python, 1).items()), str(python), "-m", SERVER]
+    arguments = [
+        *("--engine", "vllm", "--engine-command", shlex.join(words), "--model", str(job.model)),
+        *("--draft-model", str(job.drafter), "--num-speculative-tokens", str(job.chain), "--dtype", "float32"),
+        *("--max-model-len", "1024", "--max-running", "1", "--prefix-tokens", "0", "--served-model-name", NAME),
+        "--engine-option=--enforce-eager",
+    ]
+    return eyas_server("vllm", arguments, ready_seconds=START_SECONDS)
+
+
+def server_of_folder(python: Path, job: Job) -> ServerProcess:
+    """vLLM's server given a speculators folder and nothing else: that names target and K itself."""
 
     def command(port: int) -> list[str]:
         return [
-            *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(job.drafter if alone else job.model), "--served-model-name", "demo"),
+            *(str(python), "-m", SERVER, "--model", str(job.drafter), "--served-model-name", NAME),
             *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "1", "--enforce-eager"),
-            *("--no-enable-prefix-caching", "--no-enable-log-requests", "--host", "127.0.0.1", "--port", str(port)),
-            *([] if alone else ["--speculative-config", json.dumps(drafter)]),
+            *("--no-enable-prefix-caching", "--host", "127.0.0.1", "--port", str(port)),
         ]
 
     return ServerProcess("vllm", command, environment=environment(python, 1), ready_seconds=START_SECONDS)
@@ -116,11 +128,11 @@ def over_http(running: ServerProcess, job: Job) -> tuple[str, list[Answer]]:
         version = str(client.get("/version").raise_for_status().json()["version"])
         answers, before, written = [], Counts.none(job.chain), 0
         for prompt in job.prompts:
-            body = {"model": "demo", "prompt": list(prompt), "max_tokens": job.tokens, "temperature": 0}
+            body = {"model": NAME, "prompt": list(prompt), "max_tokens": job.tokens, "temperature": 0}
             reply = client.post("/v1/completions", json=body | {"return_token_ids": True})
             tokens = tuple(reply.raise_for_status().json()["choices"][0]["token_ids"])
             written += len(tokens)
-            counted = read_counts(_settled(client, written), job.chain)
+            counted = Counts.told(_settled(client, written), job.chain)
             answers.append(Answer(tokens, counted - before))
             before = counted
     return version, answers
@@ -130,7 +142,8 @@ def _settled(client: httpx.Client, written: int) -> str:
     """The page of metrics once it has counted every token written: it may lag behind an answer."""
     for _ in range(200):
         page = client.get("/metrics").raise_for_status().text
-        if read_counter(page, "generation_tokens") >= written:
+        told = re.search(r"^vllm:generation_tokens_total(?:{[^}]*})? (\S+)$", page, re.M)
+        if told is not None and float(told[1]) >= written:
             return page
         time.sleep(0.05)
     raise EndpointError(f"vLLM's /metrics never counted {written} tokens")

@@ -17,8 +17,8 @@ from eyas.interop.consumers import CONSUMERS
 
 RUN: dict[str, Any] = {"engine": "vLLM", "version": "0.32.0", "form": "vllm", "way": "over HTTP", "date": "2026-11-21"}
 REFERENCE = [
-    Reference((1, 2), (3, 4, 5, 6), {3: (Round(2, 3),)}),
-    Reference((7,), (8, 9, 1), {3: (Round(0, 3), Round(3, 2, 0))}),
+    Reference((1, 2), (3, 4, 5, 6), {3: (Round(2, 3),)}, ended=False),
+    Reference((7,), (8, 9, 1), {3: (Round(0, 3), Round(3, 2, 0))}, ended=True),
 ]
 SAME = [
     Answer((3, 4, 5, 6), full_chains(REFERENCE[0].rounds[3], 3)),
@@ -27,7 +27,9 @@ SAME = [
 
 
 def run(answers: list[Answer], gap: float = 2.0, **more: Any) -> Result:
-    return compare(RUN | more, answers, REFERENCE, 3, full_chains, lambda *_: gap)
+    return compare(
+        RUN | more, answers, REFERENCE, 3, lambda reference: full_chains(reference.rounds[3], 3), lambda *_: gap
+    )
 
 
 def test_the_same_answers_and_counts_pass() -> None:

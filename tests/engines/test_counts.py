@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from engines.counts import Counts, Round, fitting_chains, full_chains
-from engines.metrics import read_counter, read_counts
+from engines.counts import Counts, Round, fitting_chains, full_chains, overshooting_chains
+from engines.llama_log import read_log
 
 from eyas.types import Stats
 
@@ -64,6 +64,26 @@ def test_engines_that_leave_no_token_unused_draft_what_fits(last: Round, counts:
     assert fitting_chains([Round(2, 64), last], 3) == before + counts
 
 
+def _always_three(_: int) -> int:
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "end", "counts"),
+    [
+        (8, None, Counts(3, 9, (3, 3, 3))),  # 3 of 3, 3 of 3, and 3 although none fits
+        (7, None, Counts(3, 8, (3, 3, 2))),  # 3 of 3, 2 of 2, and 3
+        (6, None, Counts(3, 7, (3, 2, 2))),
+        (5, None, Counts(2, 6, (2, 2, 2))),  # 3 of 3, and 3 as only the bonus token fits
+        (99, 5, Counts(2, 6, (2, 1, 1))),  # the end mark isn't accepted
+        (99, 6, Counts(2, 6, (2, 2, 2))),  # but as the last of the draft
+        (99, 7, Counts(2, 6, (2, 2, 2))),  # the bonus token
+    ],
+)
+def test_the_example_program_drafts_full_chains_again_at_the_end(limit: int, end: int | None, counts: Counts) -> None:
+    assert overshooting_chains(_always_three, 3, limit, end) == counts
+
+
 def test_the_largest_difference_counts() -> None:
     ours = Counts(100, 300, (200, 100, 50))
     assert ours.difference(ours) == 0
@@ -76,12 +96,27 @@ def test_the_largest_difference_counts() -> None:
     ("page", "counts"), [(VLLM, Counts(24, 72, (17, 13, 9))), (LLAMA, Counts(24, 70, (17, 13, 8)))]
 )
 def test_both_engines_pages_are_read(page: str, counts: Counts) -> None:
-    assert read_counts(page, 3) == counts
-    assert read_counts("", 3) == Counts.none(3)
+    assert Counts.told(page, 3) == counts
+    assert Counts.told("", 3) == Counts.none(3)
+    with pytest.raises(ValueError, match="chains of 2"):
+        Counts.told(page, 2)
 
 
-def test_a_counter_is_told_from_its_namesakes() -> None:
-    assert read_counter(VLLM, "generation_tokens") == 64
-    assert read_counter(VLLM, "spec_decode_num_accepted_tokens") == 39
-    with pytest.raises(ValueError, match="no position of a chain of 2"):
-        read_counts(VLLM, 2)
+def test_pages_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ValueError, match="chains of 3"):
+        Counts.told(VLLM.replace("39.0", "40.0"), 3)
+
+
+def test_the_example_programs_log_is_read_round_by_round() -> None:
+    log = """\
+0.1 D spec  - seq_id 0, draft candidate   0, pos   0:     11 (   0.900) 'a'
+0.1 D spec  - seq_id 0, draft candidate   1, pos   0:     99 (   0.100) '
+'
+0.1 D spec  - seq_id 0, draft candidate   0, pos   1:     12 (   0.800) '('
+0.1 D accepted 1/2 draft tokens, the last target token is: (13)
+0.1 D accepted 0/0 draft tokens, the last target token is: (14)
+0.1 D spec  - seq_id 0, draft candidate   0, pos   0:      1 (   0.800) ''
+0.1 D accepted 1/1 draft tokens, the last target token is: (1)
+"""
+    assert read_log(log, 2, end=1) == ([11, 13, 14, 1], Counts(2, 3, (2, 0)))
+    assert read_log(log, 2, end=0)[0] == [11, 13, 14, 1, 1]

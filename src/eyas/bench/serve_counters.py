@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 _COUNTER = re.compile(
-    r"^(?:eyas|vllm):spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?"
+    r"^(?:eyas|vllm|llamacpp):spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?"
     r"(?:{([^}]*)})? (\S+)",
     re.M,
 )
@@ -58,7 +58,7 @@ class Counted:
 
 
 def read_metrics(page: str) -> Counted | None:
-    """A Prometheus page: eyas's and vLLM's counters, summed over labels, or SGLang's gauge; None if it has neither."""
+    """A Prometheus page: eyas's, vLLM's and llama.cpp's counters, summed over labels, or SGLang's gauge, or None."""
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
     for name, labels, value in _COUNTER.findall(page):

@@ -117,10 +117,18 @@ class ServerProcess:
         return used / os.sysconf("SC_CLK_TCK")
 
 
-def eyas_server(name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> ServerProcess:
+def eyas_server(
+    name: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    ready_seconds: float = 300.0,
+) -> ServerProcess:
     """`eyas serve ARGUMENTS`."""
     command = [sys.executable, "-m", "eyas", "serve", *arguments]
-    return ServerProcess(name, lambda port: [*command, "--port", str(port)], environment=environment)
+    return ServerProcess(
+        name, lambda port: [*command, "--port", str(port)], environment=environment, ready_seconds=ready_seconds
+    )
 
 
 class IdleMeter:
