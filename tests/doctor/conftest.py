@@ -15,7 +15,7 @@ from eyas.doctor.transcript import Transcript
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.target import Target, load_target, load_tokenizer
 
-LENGTH, TOKENS = 3, 96
+LENGTH, TOKENS = 3, 80
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,7 @@ def _print(found: dict[str, Any]) -> None:
             f"decoded {decoded['accept_length']:.2f} (by position, %: {_rates(decoded)})"
         )
     for doubt in found["doubts"]:
-        console.print(f"open in the files: {doubt}")
+        console.print(f"open in the files, settled by what follows: {doubt}")
     console.print(found["says"])
     for finding in found["findings"]:
         console.print(

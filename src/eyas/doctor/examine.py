@@ -1,8 +1,8 @@
 """The doctor's verdict, from teacher forcing alone.
 
-A drafter that nobody trained, or that was trained for another target, gains nothing from the target's states: shown
-those of other positions, it drafts as well. That is looked at under the best reading there is. The matrices then tell
-the two apart, as far as that can be told.
+A drafter that nobody trained, or that was trained for another target, doesn't understand the target's states: shown
+those of other positions it drafts as well, or it is right less often than one who always guesses the commonest token.
+That is looked at under the best reading there is. The matrices then tell the two apart, as far as that can be told.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ class Examined:
     """Of the target's own states over those of other positions, under the best reading."""
     elsewhere: Measured
     """Shown the states of other positions."""
+    chance: float
+    """Share of the commonest answer token."""
     unevenness: float
+    """Of its most uneven matrix."""
+    understands: bool
+    """Do the target's states help it, and beyond chance?"""
     other_target: str
     """The fingerprint the drafter was trained for, where that isn't this target's."""
 
@@ -52,13 +57,17 @@ def examine(
     """Search, then judge what was found; `reading` is where the target computes."""
     found = Search(target, transcript, length, progress).run(reading)
     elsewhere = measure(found.reading, transcript.elsewhere(), target, length)
-    from_taps = gain(found.measured, elsewhere)
+    from_taps, chance = gain(found.measured, elsewhere), transcript.commonest
     uneven = unevenness(found.reading)
-    verdict: Verdict
-    if not from_taps.convincing(1, LEAST_FROM_TAPS):
-        verdict = "random" if uneven <= DRAWN else "mismatched"
-    elif other_target:
-        verdict = "mismatched"
-    else:
-        verdict = "misread" if found.adopted else "sound"
-    return Examined(verdict, found, from_taps, elsewhere, uneven, other_target)
+    understands = from_taps.convincing(1, LEAST_FROM_TAPS) and found.measured.accepted[0] > chance
+    verdict = judge(understands, uneven, bool(other_target), bool(found.adopted))
+    return Examined(verdict, found, from_taps, elsewhere, chance, uneven, understands, other_target)
+
+
+def judge(understands: bool, uneven: float, other_target: bool, adopted: bool) -> Verdict:
+    """From what was found: does it understand the states, how uneven are its matrices, whose is it, what won?"""
+    if not understands:
+        return "random" if uneven <= DRAWN else "mismatched"
+    if other_target:
+        return "mismatched"
+    return "misread" if adopted else "sound"

@@ -5,7 +5,8 @@ it is right, so the greedy acceptance of a chain is exact. Beside it stands the 
 and the drafter's distribution, which is what sampling at temperature 1 accepts: a smooth figure of the same thing,
 so it tells readings apart with far fewer tokens.
 
-Shapes: B answers, S positions, K chain positions, M answer tokens, T likeliest tokens, Vd draft vocabulary.
+Shapes: B answers, S positions, H draft hidden, K chain positions, M answer tokens, T likeliest tokens,
+Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eyas.doctor.reading import Reading
-from eyas.doctor.transcript import Transcript
+from eyas.doctor.transcript import AT_ONCE, Transcript
 from eyas.drafters.network import DraftNetwork
 from eyas.target import Target
 from eyas.train.chain_rows import ChainRows, chain_rows
@@ -53,9 +54,9 @@ def measure(reading: Reading, transcript: Transcript, target: Target, length: in
     right, overlap = [], []
     with fast_linears(transcript.device):
         for step, (_, normed) in enumerate(unrolled(network, transcript.tokens, transcript.states(reading.taps), rows)):
-            logits = network.logits(normed[rows.guesses[step].clamp(min=0)]).float()  # [M, Vd]
-            right.append(network.target_ids[logits.argmax(-1)] == truth)
-            overlap.append(seen.overlap(logits))
+            guessed, share = seen.compare(normed[rows.guesses[step].clamp(min=0)])
+            right.append(guessed == truth)
+            overlap.append(share)
     there = rows.guesses[: len(right)] >= 0  # [K, M]; no answer may be as long as the chain
     hits = torch.stack(right) & there
     counted = there.sum(0)
@@ -71,17 +72,24 @@ class _Likely:
     """The target's likeliest tokens where answer tokens follow, as the draft vocabulary numbers them."""
 
     def __init__(self, network: DraftNetwork, transcript: Transcript, rows: ChainRows) -> None:
-        ids = network.target_ids
+        self._network, ids = network, network.target_ids
         back = torch.full((network.config.vocab_size,), -1, dtype=torch.int64, device=ids.device)
         back[ids] = torch.arange(len(ids), device=ids.device)
         own = back[transcript.ids.flatten(0, 1)[rows.answers]]  # [M, T], -1 where it can't be drafted
         self._ids = own.clamp(min=0)
         self._p = transcript.likely.flatten(0, 1)[rows.answers] * (own >= 0)
 
-    def overlap(self, logits: Tensor) -> Tensor:
-        """[M, Vd] -> [M]"""
-        q = (logits.gather(1, self._ids) - logits.logsumexp(1, keepdim=True)).exp()
-        return torch.minimum(q, self._p).sum(1)
+    def compare(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """States that the head reads [M, H] -> first choices, as target ids, and overlap, both [M]."""
+        ids = self._network.target_ids
+        parts = zip(*(torch.split(each, AT_ONCE) for each in (normed, self._ids, self._p)), strict=True)
+        choices, overlaps = [], []
+        for states, likely, p in parts:
+            logits = self._network.logits(states).float()  # [., Vd]
+            q = (logits.gather(1, likely) - logits.logsumexp(1, keepdim=True)).exp()
+            choices.append(ids[logits.argmax(-1)])
+            overlaps.append(torch.minimum(q, p).sum(1))
+        return torch.cat(choices), torch.cat(overlaps)
 
 
 def _accepted(hits: Tensor, there: Tensor, rows: ChainRows, transcript: Transcript) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
         "best": {"teacher_forced": _figures(found.measured), "decoded": _decoded(diagnosis.best)},
         "without_the_targets_states": _figures(examined.elsewhere),
         "gain_from_the_targets_states": _gain(examined.from_taps.mean, examined.from_taps.error, examined.from_taps.z),
+        "chance": round(examined.chance, 4),
         "unevenness_of_matrices": round(examined.unevenness, 2),
         "readings": [_trial(trial) for trial in found.tried],
         "doubts": list(doubts),
@@ -56,7 +57,7 @@ def verdict_line(diagnosis: Diagnosis) -> str:
             "RANDOM WEIGHTS: under no reading do the target's states help it, and its matrices look as they were "
             "drawn: nobody trained them, or the trained ones were never loaded into what was saved"
         )
-    if examined.from_taps.convincing(1):
+    if examined.understands:
         return (
             f"MISMATCHED: it says itself that it was trained for other weights (fingerprint {examined.other_target}); "
             f"it understands this target's states all the same, {length:.2f} tokens a target pass: a relative of its "

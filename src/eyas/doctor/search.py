@@ -44,7 +44,6 @@ class Adopted:
     """A change that put something right."""
 
     trial: Trial
-    reading: Reading
     measured: Measured
 
 
@@ -88,7 +87,7 @@ class Search:
             best = max(winners, key=lambda trial: trial.gain.mean)
             reading = best.change.apply(reading)
             here = self.measure(reading)
-            adopted.append(Adopted(best, reading, here))
+            adopted.append(Adopted(best, here))
         return Found(as_is, first, tuple(adopted), reading, here)
 
     def _try_all(self, reading: Reading, base: Measured, settled: list[str]) -> list[Trial]:

@@ -29,9 +29,12 @@ def vocabulary(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: A
     if config.draft_vocab_size == config.vocab_size:
         return
     steps = torch.arange(len(d2t), device=d2t.device)
-    for ids, name in ((d2t, "target ids themselves"), (d2t + 2 * steps, "offsets")):
+    for ids, name, repair in (
+        (d2t, "target ids, read as offsets", "subtract its own index from every number of d2t"),
+        (d2t + 2 * steps, "offsets, read as target ids", "add its own index to every number of d2t"),
+    ):
         if names_tokens(ids, config.vocab_size):
-            yield Change("d2t", name, "write d2t as offsets (target id - draft id) of the other reading", _mapped(ids))
+            yield Change("d2t", name, repair, _mapped(ids))
 
 
 def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001

@@ -16,7 +16,7 @@ from eyas.target import Target
 LIKELIEST = 64
 """Of the target's distribution so many tokens are kept: all but a percent or so of its mass, in any vocabulary."""
 
-_AT_ONCE = 512
+AT_ONCE = 512
 """Positions whose logits over the whole vocabulary are in memory."""
 
 
@@ -66,6 +66,11 @@ class Transcript:
         """Answer tokens."""
         return int(self.answers.sum())
 
+    @property
+    def commonest(self) -> float:
+        """Share of the commonest answer token: how often one is right who always guesses that."""
+        return int(torch.bincount(self.tokens[self.answers]).max()) / self.count
+
     def states(self, taps: Sequence[int]) -> Tensor:
         """[B, S, A, Ht]"""
         shown = torch.stack([self._states[tap] for tap in taps], dim=2)
@@ -99,7 +104,7 @@ def _likeliest(target: Target, final: Tensor, written: Tensor) -> tuple[Tensor, 
     top = min(LIKELIEST, target.vocab_size)
     ids = torch.zeros(*written.shape, top, dtype=torch.int64, device=final.device)
     likely = torch.zeros(*written.shape, top, dtype=torch.float32, device=final.device)
-    found = [target.head(states).float().softmax(-1).topk(top) for states in torch.split(final[before], _AT_ONCE)]
+    found = [target.head(states).float().softmax(-1).topk(top) for states in torch.split(final[before], AT_ONCE)]
     ids[before] = torch.cat([each.indices for each in found])
     likely[before] = torch.cat([each.values for each in found])
     return ids, likely

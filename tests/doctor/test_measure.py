@@ -1,0 +1,86 @@
+"""Teacher-forced figures against the drafter's own drafting, start by start, and against whole distributions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.assets import DEMO_DRAFTER
+from eyas.doctor.measure import BLOCK, measure
+from eyas.doctor.reading import Reading
+from eyas.doctor.transcript import Transcript
+from eyas.drafters.checkpoint import open_checkpoint
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.target import Target
+from eyas.train.chain_rows import chain_rows
+from eyas.train.ttt import unrolled
+from eyas.tree import parse_tree
+from eyas.verify import Sampler
+
+LENGTH = 3
+
+
+@pytest.fixture(scope="module")
+def sound(demo_target: Target) -> Reading:
+    return Reading.of(open_checkpoint(Path(DEMO_DRAFTER)), demo_target).on(demo_target)
+
+
+@pytest.fixture(scope="module")
+def one(demo_transcript: Transcript) -> Transcript:
+    """A single answer."""
+    return demo_transcript.part(len(demo_transcript.tokens))
+
+
+def test_acceptance_is_that_of_the_chains_really_drafted(sound: Reading, one: Transcript, demo_target: Target) -> None:
+    drafter = NetworkDrafter(sound.network(demo_target), sound.taps)
+    drafter.resize(1)
+    row, states = one.tokens, one.states(sound.taps)
+    sampler = Sampler(1, demo_target.vocab_size, demo_target.device)
+    begin, end = int(one.answers[0].nonzero()[0]), int(one.lengths[0])
+    reached, accepted = [0] * LENGTH, [0] * LENGTH
+    for root in range(begin - 1, end - 1):
+        drafter.truncate(0, 0)
+        drafter.observe(range(1), row[:, 1 : root + 1], states[:, :root], [root])
+        tree = drafter.draft(range(1), parse_tree(f"chain:{LENGTH}"), sampler.coupling(1, False))
+        guesses, truth = tree.tokens[0].tolist(), row[0, root + 1 : end].tolist()
+        for place in range(min(LENGTH, len(truth))):
+            reached[place] += 1
+            accepted[place] += guesses[: place + 1] == truth[: place + 1]
+    found = measure(sound, one, demo_target, LENGTH)
+    assert found.accepted == pytest.approx([a / r for a, r in zip(accepted, reached, strict=True)])
+
+
+def test_overlap_is_what_the_likeliest_tokens_share(sound: Reading, one: Transcript, demo_target: Target) -> None:
+    network = sound.network(demo_target)
+    rows = chain_rows(one.answers, 1)
+    ((_, normed),) = unrolled(network, one.tokens, one.states(sound.taps), rows)
+    q = torch.zeros(len(rows.answers), demo_target.vocab_size)
+    q[:, network.target_ids] = network.logits(normed[rows.answers - 1]).softmax(-1)
+    p = demo_target.head(demo_target.trace(one.tokens, one.lengths, ()).final.flatten(0, 1)[rows.answers]).softmax(-1)
+    whole = torch.minimum(p, q).sum(1)
+    found = measure(sound, one, demo_target, 1).overlap
+    assert bool((found <= whole + 1e-5).all())
+    assert float((whole - found).mean()) < 0.02
+
+
+def test_neighbours_are_counted_together_and_answers_apart(
+    sound: Reading, demo_transcript: Transcript, demo_target: Target
+) -> None:
+    part = demo_transcript.part(8)
+    blocks = measure(sound, part, demo_target, 1).blocks
+    expected = [
+        (row, place // BLOCK) for row, count in enumerate(part.answers.sum(1).tolist()) for place in range(count)
+    ]
+    order = {block: number for number, block in enumerate(dict.fromkeys(expected))}
+    same = {found: number for number, found in enumerate(dict.fromkeys(blocks.tolist()))}
+    assert [same[found] for found in blocks.tolist()] == [order[block] for block in expected]
+
+
+def test_elsewhere_shows_every_position_the_states_of_another(demo_transcript: Transcript) -> None:
+    part = demo_transcript.part(8)
+    own, other = part.states((16,)), part.elsewhere().states((16,))
+    for row, length in enumerate(part.lengths.tolist()):
+        same = (own[row, :length] == other[row, :length]).flatten(1).all(1)
+        assert not bool(same[1:].any())  # the first token of all chats is the same, and so is its state
