@@ -68,6 +68,14 @@ def line_of_another_file(line: Any) -> Any:
     return type(line)(**{**vars(line), "task": "u"})
 
 
+@pytest.mark.parametrize(("accepted", "efficiency"), [(0.0, 0.4), (6.0, None)])
+def test_efficiency_is_told_against_plain_decoding_only(accepted: float, efficiency: float | None) -> None:
+    base = run(1, drafts=4.0, accepted=accepted) if accepted else run(1)
+    methods = {"baseline": method(base, base), "endpoint": method(*[run(1, drafts=4.0, accepted=6.0)] * 2)}
+    lines = heard_lines("t", measure_heard(TASK, methods, "baseline", Plan(1, 0)), "baseline")
+    assert [line.efficiency for line in lines] == [None, efficiency]
+
+
 def test_errors_are_counted_and_never_identical() -> None:
     methods = {"none": method(run(1), run(1)), "endpoint": method(run(1, error="429: full"), run(1))}
     heard = measure_heard(TASK, methods, "none", Plan(1, 0))

@@ -21,7 +21,7 @@ vllm:num_requests_running{engine="0"} 3.0
 """
 
 
-@pytest.mark.parametrize("prefix", ["vllm", "eyas"])
+@pytest.mark.parametrize("prefix", ["vllm", "eyas", "llamacpp"])
 def test_counters_by_name_over_all_labels(prefix: str) -> None:
     found = read_metrics(VLLM.replace("vllm:", f"{prefix}:"))
     assert found == Counted(20.0, 60.0, 30.0, (15.0, 10.0))

@@ -97,10 +97,11 @@ def _texts(run: LoadRun) -> dict[int, str]:
 def heard_lines(task: str, heard: Mapping[str, Heard], baseline: str | None) -> list[Line]:
     """The lines of one file."""
     base = None if baseline is None else _speed(heard[baseline])
-    return [_line(task, name, one, base, plain=name == baseline) for name, one in heard.items()]
+    plain = baseline is not None and accept_length(heard[baseline].runs) in (None, 1.0)
+    return [_line(task, name, one, base, against_plain=plain and name != baseline) for name, one in heard.items()]
 
 
-def _line(task: str, method: str, heard: Heard, base: float | None, *, plain: bool) -> Line:
+def _line(task: str, method: str, heard: Heard, base: float | None, *, against_plain: bool) -> Line:
     good = [answer for run in heard.runs for answer in run.answers if answer.error is None]
     speed = _speed(heard)
     return Line(
@@ -115,7 +116,7 @@ def _line(task: str, method: str, heard: Heard, base: float | None, *, plain: bo
         heard.compared,
         quantiles([answer.first_seconds for answer in good]).get("p50"),
         quantiles([answer.seconds_per_token for answer in good]).get("p50"),
-        baseline=plain,
+        against_plain=against_plain,
     )
 
 

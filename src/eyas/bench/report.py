@@ -41,12 +41,13 @@ class Line:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     """Of methods that are timed from outside."""
-    baseline: bool = False
+    against_plain: bool = True
+    """Is it compared with somebody else, who decodes plainly?"""
 
     @property
     def efficiency(self) -> float | None:
-        """None for the baseline, where it would say nothing."""
-        if self.method == PLAIN or self.baseline or self.speedup is None:
+        """None where it would say nothing."""
+        if self.method == PLAIN or not self.against_plain or self.speedup is None:
             return None
         return self.speedup / self.accept_length if self.accept_length else None
 
@@ -91,7 +92,7 @@ def means(lines: Sequence[Line]) -> list[Line]:
                 sum(line.answers for line in mine),
                 _mean([line.ttft_ms for line in mine]),
                 _mean([line.tpot_ms for line in mine]),
-                mine[0].baseline,
+                all(line.against_plain for line in mine),
             )
         )
     return made
@@ -139,6 +140,7 @@ def _cell(value: float | None, form: str) -> str:
 def line_dict(line: Line) -> dict[str, Any]:
     """A line for JSON."""
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()}
+    del rounded["against_plain"]
     rounded["by_position"] = [round(rate, 4) for rate in line.by_position]
     rounded["efficiency"] = None if line.efficiency is None else round(line.efficiency, 4)
     return rounded
