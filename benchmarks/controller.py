@@ -6,15 +6,19 @@ whole batch running count, planning and learning included. The first turn is not
     python benchmarks/controller.py compare MODEL DRAFTER --output FILE.json [--batches 1,2,4,8,16,32,64] [--repeats 5]
     python benchmarks/controller.py predict MODEL DRAFTER --output FILE.json [--batches 1,4,16]
     python benchmarks/controller.py plot FILE.json --output FILE.svg
+    python benchmarks/controller.py simulate
 
 `compare` has plain decoding, `auto`, `auto:chain` and a grid of fixed trees, and gives each repeat's ratios; `predict`
 pins the controller to one shape after another and has it say, before each plan, what it expects.
+`simulate` measures nothing: it runs the controller on the heavy pair's costs with made-up texts and a noisy clock, as
+the tests do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -112,7 +116,11 @@ def main() -> None:
     one = verbs.add_parser("plot")
     one.add_argument("measured", type=Path)
     one.add_argument("--output", type=Path, required=True)
+    verbs.add_parser("simulate")
     options = parser.parse_args()
+    if options.verb == "simulate":
+        simulate()
+        return
     if options.verb == "plot":
         plot(json.loads(options.measured.read_text(encoding="utf-8")), options.output)
         return
@@ -216,6 +224,22 @@ def predict(
         result[name] = {"predicted": round(median(expected), 2), "measured": round(median(found), 2)}
         print(f"batch {rows}, {name}: predicted {median(expected):.1f}, measured {median(found):.1f}", flush=True)
     return result
+
+
+def simulate() -> None:
+    """Tables of what the tests assert; ratios of simulated rates."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.engine.controller.simulation import contest
+
+    print("SIMULATION, nothing measured: the heavy pair's pass times, made-up texts, 4 % of noise")
+    print("| rows | best fixed | auto / it, 75 rounds | 300 rounds | auto / auto:chain | auto / plain |")
+    print("|---|---|---|---|---|---|")
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        found = contest(rows)
+        best, (early, late) = found.best, found.trees
+        name = f"shared:{best.depth},{best.width},{best.budget}"
+        ratios = (early / found.fixed, late / found.fixed, late / found.chains[1], late / found.plain)
+        print(f"| {rows} | {name} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |", flush=True)
 
 
 def plot(measured: dict[str, Any], path: Path) -> None:

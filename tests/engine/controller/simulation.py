@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,11 +34,13 @@ class Machine:
     level: float = 0.025
     position: float = 0.0008
     column: float = 2e-6
+    row: float = 0.0
+    """What each row beyond the fourth adds to a pass."""
 
     def pass_seconds(self, tokens: float, rows: int, lengths: Sequence[int]) -> float:
         sizes, seconds = zip(*self.points, strict=True)
         base = float(np.interp(tokens, sizes, seconds)) + max(0.0, tokens - 256) * 0.046
-        return self.unit * (base + rows * max(lengths) * self.column)
+        return self.unit * (base + rows * max(lengths) * self.column + max(0, rows - 4) * self.row)
 
     def draft_seconds(self, rows: int, width: int, levels: int) -> float:
         first = self.first + rows * 0.0005
@@ -55,12 +58,20 @@ class Machine:
         return CostTable(
             measured_on="simulation",
             pass_by_tokens=curve(lambda t: self.pass_seconds(t, 1, [0])),
-            pass_by_rows=curve(lambda _: 0.0),
+            pass_by_rows=curve(lambda r: self.unit * max(0, r - 4) * self.row),
             column_seconds=self.unit * self.column,
             draft_by_rows=curve(lambda r: self.draft_seconds(r, 1, 1)),
             level_by_positions=curve(lambda p: self.draft_seconds(1, p, 2) - self.draft_seconds(1, p, 1)),
             observe_by_pairs=curve(self.observe_seconds),
         )
+
+
+HEAVY = Machine(
+    points=((1, 36), (2, 37.5), (4, 39), (6, 41), (8, 43), (12, 47), (16, 50), (20, 53), (24, 56), (32, 64), (48, 77),
+            (64, 90), (128, 160), (256, 300)),
+    unit=1e-3, first=1.2, level=0.8, position=0.02, column=2.8e-3, row=0.58,
+)  # fmt: skip
+"""The 289M pair in bf16 on two quiet cores, in milliseconds."""
 
 
 @dataclass
@@ -181,7 +192,49 @@ def mixed(rows: int, seed: int = 0) -> Text:
 
 def fixed_shapes(rows: int) -> list[SharedTree]:
     """Shapes that someone tuning by hand would try."""
-    shapes = [SharedTree(depth, 1, depth * rows) for depth in (1, 2, 3, 5)]
+    shapes = [
+        SharedTree(depth, 1, max(1, round(share * depth * rows))) for depth in (1, 2, 3, 5) for share in (0.5, 1.0)
+    ]
     for depth, width, nodes in ((2, 3, 4), (3, 3, 6), (4, 3, 8), (5, 4, 10), (5, 4, 15), (7, 6, 24)):
         shapes.append(SharedTree(depth, width, nodes * rows))
     return shapes
+
+
+def clock_noise(seed: int) -> Callable[[int], float]:
+    """4 % of noise, and one round in fifty takes half as long again."""
+    draw = np.random.default_rng(seed)
+    return lambda _: float(np.exp(0.04 * draw.standard_normal()) * (1.5 if draw.random() < 0.02 else 1.0))
+
+
+class Contest(NamedTuple):
+    """Tokens per second, of the controllers after 75 and after 300 rounds."""
+
+    plain: float
+    best: SharedTree
+    fixed: float
+    """Of `best`, the fastest of `fixed_shapes`."""
+    trees: tuple[float, float]
+    chains: tuple[float, float]
+
+
+def contest(rows: int) -> Contest:
+    """The controller on the heavy machine, with noise, against fixed shapes without."""
+
+    seeds = range(2, 3 + 4 // rows)  # a text of few rows has more luck
+
+    def auto(**options: object) -> tuple[float, float]:
+        runs = []
+        for seed in seeds:
+            made, simulation = controller(HEAVY, **options), Simulation(HEAVY, mixed(rows, seed), clock_noise(seed))
+            simulation.run(made, 75)
+            early = simulation.tokens / simulation.seconds
+            simulation.run(made, 225)
+            runs.append((early, simulation.tokens / simulation.seconds))
+        early, late = np.mean(runs, axis=0).tolist()
+        return early, late
+
+    shapes = fixed_shapes(rows)
+    rates = [Simulation(HEAVY, mixed(rows, 1)).run(shape, 1500 // (rows + 4) + 20) for shape in shapes]
+    best = shapes[int(np.argmax(rates))]
+    plain = Simulation(HEAVY, mixed(rows)).run(None, 3)
+    return Contest(plain, best, max(rates), auto(), auto(widths=(1,)))
