@@ -36,8 +36,8 @@ SERVER = (
     "--model demo --draft-model demo --dtype float32 --max-running 24 --max-waiting 64 --max-cached-tokens 2048 "
     "--prefix-tokens 2048"
 ).split()
-KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
-"""Of compiled kernels oneDNN keeps 1024 by default, half a MB each: a server is warm only when it has that many."""
+KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+"""Compiled kernels that torch and oneDNN keep, half a MB each; with their defaults, 1024, warming up takes long."""
 STUCK_SECONDS = 180.0
 SHORT, LONG = (1, 8, 16, 32, 48, 80), (240, 270, 300)
 """Most tokens of answers."""
