@@ -98,7 +98,7 @@ def _print(found: dict[str, Any]) -> None:
     console.print(found["says"])
     for finding in found["findings"]:
         console.print(
-            f"- {finding['aspect']}: trained for {finding['trained_for']}. Repair: {finding['repair']} "
+            f"- {finding['aspect']}; trained for: {finding['trained_for']}; repair: {finding['repair']} "
             f"(teacher-forced accept length {finding['accept_length']:.2f} from there on)"
         )
     if found["fixed"]:

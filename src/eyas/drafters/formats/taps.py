@@ -59,8 +59,8 @@ def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple
     if not _usual(ids, n) and (nested_only or _usual(shifted, n)):
         fields.doubts.append(
             f"taps {list(ids)} are read as boundaries, as vLLM, ATOM and llama.cpp do; if the file was written for "
-            f"SGLang or by SpecForge they are layer outputs, boundaries {list(shifted)}: compare acceptance with both, "
-            'and write "taps": [...] (boundaries) into config.json to settle it'
+            f"SGLang or by SpecForge they are layer outputs, boundaries {list(shifted)}: `eyas doctor` measures "
+            'which; "taps": [...] (boundaries) in config.json settles it'
         )
     return ids
 
