@@ -146,13 +146,18 @@ def write(output: Path, page: Path | None, results: Sequence[Result]) -> None:
         write_text(page, insert(page.read_text(encoding="utf-8"), table(together)))
 
 
+def _absolute(text: str) -> Path:
+    """Not resolved: an environment's Python is a link, and knows its environment by where that lies."""
+    return Path(text).absolute()
+
+
 def main() -> int:
     """Run what can be run; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["vllm", "llama.cpp"], help="leave the other engine out")
-    parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM for CPU")
-    parser.add_argument("--llama", type=Path, nargs=2, help="llama-server, and the sources it was built from")
-    parser.add_argument("--folder", type=Path, default=Path(".engines"), help="where engines are built")
+    parser.add_argument("--vllm", type=_absolute, help="the Python of an environment with vLLM for CPU")
+    parser.add_argument("--llama", type=_absolute, nargs=2, help="llama-server, and the sources it was built from")
+    parser.add_argument("--folder", type=_absolute, default=_absolute(".engines"), help="where engines are built")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=64, help="longest answer")
     parser.add_argument("--chains", type=int, nargs="+", default=[3, 5], help="K")

@@ -7,53 +7,59 @@ from itertools import groupby
 
 from engines.compare import Result
 from eyas.errors import DataError
-from eyas.interop.consumers import CONSUMERS, Consumer
+from eyas.interop.consumers import CONSUMERS
 
 BEGIN, END = "<!-- made by `make engines` -->", "<!-- end of what `make engines` made -->"
-_HEAD = ("| exported for | read by | run | outcome |", "|---|---|---|---|")
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: a row for each form in each engine, then the consumers that were never run."""
-    key = lambda result: (result.form, result.engine, result.version)  # noqa: E731
-    ordered = sorted((r for r in results if not r.misfit), key=lambda r: (*key(r), r.way, r.chain))
-    misfits = sorted((r for r in results if r.misfit), key=lambda r: (*key(r), r.way, r.chain))
-    lines = [*_HEAD]
-    for runs in (ordered, misfits):
-        lines += [_row(*group, list(rows)) for group, rows in groupby(runs, key)]
-    run = {result.form for result in ordered}
-    lines += [_unrun(consumer) for name, consumer in CONSUMERS.items() if name not in run]
+    """Markdown: a row for each form in each engine, asked in each way, then the consumers that were never run."""
+    chains = sorted({result.chain for result in results})
+    lines = [_line("exported for", "read by", "run", *(f"K = {chain}" for chain in chains))]
+    lines.append("|---" * (3 + len(chains)) + "|")
+    order = {name: number for number, name in enumerate(CONSUMERS)}
+    ordered = sorted(results, key=lambda r: (bool(r.misfit), order.get(r.form, len(order)), *_place(r), r.chain))
+    for _, runs in groupby(ordered, lambda r: (r.form, *_place(r))):
+        lines.append(_row(list(runs), chains))
+    run = {result.form for result in results if not result.misfit}
+    for name, consumer in CONSUMERS.items():
+        if name not in run:
+            by = f"{consumer.title}, {consumer.version}"
+            lines.append(_line(f"`{name}`", by, "not run: by specification only", *([""] * len(chains))))
     return "\n".join(lines)
 
 
-def _row(form: str, engine: str, version: str, results: Sequence[Result]) -> str:
-    ways = dict.fromkeys(f"{result.way}, K = {result.chain}" for result in results)
-    dates = " to ".join(sorted({result.date for result in results}))
+def _place(result: Result) -> tuple[str, str, bool, str]:
+    return result.engine, result.version, not result.way.startswith("in process"), result.way
+
+
+def _row(results: Sequence[Result], chains: Sequence[int]) -> str:
     first = results[0]
-    what = f"{dates}, CPU, float32, {first.prompts} prompts, {first.tokens} tokens: {'; '.join(ways)}"
-    said = "; ".join(dict.fromkeys(_outcome(result) for result in results))
-    note = f" {first.misfit}." if first.misfit else ""
-    return f"| `{form}` | {engine} {version} | {what} | {said}.{note} |"
+    dates = " to ".join(sorted({result.date for result in results}))
+    note = f". {first.misfit}" if first.misfit else ""
+    said = {result.chain: _outcome(result) for result in results}
+    return _line(
+        f"`{first.form}`",
+        f"{first.engine} {first.version}, {first.way}{note}",
+        f"{dates}: {first.prompts} prompts, {first.tokens} tokens",
+        *(said.get(chain, "not run") for chain in chains),
+    )
 
 
 def _outcome(result: Result) -> str:
-    if result.equal == result.prompts:
-        answers = "all answers equal"
-    else:
+    answers = f"{result.equal} of {result.prompts} answers equal"
+    if result.equal < result.prompts:
         ties = sum(parting.tie for parting in result.partings)
-        others = len(result.partings) - ties
-        answers = f"{result.equal} of {result.prompts} answers equal, {ties} parted at a tie, {others} DIFFERENT"
+        answers += f", {ties} parted at a tie, {len(result.partings) - ties} DIFFERENT"
     ours, theirs = (", ".join(map(str, counts.accepted)) for counts in (result.ours, result.theirs))
-    difference = result.ours.difference(result.theirs)
     if result.ours == result.theirs:
-        counts = f"accepted by position {theirs}, as in eyas"
-    else:
-        counts = f"accepted by position {theirs}, in eyas {ours} (at most {100 * difference:.2g} % apart)"
-    return f"K = {result.chain}: {answers}, {counts}"
+        return f"{answers}; accepted {theirs}, as in eyas"
+    apart = result.ours.difference(result.theirs)
+    return f"{answers}; accepted {theirs}, in eyas {ours}: up to {100 * apart:.2g} % apart"
 
 
-def _unrun(consumer: Consumer) -> str:
-    return f"| `{consumer.name}` | {consumer.title} | not run | by specification only: {consumer.version} |"
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def insert(page: str, made: str) -> str:

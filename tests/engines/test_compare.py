@@ -70,15 +70,25 @@ def test_results_survive_json() -> None:
 
 def test_the_table_says_what_was_run_and_what_was_not() -> None:
     result = run(SAME)
+    longer = replace(result, chain=5, way="in process", theirs=Counts(3, 9, (2, 2, 2)))
     misread = replace(result, form="sglang", misfit="it reads it wrong", theirs=Counts(3, 9, (1, 0, 0)))
-    lines = table([misread, result, replace(result, way="in process")]).splitlines()
-    assert lines[2] == (
-        "| `vllm` | vLLM 0.32.0 | 2026-11-21, CPU, float32, 2 prompts, 7 tokens: in process, K = 3; over HTTP, K = 3 | "
-        "K = 3: all answers equal, accepted by position 2, 2, 1, as in eyas. |"
-    )
-    assert "1, 0, 0, in eyas 2, 2, 1 (at most 1e+02 % apart). it reads it wrong." in lines[3]
-    unrun = [line.split("`")[1] for line in lines if "not run" in line]
+    lines = table([misread, result, replace(result, way="in process"), longer]).splitlines()
+    same = "2 of 2 answers equal; accepted 2, 2, 1, as in eyas"
+    assert lines[0] == "| exported for | read by | run | K = 3 | K = 5 |"
+    assert lines[2:4] == [
+        f"| `vllm` | vLLM 0.32.0, in process | 2026-11-21: 2 prompts, 7 tokens | {same} | "
+        "2 of 2 answers equal; accepted 2, 2, 2, in eyas 2, 2, 1: up to 1e+02 % apart |",
+        f"| `vllm` | vLLM 0.32.0, over HTTP | 2026-11-21: 2 prompts, 7 tokens | {same} | not run |",
+    ]
+    assert "over HTTP. it reads it wrong |" in lines[4]
+    unrun = [line.split("`")[1] for line in lines if "by specification only" in line]
     assert unrun == [name for name in CONSUMERS if name != "vllm"]
+
+
+def test_the_table_counts_ties_and_differences_apart() -> None:
+    answers = [Answer((3, 9), SAME[0].counts), Answer((8, 2, 1), SAME[1].counts)]
+    assert "0 of 2 answers equal, 0 parted at a tie, 2 DIFFERENT" in table([run(answers)])
+    assert "0 of 2 answers equal, 2 parted at a tie, 0 DIFFERENT" in table([run(answers, gap=1e-5)])
 
 
 def test_only_the_generated_part_of_a_page_is_replaced() -> None:

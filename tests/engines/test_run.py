@@ -1,0 +1,109 @@
+"""What `make engines` does about engines that can't be had, that fail, and with results of earlier runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import engines.__main__ as check
+import pytest
+from engines.building import Unavailable, build_llama, build_vllm
+from engines.compare import Result
+from engines.counts import Counts
+from engines.table import BEGIN, END
+
+from eyas.errors import EndpointError
+
+COUNTS = Counts(3, 9, (2, 2, 1))
+VLLM = Result("vLLM", "1", "vllm", "over HTTP", 3, "2026-11-21", 2, 7, 2, 2, COUNTS, COUNTS)
+LLAMA = replace(VLLM, engine="llama.cpp", form="gguf")
+
+
+class Fake:
+    """Checks whose engines answer what a test says."""
+
+    vllm_yields: Any = ()
+    llama_yields: Any = ()
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def vllm(self, _: Any) -> Iterator[Result]:
+        yield from self.vllm_yields
+
+    def llama(self, _: Any) -> Iterator[Result]:
+        yield from self.llama_yields
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
+    monkeypatch.setattr(check, "Checks", Fake)
+    monkeypatch.setattr(check, "make_prompts", lambda *_: [])
+    named = ["--vllm", "python", "--llama", "server", "sources", "--output", str(folder / "r.json")]
+    monkeypatch.setattr(sys, "argv", ["engines", *named, *arguments])
+    return check.main()
+
+
+def test_an_engine_that_cannot_be_built_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable() -> Iterator[Result]:
+        raise Unavailable("no such wheel")
+        yield
+
+    monkeypatch.setattr(Fake, "vllm_yields", unavailable())
+    monkeypatch.setattr(Fake, "llama_yields", [LLAMA])
+    assert run(monkeypatch, tmp_path) == 0
+    assert "skipped vllm: no such wheel" in capsys.readouterr().out
+    assert [row["engine"] for row in json.loads((tmp_path / "r.json").read_text())["results"]] == ["llama.cpp"]
+
+
+def test_an_engine_that_fails_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def failing() -> Iterator[Result]:
+        yield VLLM
+        raise EndpointError("it ended at once")
+
+    monkeypatch.setattr(Fake, "vllm_yields", failing())
+    assert run(monkeypatch, tmp_path) == 1
+    assert json.loads((tmp_path / "r.json").read_text())["results"][0]["passed"] is True
+
+
+def test_a_result_that_is_not_as_it_should_be_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Fake, "vllm_yields", [replace(VLLM, theirs=Counts(3, 9, (2, 2, 2)))])
+    assert run(monkeypatch, tmp_path) == 1
+
+
+def test_results_of_the_other_engine_stay_and_the_page_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    monkeypatch.setattr(Fake, "vllm_yields", [VLLM])
+    monkeypatch.setattr(Fake, "llama_yields", [LLAMA])
+    assert run(monkeypatch, tmp_path, "--page", str(page)) == 0
+    monkeypatch.setattr(Fake, "vllm_yields", [replace(VLLM, version="2")])
+    assert run(monkeypatch, tmp_path, "--only", "vllm", "--page", str(page)) == 0
+    assert "vLLM 2, over HTTP" in page.read_text()
+    assert "vLLM 1, over HTTP" not in page.read_text()
+    assert "llama.cpp 1, over HTTP" in page.read_text()
+
+
+def test_building_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shutil.which", lambda tool: None if tool == "ninja" else f"/usr/bin/{tool}")
+    with pytest.raises(Unavailable, match="ninja isn't installed"):
+        build_llama(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(Unavailable, match="no-python can't be run: No such file"):
+        build_vllm(tmp_path / "vllm")
+
+
+def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho no matching distribution\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(Unavailable, match="failed: no matching distribution"):
+        build_vllm(tmp_path)
