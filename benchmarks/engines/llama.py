@@ -67,8 +67,10 @@ def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
         asked = ["-n", str(job.tokens), "-p", tokenizer.decode(list(prompt))]
         done = subprocess.run([*command, *asked], capture_output=True, check=False)
         log = (done.stdout + done.stderr).decode("utf-8", "replace")
-        if done.returncode or f"encoded {len(prompt):4d} tokens" not in log:
-            raise EndpointError(f"{program.name} failed, or read another prompt: {log[-2000:]}")
+        if done.returncode:
+            raise EndpointError(f"{program.name} ended with {done.returncode}: {log[-1000:]}")
+        if f"encoded {len(prompt):4d} tokens" not in log:
+            raise EndpointError(f"{program.name} cuts the prompt into other tokens: {tokenizer.decode(list(prompt))!r}")
         tokens, counts = read_log(log, job.chain, tokenizer.eos_token_id)
         answers.append(Answer(tuple(tokens[: job.tokens]), counts))
     return answers
