@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,28 @@ def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
     command += "-ctk f32 -ctv f32 -c 1024 -t 1 --temp 0 --no-escape -lv 5".split()
     answers = []
     for prompt in job.prompts:
-        asked = ["-n", str(job.tokens), "-p", tokenizer.decode(list(prompt))]
-        done = subprocess.run([*command, *asked], capture_output=True, check=False)
-        log = (done.stdout + done.stderr).decode("utf-8", "replace")
-        if done.returncode:
-            raise EndpointError(f"{program.name} ended with {done.returncode}: {log[-1000:]}")
-        if f"encoded {len(prompt):4d} tokens" not in log:
+        log = _whole_log([*command, "-n", str(job.tokens), "-p", tokenizer.decode(list(prompt))])
+        if f"{_LAST}{len(prompt):4d} tokens" not in log:
             raise EndpointError(f"{program.name} cuts the prompt into other tokens: {tokenizer.decode(list(prompt))!r}")
         tokens, counts = read_log(log, job.chain, tokenizer.eos_token_id)
         answers.append(Answer(tuple(tokens[: job.tokens]), counts))
     return answers
+
+
+_LAST, _TRIES = "encoded ", 10
+"""What comes after all rounds."""
+
+
+def _whole_log(command: Sequence[str]) -> str:
+    """What a program says. llama.cpp's logging thread may lose the end of it (`common_log_main`): then once more."""
+    for _ in range(_TRIES):
+        done = subprocess.run(command, capture_output=True, check=False)
+        log = (done.stdout + done.stderr).decode("utf-8", "replace")
+        if done.returncode:
+            raise EndpointError(f"{command[0]} ended with {done.returncode}: {log[-1000:]}")
+        if _LAST in log:
+            return log
+    raise EndpointError(f"{command[0]} lost the end of its log {_TRIES} times: {log[-1000:]}")
 
 
 def over_http(running: ServerProcess, job: Job) -> list[Answer]:
