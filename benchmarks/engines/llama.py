@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,14 +67,15 @@ def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
     answers = []
     for prompt in job.prompts:
         log = _whole_log([*command, "-n", str(job.tokens), "-p", tokenizer.decode(list(prompt))])
-        if f"{_LAST}{len(prompt):4d} tokens" not in log:
+        if _LAST.findall(log) != [str(len(prompt))]:
             raise EndpointError(f"{program.name} cuts the prompt into other tokens: {tokenizer.decode(list(prompt))!r}")
         tokens, counts = read_log(log, job.chain, tokenizer.eos_token_id)
         answers.append(Answer(tuple(tokens[: job.tokens]), counts))
     return answers
 
 
-_LAST, _TRIES = "encoded ", 10
+_TRIES = 10
+_LAST = re.compile(r"\bencoded +(\d+) tokens in +[\d.]+ seconds, speed:")
 """What comes after all rounds."""
 
 
@@ -84,7 +86,7 @@ def _whole_log(command: Sequence[str]) -> str:
         log = (done.stdout + done.stderr).decode("utf-8", "replace")
         if done.returncode:
             raise EndpointError(f"{command[0]} ended with {done.returncode}: {log[-1000:]}")
-        if _LAST in log:
+        if _LAST.search(log):
             return log
     raise EndpointError(f"{command[0]} lost the end of its log {_TRIES} times: {log[-1000:]}")
 
