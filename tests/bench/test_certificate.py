@@ -72,7 +72,7 @@ class FirstChild:
 
     lossless = True
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         if not tree.size:
             return walk
@@ -113,7 +113,7 @@ class Swapped:
     def __init__(self, token: int, twin: int) -> None:
         self.token, self.twin = token, twin
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         if not tree.size:
             return walk

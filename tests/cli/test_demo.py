@@ -60,7 +60,7 @@ class Shifted:
 
     lossless = True
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         return walk if not tree.size else replace(walk, tokens=torch.where(walk.tokens > 50, 50, walk.tokens))
 

@@ -25,7 +25,7 @@ def draft(drafter: NetworkDrafter, rows: int, live: list[bool] | None = None) ->
     sampler = Sampler(SLOTS, tiny.VOCAB, CPU)
     for slot in range(rows):
         sampler.admit(slot, SamplingParams(), [3] * 8, ())
-    return drafter.draft(range(rows), TREE, sampler.coupling(rows, False), live)
+    return drafter.draft(range(rows), TREE, sampler.coupling(range(rows), False), live)
 
 
 def same(ours: DraftTree, theirs: DraftTree) -> None:

@@ -114,7 +114,7 @@ def test_a_cached_draft_is_every_path_recomputed(name: str, tree: str) -> None:
     for slot in range(3):
         sampler.admit(slot, SamplingParams(), [3] * 8, ())
     for _ in range(2):  # the second draft must not see the first one's guesses
-        drafted = drafter.draft(range(3), parse_tree(tree), sampler.coupling(3, False))
+        drafted = drafter.draft(range(3), parse_tree(tree), sampler.coupling(range(3), False))
     ids = network.target_ids.tolist()
     for row, count in enumerate(counts):
         paths: list[list[int]] = []

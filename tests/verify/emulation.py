@@ -83,11 +83,11 @@ def generate(
         if drafter is None or spec is None:
             tree = DraftTree.empty(rows, CPU)
         else:
-            tree = draft(drafter, state, spec, sampler.coupling(rows, coupled))
+            tree = draft(drafter, state, spec, sampler.coupling(range(rows), coupled))
         states = place_states(tree, state)
-        result = walk(PlaceLogits.of(target.table[states]), tree, sampler, rows)
+        result = walk(PlaceLogits.of(target.table[states]), tree, sampler, range(rows))
         count = result.accepted + 1
-        sampler.commit(rows, result.tokens, count)
+        sampler.commit(range(rows), result.tokens, count)
         width = result.tokens.shape[1]
         out = torch.nn.functional.pad(out, (0, max(0, int(done.max()) + width - out.shape[1])), value=-1)
         out.scatter_(1, done.unsqueeze(1) + torch.arange(width), result.tokens)

@@ -18,8 +18,8 @@ def logits_of(width: int) -> torch.Tensor:
 
 def test_a_perfect_drafter_proposes_what_will_be_sampled() -> None:
     sampler = admit_all(PARAMS, VOCAB)
-    sampler.commit(3, torch.zeros(3, 4, dtype=torch.int64), torch.tensor([1, 4, 2]))
-    coupling, path = sampler.coupling(3, enabled=True), sampler.path(3)
+    sampler.commit(range(3), torch.zeros(3, 4, dtype=torch.int64), torch.tensor([1, 4, 2]))
+    coupling, path = sampler.coupling(range(3), enabled=True), sampler.path(range(3))
     logits = logits_of(4)
     for step in range(4):
         tokens = path.sample(logits[:, step])
@@ -30,7 +30,7 @@ def test_a_perfect_drafter_proposes_what_will_be_sampled() -> None:
 def test_values() -> None:
     logits = logits_of(2)
     for enabled in (True, False):
-        rank = admit_all(PARAMS, VOCAB).coupling(3, enabled).rank(logits, 1, None)
+        rank = admit_all(PARAMS, VOCAB).coupling(range(3), enabled).rank(logits, 1, None)
         assert torch.allclose(rank.exp().sum(-1), torch.ones(3, 2))
         assert torch.equal(rank[0], logits[0].log_softmax(-1))
     assert torch.equal(rank[1], (logits[1] / 0.7).log_softmax(-1))
@@ -40,7 +40,7 @@ def test_values() -> None:
 def test_a_draft_vocabulary_gets_the_noise_of_its_target_ids() -> None:
     sampler = admit_all(PARAMS, VOCAB)
     ids = torch.tensor([29, 3, 4, 17])
-    coupling, logits = sampler.coupling(3, enabled=True), logits_of(1)
+    coupling, logits = sampler.coupling(range(3), enabled=True), logits_of(1)
     whole = coupling.rank(logits, 2, None)[..., ids].log_softmax(-1)
     assert torch.allclose(coupling.rank(logits[..., ids], 2, ids), whole, atol=1e-5)
 
@@ -48,8 +48,8 @@ def test_a_draft_vocabulary_gets_the_noise_of_its_target_ids() -> None:
 def test_positions_follow_commits_and_prompts() -> None:
     sampler = admit_all(PARAMS, VOCAB)
     logits = logits_of(1)
-    two_ahead = sampler.coupling(3, enabled=True).rank(logits, 2, None)
-    sampler.commit(3, torch.zeros(3, 2, dtype=torch.int64), torch.full((3,), 2))
-    assert torch.equal(sampler.coupling(3, enabled=True).rank(logits, 0, None), two_ahead)
+    two_ahead = sampler.coupling(range(3), enabled=True).rank(logits, 2, None)
+    sampler.commit(range(3), torch.zeros(3, 2, dtype=torch.int64), torch.full((3,), 2))
+    assert torch.equal(sampler.coupling(range(3), enabled=True).rank(logits, 0, None), two_ahead)
     sampler.admit(1, PARAMS[1], [*PROMPT, 5, 6], ())
-    assert torch.equal(sampler.coupling(3, enabled=True).rank(logits, 0, None), two_ahead)
+    assert torch.equal(sampler.coupling(range(3), enabled=True).rank(logits, 0, None), two_ahead)

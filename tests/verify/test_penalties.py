@@ -27,9 +27,9 @@ def logits_of(seed: int) -> torch.Tensor:
 @given(st.floats(0.2, 4.0), ANSWER, st.integers(0, 2**31), st.booleans())
 def test_repetition_equals_transformers(penalty: float, answer: list[int], seed: int, committed: bool) -> None:
     sampler = admit_all([SamplingParams(repetition_penalty=penalty)], VOCAB)
-    path = sampler.path(1)
+    path = sampler.path(range(1))
     if committed:
-        sampler.commit(1, torch.tensor([[*answer, -1]]), torch.tensor([len(answer)]))
+        sampler.commit(range(1), torch.tensor([[*answer, -1]]), torch.tensor([len(answer)]))
     else:
         for token in answer:
             path.advance(torch.tensor([token]))
@@ -41,7 +41,7 @@ def test_repetition_equals_transformers(penalty: float, answer: list[int], seed:
 @given(st.floats(-2, 2), st.floats(-2, 2), ANSWER, st.integers(0, 2**31))
 def test_presence_and_frequency_by_hand(presence: float, frequency: float, answer: list[int], seed: int) -> None:
     params = SamplingParams(presence_penalty=presence, frequency_penalty=frequency)
-    path = admit_all([params], VOCAB).path(1)
+    path = admit_all([params], VOCAB).path(range(1))
     for token in answer:
         path.advance(torch.tensor([token]))
     raw = logits_of(seed)[0].tolist()
@@ -51,7 +51,7 @@ def test_presence_and_frequency_by_hand(presence: float, frequency: float, answe
 
 def test_the_order_is_bias_repetition_counts() -> None:
     params = SamplingParams(logit_bias={1: 1.0}, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    path = admit_all([params], 4).path(1)
+    path = admit_all([params], 4).path(range(1))
     for token in (1, 1):
         path.advance(torch.tensor([token]))
     assert path.warped(torch.tensor([[1.0, 3.0, -1.0, 4.0]])).tolist() == [[1.0, 4 / 2 - 1.0, -2.0, 2.0]]
@@ -62,12 +62,12 @@ def test_min_tokens_hold_back_the_stop_ids() -> None:
     sampler = admit_all(params, VOCAB)  # its eos is 0
     logits = torch.zeros(2, VOCAB)
     for committed in (0, 1, 2):
-        warped = sampler.path(2).warped(logits)
+        warped = sampler.path(range(2)).warped(logits)
         banned = [token for token in range(VOCAB) if warped[0, token] == -math.inf]
         assert banned == ([0, 5] if committed < 2 else [])
         assert torch.equal(warped[1], logits[1])
-        sampler.commit(2, torch.tensor([[3], [3]]), torch.tensor([1, 1]))
-    path = admit_all(params, VOCAB).path(2)
+        sampler.commit(range(2), torch.tensor([[3], [3]]), torch.tensor([1, 1]))
+    path = admit_all(params, VOCAB).path(range(2))
     for _ in range(2):
         assert path.warped(logits)[0, 5] == -math.inf
         path.advance(torch.tensor([3, 3]))
@@ -76,7 +76,7 @@ def test_min_tokens_hold_back_the_stop_ids() -> None:
 
 def test_ignore_eos_leaves_eos_free() -> None:
     params = SamplingParams(min_tokens=2, stop_token_ids=(5,), ignore_eos=True)
-    warped = admit_all([params], VOCAB).path(1).warped(torch.zeros(1, VOCAB))
+    warped = admit_all([params], VOCAB).path(range(1)).warped(torch.zeros(1, VOCAB))
     assert (warped[0] == -math.inf).nonzero().flatten().tolist() == [5]
 
 
@@ -107,11 +107,11 @@ def test_speculation_sees_only_its_own_path(seed: int, tree: str, coupled: bool)
 
 def test_tables_wait_for_a_request_that_needs_them() -> None:
     sampler = admit_all([SamplingParams(temperature=1.0), SamplingParams(min_tokens=0)], VOCAB)
-    sampler.path(2).sample(torch.zeros(2, VOCAB))
-    sampler.commit(2, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, dtype=torch.int64))
+    sampler.path(range(2)).sample(torch.zeros(2, VOCAB))
+    sampler.commit(range(2), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, dtype=torch.int64))
     tables = (sampler.slots.bias, sampler.slots.stops, sampler.slots.prompt, sampler.slots.counts)
     assert tables == (None, None, None, None)
     sampler.admit(1, SamplingParams(frequency_penalty=1.0), PROMPT, ())
-    path = sampler.path(2)
+    path = sampler.path(range(2))
     path.advance(torch.tensor([1, 2], device=CPU))
     assert path.warped(torch.zeros(2, VOCAB)).nonzero().tolist() == [[1, 2]]

@@ -39,7 +39,7 @@ def test_a_row_does_not_depend_on_its_neighbours(params: list[SamplingParams], s
     generator = torch.Generator().manual_seed(seed)
     together, alone = admit_all(params, VOCAB), [admit_all([each], VOCAB) for each in params]
     for _ in range(2):
-        path, paths = together.path(rows, steps=2), [each.path(1) for each in alone]
+        path, paths = together.path(range(rows), steps=2), [each.path(range(1)) for each in alone]
         for _ in range(2):
             logits = 2 * torch.randn(rows, VOCAB, generator=generator)
             warped, tokens = path.warped(logits), path.sample(logits)
@@ -50,9 +50,9 @@ def test_a_row_does_not_depend_on_its_neighbours(params: list[SamplingParams], s
             path.advance(tokens)
         counts = torch.randint(1, 3, (rows,), generator=generator)
         emitted = torch.randint(VOCAB, (rows, 2), generator=generator)
-        together.commit(rows, emitted, counts)
+        together.commit(range(rows), emitted, counts)
         for row, each in enumerate(alone):
-            each.commit(1, emitted[row : row + 1], counts[row : row + 1])
+            each.commit(range(1), emitted[row : row + 1], counts[row : row + 1])
 
 
 @given(st.integers(0, 2**31), st.booleans())
@@ -71,20 +71,20 @@ def test_greedy_is_the_argmax_of_the_raw_logits(seed: int, ties: bool) -> None:
     )
     filters = SamplingParams(top_k=3, top_p=0.5, min_p=0.1)
     for params in ([SamplingParams()] * 3, [SamplingParams(), filters, busy]):
-        tokens = admit_all(params, VOCAB).path(3).sample(logits)
+        tokens = admit_all(params, VOCAB).path(range(3)).sample(logits)
         assert torch.equal(tokens[:2], logits.argmax(dim=-1)[:2])
 
 
 def test_very_low_temperatures_are_greedy() -> None:
-    assert admit_all([SamplingParams(temperature=1e-6)], VOCAB).needs(1).plain
-    cold = admit_all([SamplingParams(temperature=2e-5)], VOCAB).path(1)
+    assert admit_all([SamplingParams(temperature=1e-6)], VOCAB).needs(range(1)).plain
+    cold = admit_all([SamplingParams(temperature=2e-5)], VOCAB).path(range(1))
     logits = 1000 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0))
     assert torch.equal(cold.sample(logits), logits.argmax(dim=-1))
 
 
 def test_seeds_and_positions_change_the_sample() -> None:
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(64)]
-    path = admit_all(params, VOCAB).path(64)
+    path = admit_all(params, VOCAB).path(range(64))
     flat = torch.zeros(64, VOCAB)
     first = path.sample(flat)
     assert torch.equal(first, path.sample(flat))
@@ -95,7 +95,7 @@ def test_seeds_and_positions_change_the_sample() -> None:
 
 def test_noise_made_ahead_is_the_noise_made_one_by_one() -> None:
     params = [SamplingParams(temperature=1.0, seed=5)] * 2
-    ahead, single = admit_all(params, VOCAB).path(2, steps=5), admit_all(params, VOCAB).path(2)
+    ahead, single = admit_all(params, VOCAB).path(range(2), steps=5), admit_all(params, VOCAB).path(range(2))
     logits = torch.zeros(2, VOCAB)
     for step in range(7):
         if step not in (1, 5):  # sampling may skip a step
@@ -130,14 +130,14 @@ def test_a_slot_used_again_forgets_its_past() -> None:
         SamplingParams(repetition_penalty=1.1, presence_penalty=0.3),
     ):
         sampler = admit_all([first.model_copy(update={"stop_token_ids": (6,)})], VOCAB)
-        sampler.commit(1, torch.tensor([[7, 8]]), torch.tensor([2]))
+        sampler.commit(range(1), torch.tensor([[7, 8]]), torch.tensor([2]))
         sampler.admit(0, second, [9], (0,))
         fresh = Sampler(1, VOCAB, CPU)
         fresh.admit(0, second, [9], (0,))
         for position in range(2):
-            assert torch.equal(sampler.path(1).warped(logits), fresh.path(1).warped(logits)), position
+            assert torch.equal(sampler.path(range(1)).warped(logits), fresh.path(range(1)).warped(logits)), position
             for each in (sampler, fresh):
-                each.commit(1, torch.tensor([[position]]), torch.tensor([1]))
+                each.commit(range(1), torch.tensor([[position]]), torch.tensor([1]))
 
 
 @pytest.mark.parametrize(

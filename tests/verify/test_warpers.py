@@ -51,7 +51,7 @@ def by_transformers(logits: Tensor, params: SamplingParams) -> Tensor:
 @given(st.lists(PARAMS, min_size=1, max_size=4), st.integers(0, 2**31))
 def test_equals_transformers(params: list[SamplingParams], seed: int) -> None:
     logits = logits_of(seed, len(params), ties=False)
-    ours = admit_all(params, VOCAB).path(len(params)).warped(logits)
+    ours = admit_all(params, VOCAB).path(range(len(params))).warped(logits)
     for row, each in enumerate(params):
         assert torch.equal(ours[row : row + 1], by_transformers(logits[row : row + 1], each))
 
@@ -60,7 +60,7 @@ def test_equals_transformers(params: list[SamplingParams], seed: int) -> None:
 def test_ties_survive_as_often_as_in_transformers(params: SamplingParams, seed: int) -> None:
     """Which of the tied tokens top-p keeps is chance there (its sort isn't stable); here the later ids."""
     logits = logits_of(seed, 1, ties=True)
-    ours, theirs = admit_all([params], VOCAB).path(1).warped(logits), by_transformers(logits, params)
+    ours, theirs = admit_all([params], VOCAB).path(range(1)).warped(logits), by_transformers(logits, params)
     assert torch.equal(ours.sort().values, theirs.sort().values)
     for value in set(ours[0].tolist()) - {-math.inf}:
         kept = ours[0, logits[0] / params.temperature == value].isfinite().tolist()
@@ -72,7 +72,7 @@ def test_a_filtered_token_is_never_sampled(params: SamplingParams, seed: int) ->
     rows = 64
     logits = logits_of(seed, 1, ties=False).expand(rows, -1)
     seeds = [params.model_copy(update={"seed": seed + row}) for row in range(rows)]
-    path = admit_all(seeds, VOCAB).path(rows)
+    path = admit_all(seeds, VOCAB).path(range(rows))
     warped = path.warped(logits)
     assert bool(warped.gather(1, path.choose(warped).unsqueeze(1)).isfinite().all())
 
@@ -81,7 +81,7 @@ def test_underflowing_probabilities_stay_where_top_p_is_off() -> None:
     # softmax gives token 0 exactly zero: its neighbour's top-p must not filter it in a row without
     logits = torch.tensor([[-200.0, 0.0, 1.0]]).expand(2, -1)
     params = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)]
-    warped = admit_all([*params[:1], *params[1:]], 4).path(2)
+    warped = admit_all([*params[:1], *params[1:]], 4).path(range(2))
     kept = warped.warped(torch.nn.functional.pad(logits, (0, 1))).isfinite()
     assert kept[0].all()
     assert not kept[1, 0]
@@ -89,5 +89,5 @@ def test_underflowing_probabilities_stay_where_top_p_is_off() -> None:
 
 def test_top_k_keeps_ties_with_the_last() -> None:
     params = [SamplingParams(temperature=1.0, top_k=2)]
-    warped = admit_all(params, 4).path(1).warped(torch.tensor([[1.0, 2.0, 1.0, 0.0]]))
+    warped = admit_all(params, 4).path(range(1)).warped(torch.tensor([[1.0, 2.0, 1.0, 0.0]]))
     assert warped.isfinite().tolist() == [[True, True, True, False]]

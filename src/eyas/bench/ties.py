@@ -79,8 +79,8 @@ def scores_after(
     sampler.admit(0, params, prompt, eos_ids)
     if answer:
         emitted = torch.tensor([list(answer)], device=target.device)
-        sampler.commit(1, emitted, torch.tensor([len(answer)], device=target.device))
-    path = sampler.path(1)
+        sampler.commit(rows, emitted, torch.tensor([len(answer)], device=target.device))
+    path = sampler.path(rows)
     scores = path.scores(path.warped(logits))[0]
     if path.needs.noise:
         scores = scores * params.temperature

@@ -76,17 +76,17 @@ def run_round(
         taps = speculation.drafter.taps
         if speculation.tree is not None and (live is None or any(live)):
             drafting = True
-            coupling = sampler.coupling(count, speculation.coupled)
+            coupling = sampler.coupling(rows, speculation.coupled)
             tree = speculation.drafter.draft(rows, speculation.tree, coupling, live).compact()
 
     drafted = time.perf_counter()
-    if (legal := sampler.legal(count, tree)) is not None:
+    if (legal := sampler.legal(rows, tree)) is not None:
         tree = legal.tree
     verified = target.verify(rows, roots, tree, taps)
     logits = verified.logits if legal is None else legal.restrict(verified.logits)
-    walk = (rule or SeededWalk())(logits, tree, sampler, count)
-    sampler.commit(count, walk.tokens, walk.accepted + 1)
-    wanted = sampler.logprobs(count)
+    walk = (rule or SeededWalk())(logits, tree, sampler, rows)
+    sampler.commit(rows, walk.tokens, walk.accepted + 1)
+    wanted = sampler.logprobs(rows)
     scores = Scores.of(verified.logits, walk, wanted) if wanted else None
 
     depths = tree.depth[:, 1:] * tree.valid  # [R, N]
@@ -102,7 +102,7 @@ def run_round(
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]
     logprobs = {} if scores is None else scores.read(told[report.numel() :], tokens)
-    failed = sampler.consume(tokens)
+    failed = sampler.consume(rows, tokens)
     for row, (legal_tokens, _) in failed.items():
         del tokens[row][legal_tokens:]
 

@@ -21,13 +21,15 @@ _ILLEGAL = -1e9
 
 
 class Coupling:
-    """Turns drafter logits into log-probabilities to rank by, for the first `rows` slots."""
+    """Turns drafter logits into log-probabilities to rank by, for the slots `rows`."""
 
-    def __init__(self, slots: Slots, needs: Needs, rows: int, enabled: bool, legal: LegalTokens | None = None) -> None:
+    def __init__(
+        self, slots: Slots, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
+    ) -> None:
         """`legal` says what may follow the root: nothing else is worth proposing there."""
         self._slots = slots
         self._needs = needs
-        self._rows = rows
+        self._rows = slice(rows.start, rows.stop)
         self._noisy = enabled and needs.noise
         self._legal = legal
 
@@ -37,7 +39,7 @@ class Coupling:
         `steps_ahead` is 0 for the root's children, 1 for theirs, and so on. `target_ids` [Vd] are the
         target's ids of the draft vocabulary, None if it is the target's own.
         """
-        slots, rows = self._slots, slice(0, self._rows)
+        slots, rows = self._slots, self._rows
         logits = logits.to(torch.float32)
         if self._needs.temperature:
             logits = logits / slots.divisor[rows, None, None]

@@ -21,18 +21,18 @@ _NOISE_BLOCK = 1 << 18
 
 
 class PathState:
-    """Samples tokens for the first `rows` slots, one level after the other.
+    """Samples tokens for the slots `rows`, one level after the other.
 
     `steps` is how many levels the walk will sample at most. It only says how much noise to make at once.
     """
 
-    def __init__(self, slots: Slots, needs: Needs, rows: int, steps: int = 1) -> None:
+    def __init__(self, slots: Slots, needs: Needs, rows: range, steps: int = 1) -> None:
         self.needs = needs
         self._slots = slots
-        self._rows = rows
+        self._rows = slice(rows.start, rows.stop)
         self._step = 0
         self._counts: Tensor | None = None  # [B, V], our own copy once a token was appended
-        self._block = min(steps, max(1, _NOISE_BLOCK // max(1, rows * slots.vocab_size)))
+        self._block = min(steps, max(1, _NOISE_BLOCK // max(1, len(rows) * slots.vocab_size)))
         self._noise: Tensor | None = None  # [B, P, V], the first of them for step `_noise_start`
         self._noise_start = 0
 
@@ -48,7 +48,7 @@ class PathState:
         """[B, V] what `choose` takes the argmax of: `warped` logits and the noise of this position."""
         if not self.needs.noise:
             return warped
-        scale = self._slots.noise_scale[: self._rows].unsqueeze(1)
+        scale = self._slots.noise_scale[self._rows].unsqueeze(1)
         return torch.addcmul(warped, self._noise_here(), scale)
 
     def warped(self, logits: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class PathState:
         Greedy rows are not divided by a temperature and not filtered. What a grammar rules out is -inf already; it
         wins over bans: where they leave nothing of what is legal, they are not applied.
         """
-        needs, slots, rows = self.needs, self._slots, slice(0, self._rows)
+        needs, slots, rows = self.needs, self._slots, self._rows
         given = logits = logits.to(torch.float32)
         if needs.bias:
             logits = logits + slots.make_table("bias")[rows]
@@ -89,7 +89,7 @@ class PathState:
         self._step += 1
         if self.needs.history:
             if self._counts is None:
-                self._counts = self._slots.make_table("counts")[: self._rows].clone()
+                self._counts = self._slots.make_table("counts")[self._rows].clone()
             index = tokens.unsqueeze(1)
             self._counts.scatter_add_(1, index, torch.ones_like(index, dtype=self._counts.dtype))
 
@@ -98,7 +98,7 @@ class PathState:
         if self._noise is None or self._step >= self._noise_start + self._noise.shape[1]:
             device = self._slots.position.device
             ahead = torch.arange(self._step, self._step + self._block, device=device)  # [P]
-            positions = self._slots.position[: self._rows].unsqueeze(1) + ahead
-            self._noise = gumbel(self._slots.seed[: self._rows], positions, self._slots.token_ids)
+            positions = self._slots.position[self._rows].unsqueeze(1) + ahead
+            self._noise = gumbel(self._slots.seed[self._rows], positions, self._slots.token_ids)
             self._noise_start = self._step
         return self._noise[:, self._step - self._noise_start]

@@ -3,7 +3,7 @@
 A token is a pure function of (target logits, parameters, seed, tokens before it, position). Plain decoding
 and speculation call the same function, so speculation can't change the output.
 
-Shapes: B active rows = slots [0, B), D + 1 tokens a round emits at most, V vocabulary.
+Shapes: B rows = a contiguous range of slots, D + 1 tokens a round emits at most, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from eyas.verify.warpers import TOP_P_OFF
 
 
 class Sampler:
-    """Sampling state of `slots` sequences; the ones being decoded are always the first."""
+    """Sampling state of `slots` sequences; a round is of a contiguous range of them."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self.slots = Slots(slots, vocab_size, device)
         self._needs = [Needs()] * slots
         self._constraints: list[Constraint | None] = [None] * slots
         self._logprobs: list[int | None] = [None] * slots
-        self._union: dict[int, Needs] = {}
+        self._union: dict[range, Needs] = {}
 
     def admit(
         self,
@@ -92,49 +92,53 @@ class Sampler:
         self._logprobs[target] = self._logprobs[source]
         self._union.clear()
 
-    def commit(self, rows: int, tokens: Tensor, counts: Tensor) -> None:
-        """The first `counts` [B] of `tokens` [B, D + 1] were emitted by the first `rows` slots."""
-        self.slots.position[:rows] += counts
-        self.slots.generated[:rows] += counts
+    def commit(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """The first `counts` [B] of `tokens` [B, D + 1] were emitted by the slots `rows`."""
+        here = slice(rows.start, rows.stop)
+        self.slots.position[here] += counts
+        self.slots.generated[here] += counts
         if self.needs(rows).history:
             kept = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
             table = self.slots.make_table("counts")
-            table[:rows].scatter_add_(1, tokens.clamp(min=0), kept.to(table.dtype))
+            table[here].scatter_add_(1, tokens.clamp(min=0), kept.to(table.dtype))
 
-    def legal(self, rows: int, tree: DraftTree) -> LegalTree | None:
-        """The `tree` of the first `rows` slots as their grammars see it; None if none of them has one."""
-        constraints = self._constraints[:rows]
+    def legal(self, rows: range, tree: DraftTree) -> LegalTree | None:
+        """The trees of the slots `rows` as their grammars see them; None if none of them has one."""
+        constraints = self._constraints[rows.start : rows.stop]
         return LegalTree(constraints, tree, self.slots.vocab_size) if any(constraints) else None
 
-    def consume(self, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
-        """Tell the grammars what the first slots emitted, after the host knows it.
+    def consume(self, rows: range, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
+        """Tell the grammars what the slots `rows` emitted, after the host knows it.
 
         For each row whose grammar has run into a limit: how many of its tokens are legal, and what went wrong.
         """
         failed = {}
-        for row, (constraint, emitted) in enumerate(zip(self._constraints, tokens, strict=False)):
+        for row, (constraint, emitted) in enumerate(
+            zip(self._constraints[rows.start : rows.stop], tokens, strict=True)
+        ):
             if constraint is not None:
                 count = constraint.consume(emitted)
                 if constraint.error is not None:
                     failed[row] = count, constraint.error
         return failed
 
-    def logprobs(self, rows: int) -> dict[int, int]:
-        """Which of the first `rows` slots want log-probabilities, and of how many alternatives."""
-        return {row: count for row, count in enumerate(self._logprobs[:rows]) if count is not None}
+    def logprobs(self, rows: range) -> dict[int, int]:
+        """Which of the slots `rows` (0 = the first of them) want log-probabilities, and of how many alternatives."""
+        wanted = enumerate(self._logprobs[rows.start : rows.stop])
+        return {row: count for row, count in wanted if count is not None}
 
-    def path(self, rows: int, steps: int = 1) -> PathState:
-        """The state of one walk of at most `steps` tokens in each of the first `rows` slots."""
+    def path(self, rows: range, steps: int = 1) -> PathState:
+        """The state of one walk of at most `steps` tokens in each of the slots `rows`."""
         return PathState(self.slots, self.needs(rows), rows, steps)
 
-    def coupling(self, rows: int, enabled: bool) -> Coupling:
-        """What lets the drafters of the first `rows` slots share the sampler's noise, if `enabled`."""
-        constraints = self._constraints[:rows]
+    def coupling(self, rows: range, enabled: bool) -> Coupling:
+        """What lets the drafters of the slots `rows` share the sampler's noise, if `enabled`."""
+        constraints = self._constraints[rows.start : rows.stop]
         legal = legal_roots(constraints, self.slots.vocab_size, self.slots.seed.device) if any(constraints) else None
         return Coupling(self.slots, self.needs(rows), rows, enabled, legal)
 
-    def needs(self, rows: int) -> Needs:
-        """The steps that the first `rows` slots need."""
+    def needs(self, rows: range) -> Needs:
+        """The steps that the slots `rows` need."""
         if rows not in self._union:
-            self._union[rows] = Needs.union(self._needs[:rows])
+            self._union[rows] = Needs.union(self._needs[rows.start : rows.stop])
         return self._union[rows]

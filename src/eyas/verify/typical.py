@@ -34,9 +34,9 @@ class TypicalWalk:
         self.epsilon = epsilon
         self.delta = delta
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         path = sampler.path(rows, tree.max_depth + 1)
-        row = torch.arange(rows, device=logits.index.device)
+        row = torch.arange(len(rows), device=logits.index.device)
         place = torch.zeros_like(row)  # [B]
         places, tokens = [place], []
         for _ in range(tree.max_depth):

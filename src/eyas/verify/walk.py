@@ -42,7 +42,7 @@ class WalkRule(Protocol):
     def lossless(self) -> bool:
         """Is the output distributed as plain sampling's?"""
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         """Judge `tree` by the target's `logits` of its root and nodes."""
 
 
@@ -51,19 +51,19 @@ class SeededWalk:
 
     lossless = True
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
             return _greedy(logits.best(), tree)
         return _sampled(logits, tree, sampler, rows)
 
 
-def _sampled(logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: int) -> Walk:
+def _sampled(logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
     """Sample at the places walked, and only there."""
     path = sampler.path(rows, tree.max_depth + 1)
     vocab_size = logits.vocab_size
     # one number says "this token below that place": (place of the parent) * V + token
     names = torch.add(tree.tokens, tree.parents + 1, alpha=vocab_size).masked_fill_(~tree.valid, -1)  # [B, N]
-    place = logits.index.new_zeros(rows)  # [B]
+    place = logits.index.new_zeros(len(rows))  # [B]
     places, tokens = [place], [path.sample(logits.at(place))]
     for _ in range(tree.max_depth):
         path.advance(tokens[-1])

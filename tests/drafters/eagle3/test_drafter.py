@@ -27,7 +27,7 @@ def coupling(rows: int, temperature: float = 0.0, enabled: bool = True, length: 
     for slot in range(rows):
         params = SamplingParams(temperature=temperature, seed=slot)
         sampler.admit(slot, params, [3] * length, ())
-    return sampler.coupling(rows, enabled)
+    return sampler.coupling(range(rows), enabled)
 
 
 def history(*lengths: int, seed: int = 0, width: int = tiny.HIDDEN) -> list[tuple[Tensor, Tensor]]:

@@ -147,7 +147,7 @@ class _Bench:
         fresh = dataclasses.replace(tree)  # without what the last pass derived from it
         with self._timed() as watch:
             verified = target.verify(where, roots, fresh, self._drafter.taps)
-            walk = SeededWalk()(verified.logits, fresh, self._sampler, rows)
+            walk = SeededWalk()(verified.logits, fresh, self._sampler, where)
             torch.cat((walk.accepted.unsqueeze(1), walk.tokens), dim=1).tolist()
         return watch.seconds
 
@@ -169,7 +169,7 @@ class _Bench:
         return watch.seconds
 
     def _coupling(self, rows: int) -> Coupling:
-        return self._sampler.coupling(rows, True)
+        return self._sampler.coupling(range(rows), True)
 
     def _timed(self) -> _Watch:
         return _Watch(self._target.device)
