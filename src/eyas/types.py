@@ -83,6 +83,8 @@ class Stats:
 
     tokens: int = 0
     """Tokens emitted (after cutting at a stop token or the length limit)."""
+    prefill_tokens: int = 0
+    """Those of them that came out of passes that read a prompt: as a rule the first."""
     target_passes: int = 0
     """Verification passes; prefill passes are not counted."""
     drafted_depth: int = 0
@@ -129,14 +131,20 @@ class Stats:
         return [r / o if o else 0.0 for r, o in zip(reached, self.offered_by_depth, strict=True)]
 
     @property
+    def decoded_tokens(self) -> int:
+        """Tokens that rounds emitted."""
+        return self.tokens - self.prefill_tokens
+
+    @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens per second of decoding; prefill is kept apart."""
-        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
+        """Tokens per second of decoding; prefill and its tokens are kept apart."""
+        return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def merge(self, other: Stats) -> None:
         """Pool another sequence's counts into this one (times are summed too)."""
         for name in (
             "tokens",
+            "prefill_tokens",
             "target_passes",
             "drafted_depth",
             "walked",

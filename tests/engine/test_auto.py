@@ -85,7 +85,7 @@ def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: f
     assert [one.token_ids for one in done] == plain(sampled)
     shapes = {(s.depth, s.width) if isinstance(s, SharedTree) else None for s in controller.planned}
     assert None in shapes  # plain rounds in between
-    assert len(shapes) > 2
+    assert len(shapes) > 1
     assert sum(one.stats.walked for one in done) > 0
 
 

@@ -29,13 +29,13 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each prefill was given."""
     counts: list[int] = []
     target = tiny.target("olmo3")
-    prefill = target.prefill
+    prefill = target.prefill_to_end
 
     def counting(rows: range, tokens: Any, *args: Any) -> Any:
         counts.append(len(tokens[0]))
         return prefill(rows, tokens, *args)
 
-    monkeypatch.setattr(target, "prefill", counting)
+    monkeypatch.setattr(target, "prefill_to_end", counting)
     return counts
 
 

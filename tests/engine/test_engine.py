@@ -195,23 +195,25 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
     prompts = tiny.prompts(*LENGTHS)
     drafter = None if tree is None else oracle("llama", 24, prompts)
     total = Stats()
-    for completion in engine(tree, batch=4, drafter=drafter).generate(requests(prompts, max_tokens=15)):
-        stats = completion.stats
+    done = engine(tree, batch=4, drafter=drafter).generate(requests(prompts, max_tokens=15))
+    for prompt, completion in zip(prompts, done, strict=True):
+        stats, first = completion.stats, int(len(prompt) > 1)  # a lone token has nothing to prefill
         assert stats.tokens == len(completion.token_ids) == 15
         assert sum(stats.accepted_histogram) == stats.target_passes
         assert sum(i * n for i, n in enumerate(stats.accepted_histogram)) == stats.walked
         assert stats.drafted_depth == sum(stats.offered_by_depth)
         assert stats.accept_length == 1 + stats.walked / stats.target_passes
-        emitted = stats.walked + stats.target_passes  # before the last round's cut
+        assert stats.prefill_tokens == first
+        emitted = stats.prefill_tokens + stats.walked + stats.target_passes  # before the last round's cut
         assert 0 <= emitted - stats.tokens <= len(stats.offered_by_depth)
         assert stats.prefill_seconds >= 0
         assert stats.decode_seconds > 0
-        assert stats.tokens_per_second == pytest.approx(stats.tokens / stats.decode_seconds)
+        assert stats.tokens_per_second == pytest.approx((15 - first) / stats.decode_seconds)
         if tree is None:
-            assert (stats.walked, stats.drafted_depth, stats.target_passes) == (0, 0, 15)
+            assert (stats.walked, stats.drafted_depth, stats.target_passes) == (0, 0, 15 - first)
             assert (stats.accept_length, stats.acceptance_rate) == (1.0, 0.0)
         else:
-            assert stats.target_passes < 15
+            assert stats.target_passes < 15 - first
             assert stats.acceptance_rate == stats.walked / stats.drafted_depth
             by_position = stats.accepted_by_position
             assert sum(r * n for r, n in zip(by_position, stats.offered_by_depth, strict=True)) == pytest.approx(
@@ -272,7 +274,7 @@ def test_text_comes_from_the_tokenizer() -> None:
 
 
 def test_the_attention_of_all_rows_is_masked_in_one_pass() -> None:
-    """A batch costs as many target passes as its longest sequence."""
+    """A batch costs as many target passes as its longest sequence has tokens after the first."""
     prompts = tiny.prompts(4, 5, 6)
     run, calls = engine(None, batch=3), []
     verify = run.target.verify
@@ -286,7 +288,7 @@ def test_the_attention_of_all_rows_is_masked_in_one_pass() -> None:
         run.generate(requests(prompts, max_tokens=7))
     finally:
         del run.target.verify
-    assert calls == [range(3)] * 7
+    assert calls == [range(3)] * 6
 
 
 def test_a_round_has_one_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_a_request_that_fails_to_start_leaves_the_others_alone(monkeypatch: pyte
     assert [done[i].token_ids for i in (0, 2, 3)] == [answer(i) for i in (0, 2, 3)]
 
 
-@pytest.mark.parametrize("where", ["verify", "prefill_chunk", "commit"])
+@pytest.mark.parametrize("where", ["verify", "prefill_to_end", "commit"])
 def test_a_pass_that_fails_ends_those_in_it_and_the_engine_goes_on(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny.build_model("llama"))
     run = engine(target=target, max_running=2, prefix_tokens=1000)

@@ -106,7 +106,7 @@ def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LIMITS = {
     "roomy": Limits(max_running=4),
-    "tiny cache": Limits(max_running=6, max_cached_tokens=220, prefill_chunk=24),
+    "tiny cache": Limits(max_running=6, max_cached_tokens=190, prefill_chunk=24),
     "prefixes": Limits(max_running=4, prefix_tokens=4096, prefill_chunk=48),
     "all at once": Limits(max_running=5, max_cached_tokens=190, prefill_chunk=16, prefix_tokens=200),
 }

@@ -35,7 +35,7 @@ class Count(NamedTuple):
 
 def count(stats: Stats) -> Count:
     """What figures are made of."""
-    return Count(stats.tokens, stats.target_passes, stats.walked, stats.decode_seconds)
+    return Count(stats.decoded_tokens, stats.target_passes, stats.walked, stats.decode_seconds)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Drafters: what proposes tokens."""
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, tell
 
-__all__ = ["Drafter"]
+__all__ = ["Drafter", "tell"]

@@ -69,3 +69,12 @@ class Drafter(Protocol):
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence to another slot."""
+
+
+def tell(
+    drafter: Drafter, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int], reading: Sequence[bool]
+) -> None:
+    """Give a drafter each row's first `counts[r]` pairs; rows that aren't `reading` keep theirs for later."""
+    now = [count * reads for count, reads in zip(counts, reading, strict=True)]
+    drafter.observe(rows, next_tokens, taps, now)
+    drafter.defer(rows, next_tokens, taps, [count - read for count, read in zip(counts, now, strict=True)])

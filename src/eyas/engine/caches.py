@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from eyas.drafters import Drafter
+from eyas.drafters import Drafter, tell
 from eyas.engine.room import CacheRoom
 from eyas.engine.scheduler import Move, Piece
 from eyas.engine.sequence import LiveSequence
@@ -77,20 +77,13 @@ class SlotCaches:
 
     def prefill(self, piece: Piece, chunk: int, drafting: bool) -> None:
         """Read on, `chunk` tokens a pass; the drafter reads along only while it is `drafting`."""
-        windows = [
-            one.window(one.cached, one.cached + count + 1)
-            for one, count in zip(piece.sequences, piece.counts, strict=True)
-        ]
+        reading = [drafting and one.request.speculate for one in piece.sequences]
         taps = () if self.drafter is None else self.drafter.taps
-        for part in self.target.prefill(piece.rows, windows, taps, chunk):
+        for part in self.target.prefill(piece.rows, piece.windows(), taps, chunk):
             if self.drafter is not None:
-                read = [
-                    c * (drafting and one.request.speculate)
-                    for c, one in zip(part.counts, piece.sequences, strict=True)
-                ]
-                later = [c - r for c, r in zip(part.counts, read, strict=True)]
-                self.drafter.observe(piece.rows, part.next_tokens, part.taps, read)
-                self.drafter.defer(piece.rows, part.next_tokens, part.taps, later)
+                tell(self.drafter, piece.rows, part.next_tokens, part.taps, part.counts, reading)
+        for sequence, count in zip(piece.sequences, piece.counts, strict=True):
+            sequence.cached += count
 
     def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
         """Empty slots, then close the gaps."""

@@ -180,7 +180,7 @@ class Engine:
         for added in self._stepper.take():
             sequence, done = added.sequence, None
             inbox = self._inboxes.get(sequence.index)
-            if sequence.finish_reason is not None:
+            if added.last:
                 done = self._completion(sequence, added.error)
                 del self._live[sequence.index]
                 self._inboxes.pop(sequence.index, None)

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters import Drafter
+from eyas.drafters import Drafter, tell
 from eyas.engine.evidence import Evidence
 from eyas.target import Target
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, PlaceLogits, TreeSpec
 from eyas.types import TokenLogprobs
-from eyas.verify import Sampler, Scores, SeededWalk, WalkRule
+from eyas.verify import LegalTree, Sampler, Scores, SeededWalk, Walk, WalkRule
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,84 @@ def run_round(
     if (legal := sampler.legal(rows, tree)) is not None:
         tree = legal.tree
     verified = target.verify(rows, roots, tree, taps)
-    logits = verified.logits if legal is None else legal.restrict(verified.logits)
-    walk = (rule or SeededWalk())(logits, tree, sampler, rows)
+    judged = _judge(verified.logits, legal, tree, sampler, rows, rule)
+    passed = time.perf_counter()
+
+    target.commit(rows, judged.paths)
+    if speculation is not None:
+        keep, walk = max(judged.accepted) + 1, judged.walk
+        pairs = walk.tokens[:, :keep].clamp(min=0), verified.taps_at(walk.path[:, :keep])  # [R, keep], [R, keep, A, Ht]
+        reading = [drafting and (live is None or live[row]) for row in range(count)]
+        tell(speculation.drafter, rows, *pairs, [a + 1 for a in judged.accepted], reading)
+    evidence = Evidence(tree, judged.paths) if drafting else None
+    return judged.outcome(verified.tokens, evidence, drafted - began, passed - drafted)
+
+
+@torch.inference_mode()
+def run_first_round(
+    target: Target,
+    drafter: Drafter | None,
+    sampler: Sampler,
+    rows: range,
+    unread: Sequence[Sequence[int]],
+    rule: WalkRule | None = None,
+    reading: Sequence[bool] = (),
+) -> Outcome:
+    """A plain round whose pass reads each row's last `unread` tokens besides its root, the last of them.
+
+    So a first token needs no pass of its own. `reading` [R] says which rows the drafter reads along now.
+    """
+    began = time.perf_counter()
+    tree = DraftTree.empty(len(rows), target.device)
+    legal = sampler.legal(rows, tree)
+    logits, piece = target.prefill_to_end(rows, unread, () if drafter is None else drafter.taps)
+    judged = _judge(logits, legal, tree, sampler, rows, rule)
+    passed = time.perf_counter()
+    if drafter is not None:
+        last = torch.tensor(piece.counts, device=target.device).unsqueeze(1) - 1
+        next_tokens = piece.next_tokens.scatter(1, last, judged.walk.tokens[:, :1])
+        tell(drafter, rows, next_tokens, piece.taps, piece.counts, reading)
+    return judged.outcome(sum(piece.counts), None, 0.0, passed - began)
+
+
+class _Judged(NamedTuple):
+    """A walk, and what the host was told of it."""
+
+    walk: Walk
+    paths: list[list[int]]
+    tokens: list[list[int]]
+    accepted: list[int]
+    offered: list[int]
+    nodes: list[int]
+    logprobs: dict[int, tuple[TokenLogprobs, ...]]
+    failed: dict[int, str]
+
+    def outcome(
+        self, pass_tokens: int, evidence: Evidence | None, draft_seconds: float, pass_seconds: float
+    ) -> Outcome:
+        return Outcome(
+            tokens=self.tokens,
+            accepted=self.accepted,
+            offered=self.offered,
+            nodes=self.nodes,
+            pass_tokens=pass_tokens,
+            evidence=evidence,
+            logprobs=self.logprobs,
+            failed=self.failed,
+            draft_seconds=draft_seconds,
+            pass_seconds=pass_seconds,
+        )
+
+
+def _judge(
+    logits: PlaceLogits, legal: LegalTree | None, tree: DraftTree, sampler: Sampler, rows: range, rule: WalkRule | None
+) -> _Judged:
+    """Walk the tree, tell the sampler, and fetch the outcome: the one host sync."""
+    allowed = logits if legal is None else legal.restrict(logits)
+    walk = (rule or SeededWalk())(allowed, tree, sampler, rows)
     sampler.commit(rows, walk.tokens, walk.accepted + 1)
     wanted = sampler.logprobs(rows)
-    scores = Scores.of(verified.logits, walk, wanted) if wanted else None
+    scores = Scores.of(logits, walk, wanted) if wanted else None
 
     depths = tree.depth[:, 1:] * tree.valid  # [R, N]
     offered = depths.amax(1) if tree.size else torch.zeros_like(walk.accepted)
@@ -96,33 +169,19 @@ def run_round(
     report = torch.cat((summary, walk.tokens, walk.path), dim=1)  # [R, 3 + 2 * (D + 1)]
     told = (report.flatten() if scores is None else torch.cat((report.flatten(), scores.pack()))).cpu()  # the host sync
     table = told[: report.numel()].view(report.shape).tolist()
-    judged = time.perf_counter()
     width = walk.tokens.shape[1]
-    accepted = [row[0] for row in table]
     tokens = [row[3 : 4 + row[0]] for row in table]
-    paths = [row[3 + width : 4 + width + row[0]] for row in table]
     logprobs = {} if scores is None else scores.read(told[report.numel() :], tokens)
     failed = sampler.consume(rows, tokens)
     for row, (legal_tokens, _) in failed.items():
         del tokens[row][legal_tokens:]
-
-    target.commit(rows, paths)
-    if speculation is not None:
-        keep = max(accepted) + 1
-        pairs = walk.tokens[:, :keep].clamp(min=0), verified.taps_at(walk.path[:, :keep])  # [R, keep], [R, keep, A, Ht]
-        counts = [a + 1 for a in accepted]
-        read = [c * (live is None or live[row]) for row, c in enumerate(counts)] if drafting else [0] * count
-        speculation.drafter.observe(rows, *pairs, read)
-        speculation.drafter.defer(rows, *pairs, [c - r for c, r in zip(counts, read, strict=True)])
-    return Outcome(
+    return _Judged(
+        walk=walk,
+        paths=[row[3 + width : 4 + width + row[0]] for row in table],
         tokens=tokens,
-        accepted=accepted,
+        accepted=[row[0] for row in table],
         offered=[row[1] for row in table],
         nodes=[row[2] for row in table],
-        pass_tokens=verified.tokens,
-        evidence=Evidence(tree, paths) if drafting else None,
         logprobs=logprobs,
         failed={row: why for row, (_, why) in failed.items()},
-        draft_seconds=drafted - began,
-        pass_seconds=judged - drafted,
     )

@@ -38,6 +38,20 @@ class Piece(NamedTuple):
         assert first is not None
         return range(first, first + len(self.sequences))
 
+    @property
+    def whole(self) -> bool:
+        """Will all of them have read what they must before they can decode?"""
+        return all(one.unread == count for one, count in zip(self.sequences, self.counts, strict=True))
+
+    def windows(self) -> list[list[int]]:
+        """What each reads, and the token after it."""
+        spans = zip(self.sequences, self.counts, strict=True)
+        return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
+
+    def before_last(self, most: int) -> Piece:
+        """What is to be read before a pass of at most `most` tokens of each can read the rest and the roots."""
+        return Piece(self.sequences, [max(0, count + 1 - most) for count in self.counts])
+
 
 class Scheduler:
     """Sequences waiting, prefilling and decoding."""
@@ -126,7 +140,7 @@ class Scheduler:
     def columns(self, staging: int) -> int:
         """Columns that those in slots need now."""
         decoding = max((one.known + staging for one in self.decoding), default=0)
-        reading = max((one.known for one in self.prefilling), default=0)
+        reading = max((one.known + 1 for one in self.prefilling), default=0)  # with the root: `Piece.whole`
         together = max((_columns(piece.sequences, piece.counts) for piece in self.pieces()), default=0)
         return max(decoding, reading, together)
 
@@ -193,6 +207,8 @@ class Scheduler:
     def _shareable(self, piece: Piece, sequence: LiveSequence, count: int) -> bool:
         if sequence.slot != piece.rows.stop:  # somebody between them has nothing to read
             return False
+        if piece.whole and count < sequence.unread:  # it would keep the others from their first tokens
+            return False
         sequences, counts = [*piece.sequences, sequence], [*piece.counts, count]
         columns = _columns(sequences, counts)
         full = sum(one.cached for one in sequences) + sum(counts)
@@ -206,5 +222,5 @@ class Scheduler:
 
 
 def _columns(sequences: list[LiveSequence], counts: list[int]) -> int:
-    """Columns that a piece reaches up to."""
-    return max(one.cached for one in sequences) + max(counts)
+    """Columns that a piece reaches up to, roots included."""
+    return max(one.cached for one in sequences) + max(counts) + 1

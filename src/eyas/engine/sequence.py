@@ -67,10 +67,8 @@ class LiveSequence:
         size = len(self.request.prompt)
         return [*self.request.prompt[start:stop], *self.tokens[max(0, start - size) : max(0, stop - size)]]
 
-    def extend(self, tokens: Sequence[int], accepted: int, offered: int, seconds: float) -> list[int]:
+    def extend(self, tokens: Sequence[int]) -> list[int]:
         """Take a round's tokens up to the first stop token or the limit; returns those taken."""
-        self.stats.record(accepted, offered)
-        self.stats.decode_seconds += seconds
         taken: list[int] = []
         for token in tokens:
             taken.append(token)
@@ -81,5 +79,4 @@ class LiveSequence:
             if self.finish_reason is not None:
                 break
         self.tokens.extend(taken)
-        self.stats.tokens += len(taken)
         return taken

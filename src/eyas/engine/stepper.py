@@ -21,8 +21,8 @@ from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.draft_round import draft_rounds
 from eyas.engine.limits import Limits
 from eyas.engine.reuse import PrefixReuse
-from eyas.engine.round import Outcome, Speculation, run_round
-from eyas.engine.scheduler import Move, Scheduler
+from eyas.engine.round import Outcome, Speculation, run_first_round, run_round
+from eyas.engine.scheduler import Move, Piece, Scheduler
 from eyas.engine.sequence import LiveSequence
 from eyas.engine.staging import staging_columns
 from eyas.engine.state import EngineState
@@ -34,9 +34,10 @@ from eyas.verify import WalkRule
 
 
 class Added(NamedTuple):
-    """What a step added to a sequence; it is its last if the sequence has a finish reason."""
+    """What a step added to a sequence; after its `last` it is finished."""
 
     sequence: LiveSequence
+    last: bool
     tokens: tuple[int, ...] = ()
     accepted: int = 0
     draft: DraftRound | None = None
@@ -92,8 +93,10 @@ class Stepper:
         intact = False
         try:
             self._admit(now)
-            self._prefill()
-            self._decode()
+            others = bool(scheduler.decoding)
+            first_tokens = self._prefill()
+            if others or not first_tokens:  # else they leave at once: nobody waits for a round
+                self._decode()
             self._shrink()
             intact = True
         except CacheMemoryError as error:
@@ -120,7 +123,7 @@ class Stepper:
         """End sequences wherever they are; not while a round runs."""
         for sequence in sequences:
             self._finish(sequence, reason)
-            self._added.append(Added(sequence, error=error))
+            self._added.append(Added(sequence, True, error=error))
             if sequence in self.scheduler.waiting:
                 self.scheduler.waiting.remove(sequence)
         self._leave([sequence for sequence in sequences if sequence.slot is not None], self.scheduler.drop)
@@ -181,19 +184,37 @@ class Stepper:
             sequence.stats.reused_tokens = sequence.cached
             sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
 
-    def _prefill(self) -> None:
+    def _prefill(self) -> bool:
+        """Read on; True if there are first tokens."""
         self._cover(0)
         began = time.perf_counter()
-        reading = list(self.scheduler.prefilling)
+        reading, first_rounds = list(self.scheduler.prefilling), []
         for piece in self.scheduler.pieces():
-            self._caches.prefill(piece, self._prefill_chunk, self._tree is not None)
-            for sequence, count in zip(piece.sequences, piece.counts, strict=True):
-                sequence.cached += count
+            if piece.whole and self._target.head_is_exact:
+                first_rounds.append((piece.sequences, self._first_round(piece)))
+            else:
+                self._caches.prefill(piece, self._prefill_chunk, self._tree is not None)
         for sequence in reading:
             sequence.stats.prefill_seconds += time.perf_counter() - began
             if self._reuse is not None and not sequence.unread:
                 self._reuse.save(sequence, tail=False)
         self.scheduler.promote()
+        for sequences, outcome in first_rounds:
+            self._collect(sequences, outcome, None)
+        return bool(first_rounds)
+
+    def _first_round(self, piece: Piece) -> Outcome:
+        """Read prompts to their ends, and choose what follows."""
+        if any((early := piece.before_last(self._prefill_chunk)).counts):
+            self._caches.prefill(early, self._prefill_chunk, self._tree is not None)
+        rest = Piece(piece.sequences, [sequence.unread for sequence in piece.sequences])
+        reading = [self._tree is not None and sequence.request.speculate for sequence in rest.sequences]
+        outcome = run_first_round(
+            self._target, self._drafter, self._caches.sampler, rest.rows, rest.windows(), self._rule, reading
+        )
+        for sequence in rest.sequences:
+            sequence.cached = sequence.known
+        return outcome
 
     def _decode(self) -> None:
         scheduler = self.scheduler
@@ -250,13 +271,19 @@ class Stepper:
         """Under a controller a first token doesn't wait for a draft: its round costs what a plain one costs."""
         return sequence.request.speculate and (self._controller is None or bool(sequence.tokens))
 
-    def _collect(self, decoding: Sequence[LiveSequence], outcome: Outcome, seconds: float) -> None:
-        """Give everyone what the round emitted; let go of those that are finished."""
+    def _collect(self, decoding: Sequence[LiveSequence], outcome: Outcome, seconds: float | None) -> None:
+        """Give everyone what the round of `seconds` emitted (None: it belongs to prefill); let go of the finished."""
         traced = [row for row, sequence in enumerate(decoding) if sequence.request.trace]
         drafts = draft_rounds(outcome.evidence, [sequence.root for sequence in decoding], traced)
         for row, sequence in enumerate(decoding):
             sequence.cached += outcome.accepted[row] + 1
-            taken = sequence.extend(outcome.tokens[row], outcome.accepted[row], outcome.offered[row], seconds)
+            taken = sequence.extend(outcome.tokens[row])
+            sequence.stats.tokens += len(taken)
+            if seconds is None:
+                sequence.stats.prefill_tokens += len(taken)
+            else:
+                sequence.stats.record(outcome.accepted[row], outcome.offered[row])
+                sequence.stats.decode_seconds += seconds
             self._generated += len(taken)
             scored = outcome.logprobs.get(row)
             scored = None if scored is None else scored[: len(taken)]
@@ -267,7 +294,8 @@ class Stepper:
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
             accepted = min(outcome.accepted[row], len(taken))
-            self._added.append(Added(sequence, tuple(taken), accepted, drafts.get(row), scored))
+            last = sequence.finish_reason is not None
+            self._added.append(Added(sequence, last, tuple(taken), accepted, drafts.get(row), scored))
         self._leave([sequence for sequence in decoding if sequence.finish_reason is not None], self.scheduler.drop)
 
     def _finish(self, sequence: LiveSequence, reason: str) -> None:

@@ -108,7 +108,7 @@ class Target:
             )
         self._shapes = [probe.shapes[i] for i in range(self.num_layers)]
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
-        self._head_is_exact = torch.allclose(
+        self.head_is_exact: bool = torch.allclose(
             self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
         )
 
@@ -181,7 +181,7 @@ class Target:
         return partial(self._logits, rows)
 
     def _logits(self, head: nn.Module, final: Tensor) -> Tensor:
-        if not self._head_is_exact:
+        if not self.head_is_exact:
             raise UnsupportedModelError(
                 f"{self.config.model_type} does something to its logits that eyas doesn't know, so the teacher can't "
                 "be recomputed from stored states; decoding is not affected"
@@ -220,14 +220,32 @@ class Target:
         window = torch.tensor([[*row, *[0] * (width + 1 - len(row))] for row in tokens], device=self.device)
         if width == 0:
             return PrefillChunk(window[:, 1:], window.new_empty(len(rows), 0, len(taps), self.hidden_size), counts)
-        layout = None
-        if self.packs and sum(counts) < window[:, 1:].numel():
-            layout = Ragged.of_counts(counts, self.device)
-        steps = torch.arange(width, device=self.device)
+        _, caught = self._read(rows, window[:, :-1], counts, taps)
+        return PrefillChunk(window[:, 1:], caught, counts)
+
+    @torch.inference_mode()
+    def prefill_to_end(
+        self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
+    ) -> tuple[PlaceLogits, PrefillChunk]:
+        """Commit all of each row's `tokens`, at least one, in one pass: the logits after its last, and the piece.
+
+        In the piece the token after a row's last is its own last again: nobody knows it yet. Needs `head_is_exact`.
+        """
+        counts = [len(row) for row in tokens]
+        window = torch.tensor([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], device=self.device)
+        final, caught = self._read(rows, window[:, :-1], counts, taps)
+        last = torch.tensor(counts, device=self.device) - 1
+        logits = self.head(final[torch.arange(len(counts), device=self.device), last])
+        return PlaceLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts)
+
+    def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Commit the first `counts[r]` of each row of tokens [R, Q]: final states [R, Q, Ht], taps [R, Q, A, Ht]."""
+        layout = Ragged.of_counts(counts, self.device) if self.packs and sum(counts) < tokens.numel() else None
+        steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
-        _, caught = self._forward(rows, window[:, :-1], causal, steps.unsqueeze(0), taps, False, layout)
+        final, caught = self._forward(rows, tokens, causal, steps.unsqueeze(0), taps, False, layout)
         self.cache.commit(rows, [range(count) for count in counts])
-        return PrefillChunk(window[:, 1:], caught if layout is None else layout.unpack(caught), counts)
+        return (final, caught) if layout is None else (layout.unpack(final), layout.unpack(caught))
 
     @torch.inference_mode()
     def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> Verified:

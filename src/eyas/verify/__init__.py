@@ -4,6 +4,7 @@ from eyas.verify.admission import check_request
 from eyas.verify.constraint import grammar_of
 from eyas.verify.coupling import Coupling
 from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, mark, quoted
+from eyas.verify.legal import LegalTree
 from eyas.verify.logprobs import Scores
 from eyas.verify.noise import gumbel
 from eyas.verify.path import PathState
@@ -15,6 +16,7 @@ __all__ = [
     "WHITESPACE",
     "Coupling",
     "Grammar",
+    "LegalTree",
     "PathState",
     "Sampler",
     "Scores",
