@@ -39,7 +39,7 @@ def test_a_group_is_decoded_together_and_a_row_that_cannot_run_is_left_out() -> 
     group = [PromptRow(str(i), f"f:{i}", token_ids=tuple(p)) for i, p in enumerate((good, [999], other))]
     run = run_group(Engine(tiny.target(), batch_size=3), group, SamplingParams(max_tokens=4, ignore_eos=True))
     assert run.token_ids == [tiny.continuation(tiny.target().model, p, 4) for p in (good, other)]
-    assert (run.stats.tokens, run.stats.target_passes) == (8, 8)
+    assert (run.stats.tokens, run.stats.prefill_tokens, run.stats.target_passes) == (8, 2, 6)
     assert len(run.errors) == 1
     assert run.errors[0].startswith("f:1: ")
     assert run_group(Engine(tiny.target(), batch_size=3), group[1:2], SamplingParams()).stats.tokens == 0

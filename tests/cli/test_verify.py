@@ -66,7 +66,7 @@ def test_a_difference_is_shown_and_fails(certify: Run, monkeypatch: pytest.Monke
     assert result.exit_code == 1
     assert result.stdout.rstrip().endswith("\nNOT EQUAL")
     assert "DIFFERENT in 2 of 2 rows" in result.stderr
-    assert "row two, turn 0, position 0: plain" in result.stdout
+    assert "row two, turn 0, position 1: plain" in result.stdout
     assert "a real difference" in result.stdout
 
 
