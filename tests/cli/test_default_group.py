@@ -19,7 +19,7 @@ def test_options_without_a_verb_go_to_the_first_one(run: Run) -> None:
         assert words in " ".join(run("bench", "--help").stdout.split())
     missing = run("bench")
     assert missing.exit_code == 2
-    assert "Missing option '--model'" in missing.stderr
+    assert "Missing option '--prompt-file'" in missing.stderr
 
 
 def test_every_other_verb_is_named_in_the_default_one() -> None:

@@ -43,7 +43,7 @@ def test_acceptance_is_that_of_the_chains_really_drafted(sound: Reading, one: Tr
     for root in range(begin - 1, end - 1):
         drafter.truncate(0, 0)
         drafter.observe(range(1), row[:, 1 : root + 1], states[:, :root], [root])
-        tree = drafter.draft(range(1), parse_tree(f"chain:{LENGTH}"), sampler.coupling(1, False))
+        tree = drafter.draft(range(1), parse_tree(f"chain:{LENGTH}"), sampler.coupling(range(1), False))
         guesses, truth = tree.tokens[0].tolist(), row[0, root + 1 : end].tolist()
         for place in range(min(LENGTH, len(truth))):
             reached[place] += 1
