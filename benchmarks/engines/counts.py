@@ -1,9 +1,8 @@
 """What an engine counted of its drafts, and what ours counted under that engine's rules.
 
-Rules that differ by design are followed exactly, so that no tolerance has to cover for them:
+Everybody takes an answer's first token from the prompt's pass. Rules that differ by design are followed exactly, so
+that no tolerance has to cover for them:
 
-- Other engines take an answer's first token from the prompt's pass; ours drafts for it like for any other. So ours is
-  counted from the second token on, on a prompt that ends with the first.
 - vLLM drafts chains of K to the end and counts what was accepted before the answer is cut at its limit or its end mark.
   So do we.
 - llama.cpp drafts min(K, r - 1) tokens where there is room for r more, so none for the last one; and an end mark is no

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 import eyas
 from engines.counts import Counts, Round, full_chains
 from eyas.bench.ties import scores_after
+from eyas.engine import run_round
+from eyas.verify import Sampler
 
 
 @dataclass(frozen=True)
@@ -44,19 +46,18 @@ def references(
 def _rounds(
     engine: eyas.Engine, prompt: tuple[int, ...], answer: tuple[int, ...], tokens: int, chain: int
 ) -> tuple[Round, ...]:
-    """The rounds after the first token."""
-    if len(answer) < 2:
-        return ()
-    request = eyas.Request((*prompt, answer[0]), eyas.SamplingParams(max_tokens=tokens - 1), trace=True)
-    emitted, rounds, stats = list(answer[:1]), list[Round](), None
+    """The rounds after the first token, which comes out of prefill."""
+    request = eyas.Request(prompt, eyas.SamplingParams(max_tokens=tokens), trace=True)
+    emitted, rounds, stats = list[int](), list[Round](), None
     for chunk in engine.stream([request]):
-        assert chunk.draft is not None
-        accepted, end = len(chunk.draft.path), None
         if chunk.completion is not None:
             stats = chunk.completion.stats
-            if chunk.completion.finish_reason == "stop" and len(chunk.token_ids) <= accepted:
+        if chunk.draft is not None:
+            accepted, end = len(chunk.draft.path), None
+            stopped = chunk.completion is not None and chunk.completion.finish_reason == "stop"
+            if stopped and len(chunk.token_ids) <= accepted:
                 end = len(chunk.token_ids) - 1
-        rounds.append(Round(accepted, tokens - len(emitted), end))
+            rounds.append(Round(accepted, tokens - len(emitted), end))
         emitted.extend(chunk.token_ids)
     if tuple(emitted) != answer or stats is None:
         raise RuntimeError(f"eyas's own answers differ with chain:{chain} and without: {emitted} and {list(answer)}")
@@ -79,10 +80,20 @@ class Chains:
             if at == place:
                 return each.accepted
             at += each.accepted + 1
-        request = eyas.Request((*reference.prompt, *reference.answer[:place]), eyas.SamplingParams(max_tokens=1))
-        (chunk,) = self._engine.stream([replace(request, trace=True)])
-        assert chunk.draft is not None
-        return len(chunk.draft.path)
+        return self._accepted((*reference.prompt, *reference.answer[:place]))
+
+    def _accepted(self, tokens: Sequence[int]) -> int:
+        """By a round of its own, all but the last of `tokens` prefilled."""
+        target, speculation, rows = self._engine.target, self._engine.speculation, range(1)
+        assert speculation is not None
+        for part in (target, speculation.drafter):
+            part.resize(1)
+        for piece in target.prefill(rows, [tokens], speculation.drafter.taps):
+            speculation.drafter.observe(rows, piece.next_tokens, piece.taps, piece.counts)
+        sampler = Sampler(1, target.vocab_size, target.device)
+        sampler.admit(0, eyas.SamplingParams(), tokens, self._engine.eos_ids)
+        roots = torch.tensor(tokens[-1:], device=target.device)
+        return run_round(target, speculation, sampler, rows, roots).accepted[0]
 
 
 class Gaps:
