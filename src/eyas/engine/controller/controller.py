@@ -32,6 +32,7 @@ _THINKING = 0.002
 """Share of the time that planning, and analysing drafts, may take each."""
 _FADE = 1.0 - 1.0 / 100.0
 """What is left of running averages after a round."""
+_LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 
 
@@ -163,6 +164,8 @@ class Controller:
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
+        # attention pads all rows' queries to the longest row's: one easy row must not make the pass dear for the others
+        most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
         prices = None
         if self._counts_freely and self._prospects is not None and self._probe is None:
             # prices decide (but of a probe, which is to find out about them); the budget is where their list ends
@@ -172,7 +175,7 @@ class Controller:
             depth=shape.depth + 1,
             width=self._widths[shape.width],
             budget=nodes,
-            per_row=min(_MOST_PER_ROW, max(8, 4 * nodes // rows)),
+            per_row=min(_MOST_PER_ROW, most),
             threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
             prices=prices,
             values=self._gain.values,
