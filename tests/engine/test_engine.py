@@ -224,6 +224,27 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
     assert sum(total.accepted_histogram) == total.target_passes
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+@pytest.mark.parametrize("tree", [None, "chain:3"])
+def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None) -> None:
+    prompts = tiny.prompts(1, 2, 3, 5, 6, 7, 11)
+    speculation = None if tree is None else Speculation(oracle("llama", 12, prompts), parse_tree(tree))
+    run = Engine(tiny.target(), None, speculation, batch_size=3, prefill_chunk=chunk)
+    for prompt, done in zip(prompts, run.generate(requests(prompts, max_tokens=6)), strict=True):
+        assert done.token_ids == tiny.continuation(tiny.target().model, prompt, 6)
+        assert done.stats.prefill_tokens == (len(prompt) > 1)
+
+
+def test_where_the_head_alone_does_not_give_the_logits_a_round_does() -> None:
+    target, prompts = Target(tiny.build_model("llama")), tiny.prompts(5, 9)
+    target.head_is_exact = False
+    for prompt, done in zip(
+        prompts, Engine(target, batch_size=2).generate(requests(prompts, max_tokens=6)), strict=True
+    ):
+        assert done.token_ids == tiny.continuation(tiny.target().model, prompt, 6)
+        assert (done.stats.prefill_tokens, done.stats.target_passes) == (0, 6)
+
+
 def test_counting_rounds_by_hand() -> None:
     stats = Stats()
     for accepted, offered in ((2, 4), (0, 4), (4, 4), (1, 2), (0, 0)):
