@@ -243,3 +243,27 @@ def test_a_chunk_of_an_ended_sequence_is_nothing() -> None:
 
 def test_the_fake_writes_what_it_says() -> None:
     assert FakeEngine("In May.").text == ids("In May.")
+
+
+def test_a_request_on_its_way_to_the_engine_is_not_idleness() -> None:
+    """Else draining would end the engine right before it begins."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(FakeEngine):
+        def submit(self, *args: Any, **options: Any) -> int:
+            begun.set()
+            go_on.wait(10)
+            return super().submit(*args, **options)
+
+    async def work() -> None:
+        async with running(Slow()) as thread:
+            submitting = asyncio.create_task(thread.submit([request(4)]))
+            while not begun.is_set():
+                await asyncio.sleep(0.001)
+            assert not thread.idle
+            go_on.set()
+            ticket = await submitting
+            await tokens_of(ticket)
+            assert thread.idle
+
+    run(work())

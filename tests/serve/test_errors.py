@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from eyas.serve.errors import as_api_error
 from eyas.serve.observer import Observers
 from eyas.serve.refusals import REFUSED
+from eyas.serve.ticket import EngineStoppedError
 from eyas.serve.wire.base import ErrorBody
 
 from .conftest import Ask, client_of, post, run
@@ -303,3 +305,8 @@ def test_a_field_that_may_be_several_things_says_what_was_wrong_with_each(ask: A
     assert found["param"] == "prompt"
     assert "valid string, or" in found["message"]
     assert "less than 2147483648" in found["message"]
+
+
+def test_what_was_given_up_when_the_engine_ended_is_503() -> None:
+    error = as_api_error(EngineStoppedError("the server is going down"))
+    assert (error.status, error.headers) == (503, {"Retry-After": "1"})

@@ -90,7 +90,7 @@ def test_a_server_is_ready_drains_when_told_to_end_and_ends_well(pair: Pair, tmp
                 assert refused.headers["retry-after"]
         running.join(30)
         assert server.process.wait(20) == 0, server.said
-        assert answers[0].status_code == 200
+        assert answers[0].status_code == 200, answers[0].text + server.said
         assert answers[0].json()["choices"] == expected.json()["choices"]
 
 

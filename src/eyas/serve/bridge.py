@@ -74,6 +74,7 @@ class EngineThread:
         self._load, self._observer, self._backlog = load, observer, backlog
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None = end now
         self._places: dict[int, tuple[Ticket, int]] = {}  # engine index -> whose it is; the thread's
+        self._submitting = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._engine: ServedEngine | None = None
         self._changed: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -95,7 +96,7 @@ class EngineThread:
     @property
     def idle(self) -> bool:
         """Is no sequence on its way?"""
-        return not self._places and self._calls.empty()
+        return not self._submitting and not self._places and self._calls.empty()
 
     async def changed(self) -> Status:
         """Wait until the status is another."""
@@ -133,6 +134,7 @@ class EngineThread:
             self._places |= {index: (ticket, place) for place, index in enumerate(indices)}
             _tell(ticket.loop, _resolve, queued)
 
+        self._submitting += 1  # between the call's leaving the queue and its end it shows nowhere else
         self._calls.put(call)
         self._refuse_if_ended()  # it may have ended in between
         try:
@@ -140,6 +142,8 @@ class EngineThread:
         except asyncio.CancelledError:
             ticket.cancel()
             raise
+        finally:
+            self._submitting -= 1
         return ticket
 
     def drain(self) -> None:

@@ -18,7 +18,6 @@ from eyas.serve.generation import Generation
 from eyas.serve.grammar_trials import GrammarTrials
 from eyas.serve.observer import Observer, Received, Watch
 from eyas.serve.settings import ServeSettings
-from eyas.serve.ticket import EngineStoppedError
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
@@ -93,10 +92,7 @@ class Context:
         if count > most:
             message = f"{count} answers are asked for in one request, at most {most} are given"
             raise ApiError(400, message, code="too_many_choices", param="n")
-        try:
-            ticket = await self.thread.submit(job.requests, deadline=self.settings.request_seconds, queue_key=user)
-        except EngineStoppedError as error:
-            raise unavailable(str(error)) from error
+        ticket = await self.thread.submit(job.requests, deadline=self.settings.request_seconds, queue_key=user)
         watches = [
             Watch(
                 self.observer,

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from eyas.errors import QueueFullError, RequestError, UsageError
 from eyas.serve.refusals import reason_for
+from eyas.serve.ticket import EngineStoppedError
 
 TYPES = {
     400: "invalid_request_error",
@@ -70,6 +71,8 @@ def as_api_error(error: Exception) -> ApiError:
     """Whatever was raised, as an answer; what nobody expected tells a client nothing but that."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EngineStoppedError):
+        return unavailable(str(error))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": _seconds(error.retry_after)})
     if isinstance(error, RequestError | UsageError):

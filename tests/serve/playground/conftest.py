@@ -16,6 +16,7 @@ def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no Chromium on the path")
+    api.expect.set_options(timeout=20_000)  # a busy machine is no failure
     with api.sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
