@@ -83,17 +83,21 @@ def run_round(
     if (legal := sampler.legal(rows, tree)) is not None:
         tree = legal.tree
     verified = target.verify(rows, roots, tree, taps)
-    judged = _judge(verified.logits, legal, tree, sampler, rows, rule)
+    walk, paths, outcome = _judge(verified.logits, legal, tree, sampler, rows, rule)
     passed = time.perf_counter()
 
-    target.commit(rows, judged.paths)
+    target.commit(rows, paths)
     if speculation is not None:
-        keep, walk = max(judged.accepted) + 1, judged.walk
+        keep = max(outcome.accepted) + 1
         pairs = walk.tokens[:, :keep].clamp(min=0), verified.taps_at(walk.path[:, :keep])  # [R, keep], [R, keep, A, Ht]
         reading = [drafting and (live is None or live[row]) for row in range(count)]
-        tell(speculation.drafter, rows, *pairs, [a + 1 for a in judged.accepted], reading)
-    evidence = Evidence(tree, judged.paths) if drafting else None
-    return judged.outcome(verified.tokens, evidence, drafted - began, passed - drafted)
+        tell(speculation.drafter, rows, *pairs, [a + 1 for a in outcome.accepted], reading)
+    return outcome._replace(
+        pass_tokens=verified.tokens,
+        evidence=Evidence(tree, paths) if drafting else None,
+        draft_seconds=drafted - began,
+        pass_seconds=passed - drafted,
+    )
 
 
 @torch.inference_mode()
@@ -114,48 +118,22 @@ def run_first_round(
     tree = DraftTree.empty(len(rows), target.device)
     legal = sampler.legal(rows, tree)
     logits, piece = target.prefill_to_end(rows, unread, () if drafter is None else drafter.taps)
-    judged = _judge(logits, legal, tree, sampler, rows, rule)
+    walk, _, outcome = _judge(logits, legal, tree, sampler, rows, rule)
     passed = time.perf_counter()
     if drafter is not None:
         last = torch.tensor(piece.counts, device=target.device).unsqueeze(1) - 1
-        next_tokens = piece.next_tokens.scatter(1, last, judged.walk.tokens[:, :1])
+        next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
         tell(drafter, rows, next_tokens, piece.taps, piece.counts, reading)
-    return judged.outcome(sum(piece.counts), None, 0.0, passed - began)
-
-
-class _Judged(NamedTuple):
-    """A walk, and what the host was told of it."""
-
-    walk: Walk
-    paths: list[list[int]]
-    tokens: list[list[int]]
-    accepted: list[int]
-    offered: list[int]
-    nodes: list[int]
-    logprobs: dict[int, tuple[TokenLogprobs, ...]]
-    failed: dict[int, str]
-
-    def outcome(
-        self, pass_tokens: int, evidence: Evidence | None, draft_seconds: float, pass_seconds: float
-    ) -> Outcome:
-        return Outcome(
-            tokens=self.tokens,
-            accepted=self.accepted,
-            offered=self.offered,
-            nodes=self.nodes,
-            pass_tokens=pass_tokens,
-            evidence=evidence,
-            logprobs=self.logprobs,
-            failed=self.failed,
-            draft_seconds=draft_seconds,
-            pass_seconds=pass_seconds,
-        )
+    return outcome._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - began)
 
 
 def _judge(
     logits: PlaceLogits, legal: LegalTree | None, tree: DraftTree, sampler: Sampler, rows: range, rule: WalkRule | None
-) -> _Judged:
-    """Walk the tree, tell the sampler, and fetch the outcome: the one host sync."""
+) -> tuple[Walk, list[list[int]], Outcome]:
+    """Walk the tree, tell the sampler, and fetch the paths and the outcome: the one host sync.
+
+    What the pass cost and what was drafted is the caller's to fill in.
+    """
     allowed = logits if legal is None else legal.restrict(logits)
     walk = (rule or SeededWalk())(allowed, tree, sampler, rows)
     sampler.commit(rows, walk.tokens, walk.accepted + 1)
@@ -175,13 +153,17 @@ def _judge(
     failed = sampler.consume(rows, tokens)
     for row, (legal_tokens, _) in failed.items():
         del tokens[row][legal_tokens:]
-    return _Judged(
-        walk=walk,
-        paths=[row[3 + width : 4 + width + row[0]] for row in table],
+    paths = [row[3 + width : 4 + width + row[0]] for row in table]
+    outcome = Outcome(
         tokens=tokens,
         accepted=[row[0] for row in table],
         offered=[row[1] for row in table],
         nodes=[row[2] for row in table],
+        pass_tokens=0,
+        evidence=None,
         logprobs=logprobs,
         failed={row: why for row, (_, why) in failed.items()},
+        draft_seconds=0.0,
+        pass_seconds=0.0,
     )
+    return walk, paths, outcome
