@@ -226,13 +226,21 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize("tree", [None, "chain:3"])
-def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None) -> None:
-    prompts = tiny.prompts(1, 2, 3, 5, 6, 7, 11)
+def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, widths = tiny.prompts(1, 2, 3, 5, 6, 7, 11), []
+    whole = tiny.target().prefill_to_end
+
+    def seen(rows: range, tokens: Any, taps: Any) -> Any:
+        widths.extend(map(len, tokens))
+        return whole(rows, tokens, taps)
+
+    monkeypatch.setattr(tiny.target(), "prefill_to_end", seen)
     speculation = None if tree is None else Speculation(oracle("llama", 12, prompts), parse_tree(tree))
     run = Engine(tiny.target(), None, speculation, batch_size=3, prefill_chunk=chunk)
     for prompt, done in zip(prompts, run.generate(requests(prompts, max_tokens=6)), strict=True):
         assert done.token_ids == tiny.continuation(tiny.target().model, prompt, 6)
         assert done.stats.prefill_tokens == (len(prompt) > 1)
+    assert max(widths) == chunk
 
 
 def test_where_the_head_alone_does_not_give_the_logits_a_round_does() -> None:
