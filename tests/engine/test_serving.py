@@ -88,6 +88,17 @@ def test_a_prompt_is_cancelled_while_it_is_read() -> None:
     assert drain(run)[1].token_ids == answer(0)
 
 
+def test_first_tokens_wait_for_no_round_and_rounds_for_one_prompt_at_most() -> None:
+    run = engine(tree="chain:2", prefill_chunk=20, max_running=5)
+    run.submit(request(0, 40))
+    run.step()
+    for index in (2, 2, 2):  # each takes the whole of a step's reading
+        run.submit(request(index, 40))
+    seen = [sorted(chunk.index for chunk in run.step()) for _ in range(6)]
+    assert seen == [[1], [0, 1], [2], [0, 1, 2], [3], [0, 1, 2, 3]]
+    assert drain(run)[3].token_ids == answer(2, 40)
+
+
 def test_deadlines() -> None:
     run = engine()
     run.submit(request(0, 40), deadline=0.0)

@@ -1,4 +1,5 @@
 """A step of the engine: sequences are admitted, prompts read a piece further, and all that decode advance by a round.
+A step that reaches first tokens ends with them, and the next one is a round alone.
 
 A sequence that can't be admitted ends with `error`, the others go on. When a pass itself fails, all in slots end with
 `error`; the slots start over empty and those waiting go on. When memory for the cache is missing, several
@@ -70,6 +71,7 @@ class Stepper:
         if limits.prefix_tokens:
             self.reuse_prefixes(limits.prefix_tokens)
         self._added: list[Added] = []
+        self._round_due = False  # the last step ended with first tokens: those who decode come before the next prompts
         self._rounds = self._prompt_tokens = self._hits = self._generated = 0
         self._finished: Counter[str] = Counter()
 
@@ -92,10 +94,12 @@ class Stepper:
             scheduler.preempt(scheduler.placed)
         intact = False
         try:
-            self._admit(now)
-            others = bool(scheduler.decoding)
-            first_tokens = self._prefill()
-            if others or not first_tokens:  # else they leave at once: nobody waits for a round
+            if not self._round_due or not scheduler.decoding:
+                self._admit(now)
+                self._round_due = self._prefill()
+            else:
+                self._round_due = False
+            if not self._round_due:  # first tokens leave at once, not after a round of those who have theirs
                 self._decode()
             self._shrink()
             intact = True
