@@ -94,8 +94,8 @@ def test_first_tokens_wait_for_no_round_and_rounds_for_one_prompt_at_most() -> N
     run.step()
     for index in (2, 2, 2):  # each takes the whole of a step's reading
         run.submit(request(index, 40))
-    seen = [sorted(chunk.index for chunk in run.step()) for _ in range(6)]
-    assert seen == [[1], [0, 1], [2], [0, 1, 2], [3], [0, 1, 2, 3]]
+    seen = [sorted(chunk.index for chunk in run.step()) for _ in range(7)]
+    assert seen == [[0], [1], [0, 1], [2], [0, 1, 2], [3], [0, 1, 2, 3]]
     assert drain(run)[3].token_ids == answer(2, 40)
 
 
