@@ -33,6 +33,7 @@ def costs(token: float) -> CostTable:
         draft_by_rows=curve(0.001, 0.0),
         level_by_positions=curve(0.001, 0.0),
         observe_by_pairs=curve(0.001, 0.0),
+        padding_by_places=curve(0.0, 0.0),
     )
 
 

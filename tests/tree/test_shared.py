@@ -251,3 +251,25 @@ def test_texts() -> None:
             parse_tree(f"shared:{numbers}")
     with pytest.raises(UsageError, match="threshold"):
         parse_tree("shared:1,1,1,1,1.0")
+
+
+@given(st.integers(0, 500), st.integers(2, 5), st.sampled_from([0.0, 0.02, 0.3]))
+@settings(max_examples=40)
+def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: int, place: float) -> None:
+    budget = 8 * batch
+    spec = SharedTree(
+        3, 2, budget, per_row=8, prices=tuple(0.05 * n for n in range(1, budget + 1)),
+        padding_prices=tuple(place * n for n in range(1, budget + 1)),
+    )  # fmt: skip
+    tree = grow(spec, [Text(seed + row, 2, None) for row in range(batch)])
+    counts = tree.valid.sum(1)
+    assert int(counts.sum()) == tree.counted
+    kept = torch.cat((torch.ones(batch, 1, dtype=torch.bool), tree.valid), dim=1)
+    assert bool(kept.gather(1, tree.parents + 1)[tree.valid].all())
+    if place == 0.3:
+        assert len(set(counts.tolist())) == 1  # no node is worth three tenths of every row it makes wait
+
+
+def test_padding_has_a_price_only_where_nodes_have() -> None:
+    with pytest.raises(UsageError, match="padding has a price only where nodes have"):
+        SharedTree(2, 1, 2, padding_prices=(0.1,))

@@ -21,6 +21,7 @@ from torch import Tensor
 from eyas.errors import UsageError
 from eyas.tree.beam import BeamGrowth
 from eyas.tree.draft_tree import Candidates, DraftTree
+from eyas.tree.profit import most_profitable
 from eyas.tree.values import ValueTable
 
 _IMPOSSIBLE = -1e4
@@ -33,7 +34,7 @@ class SharedTree:
 
     `threshold` > 0 leaves out nodes worth less. On a CPU, where counting needs no sync, that makes the pass smaller,
     and drafting ends as soon as no row has a node worth going on from. There `prices` [budget] may choose instead:
-    drafting ends as before, and the j best nodes are kept whose values together exceed `prices[j - 1]` by the most.
+    drafting ends as before, and those nodes are kept whose values together exceed their price by the most.
     """
 
     depth: int
@@ -43,6 +44,8 @@ class SharedTree:
     threshold: float = 0.0
     prices: tuple[float, ...] | None = None
     """Tokens that verifying 1, 2, ... nodes must bring to be worth its time; may rise and fall in steepness."""
+    padding_prices: tuple[float, ...] | None = None
+    """Likewise for 1, 2, ... places that rows lack to the longest one's; None = rows may differ for nothing."""
     values: ValueTable | None = None
     groups: tuple[int, ...] | None = None
     """Each row's group in `values`; None = all in group 0."""
@@ -57,6 +60,8 @@ class SharedTree:
             raise UsageError(f"shared tree: threshold must be in [0, 1), got {self.threshold}")
         if self.prices is not None and len(self.prices) != self.budget:
             raise UsageError(f"shared tree: {len(self.prices)} prices for a budget of {self.budget} nodes")
+        if self.padding_prices is not None and self.prices is None:
+            raise UsageError("shared tree: padding has a price only where nodes have: give `prices` too")
 
     @property
     def max_fanout(self) -> int:
@@ -133,13 +138,13 @@ class SharedGrowth(BeamGrowth):
             worth[dead.to(self._device)] = -math.inf
         if spec.per_row is not None and spec.per_row < worth.shape[1]:
             worth.masked_fill_(~greatest(worth, spec.per_row), -math.inf)
-        kept = worth > -math.inf
         budget = min(spec.budget, worth.numel())
         if spec.prices is not None:
-            ranked, order = worth.flatten().topk(budget)
-            paid = value.flatten()[order].masked_fill_(ranked == -math.inf, 0.0).cumsum(0)
-            profit = paid - torch.tensor(spec.prices[:budget])
-            budget = int(profit.argmax()) + 1 if float(profit.max()) > 0.0 else 0
+            offered = value.masked_fill(worth == -math.inf, 0.0).double().numpy()
+            padding_prices = spec.padding_prices if self._batch > 1 else None
+            per_row, budget = most_profitable(offered, spec.prices, padding_prices)
+            worth.masked_fill_(~greatest(worth, per_row), -math.inf)
+        kept = worth > -math.inf
         if budget < worth.numel():
             kept &= greatest(worth.view(1, -1), budget).view_as(kept)
         return kept

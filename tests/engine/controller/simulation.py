@@ -34,6 +34,9 @@ class Machine:
     level: float = 0.025
     position: float = 0.0008
     column: float = 2e-6
+    unequal: float = 0.0
+    """What it takes a pass longer that its rows are of different lengths, and each place they lack to the longest."""
+    place: float = 0.0
     row: float = 0.0
     """What each row beyond the fourth adds to a pass."""
 
@@ -41,6 +44,9 @@ class Machine:
         sizes, seconds = zip(*self.points, strict=True)
         base = float(np.interp(tokens, sizes, seconds)) + max(0.0, tokens - 256) * 0.046
         return self.unit * (base + rows * max(lengths) * self.column + max(0, rows - 4) * self.row)
+
+    def padding_seconds(self, places: int) -> float:
+        return self.unit * (self.unequal + places * self.place) if places else 0.0
 
     def draft_seconds(self, rows: int, width: int, levels: int) -> float:
         first = self.first + rows * 0.0005
@@ -63,13 +69,15 @@ class Machine:
             draft_by_rows=curve(lambda r: self.draft_seconds(r, 1, 1)),
             level_by_positions=curve(lambda p: self.draft_seconds(1, p, 2) - self.draft_seconds(1, p, 1)),
             observe_by_pairs=curve(self.observe_seconds),
+            padding_by_places=curve(self.padding_seconds),
         )
 
 
 HEAVY = Machine(
     points=((1, 36), (2, 37.5), (4, 39), (6, 41), (8, 43), (12, 47), (16, 50), (20, 53), (24, 56), (32, 64), (48, 77),
             (64, 90), (128, 160), (256, 300)),
-    unit=1e-3, first=1.2, level=0.8, position=0.02, column=2.8e-3, row=0.58,
+    unit=1e-3, first=1.2, level=0.8, position=0.02, column=2.8e-3, row=0.58, unequal=1.0,
+    place=0.18,
 )  # fmt: skip
 """The 289M pair in bf16 on two quiet cores, in milliseconds."""
 
@@ -154,14 +162,15 @@ class Simulation:
                 drafting += self.machine.observe_seconds(rows * min(self.deferred, self.length))
         emitted = sum(map(len, paths))
         tokens = rows + int(tree.valid.sum())
+        counts = tree.valid.sum(1).numpy() if tree.size else np.zeros(rows)
         passing = self.machine.pass_seconds(tokens, rows, lengths)
+        passing += self.machine.padding_seconds(int(rows * counts.max() - counts.sum()))
         if spec is not None:
             observing = self.machine.observe_seconds(emitted)
         self.deferred = 0 if spec is not None else self.deferred + 1
         shown = self.noise(self.rounds)
         seconds = drafting + passing + observing
         self.seconds, self.tokens, self.rounds = self.seconds + seconds, self.tokens + emitted, self.rounds + 1
-        counts = tree.valid.sum(1).numpy() if tree.size else np.zeros(rows)
         self.nodes = counts if self.nodes is None or len(self.nodes) != rows else self.nodes + counts
         return RoundRecord(
             rows, lengths, spec, evidence, drafting * shown, passing * shown, tokens, emitted, seconds * shown

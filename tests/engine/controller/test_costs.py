@@ -118,3 +118,33 @@ def test_parts_are_learnt_apart() -> None:
     assert drafts / (passes(costs, 8) / machine.pass_seconds(8, 1, [0])) == pytest.approx(2.0, rel=0.1)
     assert drafts == pytest.approx(2.0, rel=0.1)
     costs.learn(1, [0], 8, 0.0)  # a clock that stood still teaches nothing
+
+
+def test_what_few_rows_showed_says_nothing_of_many() -> None:
+    """32 tokens of 4 rows are long trees and cost more than was measured; of 16 rows they may not."""
+    costs, few, many = CostModel(TABLE), [0] * 4, [0] * 16
+    table = CostModel(TABLE)
+    for number in range(60):
+        tokens, factor = (32, 1.6) if number % 2 else (4, 1.0)
+        costs.learn(4, few, tokens, factor * float(table.pass_seconds(tokens, 4, few)))
+        costs.settle()
+
+    def dearer(costs: CostModel, lengths: list[int], small: int) -> float:
+        rows = len(lengths)
+        return float(costs.pass_seconds(32, rows, lengths) / costs.pass_seconds(small, rows, lengths))
+
+    assert dearer(costs, few, 4) > 1.4 * dearer(table, few, 4)
+    assert dearer(costs, many, 16) == dearer(table, many, 16)
+
+
+def test_rows_of_different_lengths_cost_what_padding_costs_and_teach_nothing_else() -> None:
+    machine = Machine(unequal=0.1, place=0.02)
+    costs = CostModel(machine.table())
+    assert costs.padding_seconds(np.array([0.0, 8.0, 16.0]), 8) == pytest.approx(
+        [0.0, machine.padding_seconds(8), machine.padding_seconds(16)]
+    )
+    before = float(costs.pass_seconds(32, 8, [9] * 8))
+    for _ in range(40):
+        costs.learn(8, [9] * 8, 32, before + machine.padding_seconds(24), padded=24)
+        costs.settle()
+    assert float(costs.pass_seconds(32, 8, [9] * 8)) == pytest.approx(before, rel=1e-3)

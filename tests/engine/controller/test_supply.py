@@ -100,3 +100,16 @@ def test_the_prior_is_a_draft_of_a_plausible_text() -> None:
     np.testing.assert_allclose(totals[0, :, 0], WIDTHS)
     np.testing.assert_allclose(totals[0, :, 3], np.square(WIDTHS))
     np.testing.assert_allclose(supply.best.sum(2), 1.0)
+
+
+def test_of_many_rows_others_are_looked_at_each_time() -> None:
+    """Every other row is sure; looking at the same half again and again would take all rows for those."""
+    growth = SharedTree(1, 1, 1, keeps_candidates=True).start(32, torch.device("cpu"))
+    steps = torch.tensor([-0.005, -4.0] * 16).view(32, 1, 1)
+    growth.expand(steps, torch.zeros(32, 1, 1, dtype=torch.int64))
+    offered = growth.tree().candidates
+    assert offered is not None
+    supply = Supply((1,), 1)
+    for _ in range(200):
+        supply.learn(offered, np.zeros(32, dtype=np.int64))
+    assert abs(supply.rates[0, 0, 0, bins(np.array([-0.005]))[0]] - 0.5) < 0.01

@@ -28,6 +28,10 @@ _LEVELS = 3
 """A level's time is that of this many."""
 _SHORT, _LONG = 32, 544
 """Columns held while measuring: a pass's time by column is the difference."""
+_MIDDLE = 256
+"""Columns held while rows of unequal length are compared with equal ones."""
+_EQUAL, _UNEQUAL = 3, (1, 3)
+"""Nodes a row; by how many every other row has more, and the rest fewer."""
 _FEWEST, _MOST = 2, 7
 """Runs that count."""
 
@@ -64,6 +68,7 @@ class _Bench:
         self._target, self._drafter = target, drafter
         self._width = min(16, widest)
         self._rows = _up_to(batch_size)
+        self._together = max(rows for rows in (1, 2, 4, 8) if rows <= batch_size)
         self._draw = torch.Generator().manual_seed(0)
         longest = _LONG if target.max_length is None else max(1, min(_LONG, target.max_length - 64))
         self._long = max(longest, min(_SHORT, longest))
@@ -105,11 +110,18 @@ class _Bench:
             measured_on=describe(self._target, self._drafter),
             pass_by_tokens=passes,
             pass_by_rows=_curve(by_rows),
+            padding_by_places=self._padding(found),
             column_seconds=max(0.0, further) / (rows * max(1, self._long - _SHORT)),
             draft_by_rows=_curve(firsts),
             level_by_positions=_curve(sensible(levels)),
             observe_by_pairs=_curve(sensible(points("pairs"))),
         )
+
+    def _padding(self, found: dict[tuple[str, int], float]) -> Curve:
+        """What unequal rows take longer than equal ones."""
+        rows = self._together
+        points = {rows * more: max(0.0, found["unequal", more] - found["unequal", 0]) for more in _UNEQUAL if rows > 1}
+        return _curve(sensible(points) or {1: 0.0})
 
     def _work(self) -> Iterable[tuple[tuple[str, int], Callable[[], float]]]:
         """What is timed, by curve and size."""
@@ -129,6 +141,9 @@ class _Bench:
                 if width <= self._width:
                     draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + _LEVELS)  # noqa: E731
                     yield (f"level{rows}", rows * width), draft
+        for more in (0, *_UNEQUAL) if self._together > 1 else ():
+            tree = _unequal(self._together, _EQUAL, more, self._target)
+            yield ("unequal", more), lambda tree=tree: self._pass(self._together, tree, _MIDDLE)  # type: ignore[misc]
         for pairs in _PAIRS:
             yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
 
@@ -194,6 +209,16 @@ class _Watch:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
+    """Chains of `nodes` nodes, in turn `more` more and as many fewer."""
+    counts = torch.tensor([nodes + more, nodes - more] * (rows // 2), device=target.device)
+    steps = torch.arange(nodes + more, device=target.device)
+    valid = steps < counts.unsqueeze(1)
+    parents = (steps - 1).masked_fill(~valid, -1)
+    tokens = (steps % target.vocab_size).expand_as(parents)
+    return DraftTree(tokens, parents, valid.float(), valid, nodes + more, counted=rows * nodes)
 
 
 def _up_to(batch_size: int) -> Sequence[int]:

@@ -19,7 +19,7 @@ from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.pace import Pace
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.record import ControllerState, RoundRecord
-from eyas.tree import TreeSpec
+from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.shared import SharedTree
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
@@ -166,11 +166,12 @@ class Controller:
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row's: one easy row must not make the pass dear for the others
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
-        prices = None
+        prices = padding_prices = None
         if self._counts_freely and self._prospects is not None and self._probe is None:
             # prices decide (but of a probe, which is to find out about them); the budget is where their list ends
             nodes = 3 * nodes + 4 * rows + 8
             prices = self._prospects.prices(prospect.rate, nodes)
+            padding_prices = self._prospects.padding_prices(prospect.rate, rows * most)
         return SharedTree(
             depth=shape.depth + 1,
             width=self._widths[shape.width],
@@ -178,6 +179,7 @@ class Controller:
             per_row=min(_MOST_PER_ROW, most),
             threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
             prices=prices,
+            padding_prices=padding_prices,
             values=self._gain.values,
             groups=groups if any(groups) else None,
             keeps_candidates=self._probe is not None or self._analysing.due(),
@@ -219,6 +221,7 @@ class Controller:
             record.lengths,
             record.tokens,
             passing,
+            padded=_padded(tree, record) if self._counts_freely else 0,
             width=record.spec.width,
             levels=levels,
             draft_seconds=record.draft_seconds,
@@ -236,3 +239,9 @@ class Controller:
             self._analysing.done(self._clock() - began)
         if self._probe is None and self._choice is not None:
             self._gain.judge(self._choice.accepted, record.emitted - record.rows)
+
+
+def _padded(tree: DraftTree, record: RoundRecord) -> int:
+    """Places that the rows of a pass lacked to the longest."""
+    longest = 1 + int(tree.valid.sum(1).max())
+    return max(0, record.rows * longest - record.tokens)

@@ -1,8 +1,9 @@
 """What things cost: seconds of a target pass, of drafting and of the drafter's observation, measured and corrected.
 
-A pass over T tokens of R rows takes `pass(T) + row(R) + columns read * column`; a draft takes one look at the roots'
-states and then, a level each, passes over R x width positions; observation is a drafter's pass over pairs. Curves are
-linear between measured points. `CostTable` is what a start-up calibration measured, `CostModel` keeps it current.
+A pass over T tokens of R rows takes `pass(T) + row(R) + columns read * column`, and `padding(places)` if its rows are
+of different lengths: attention pads them to the longest. A draft takes one look at the roots' states and then, a level
+each, passes over R x width positions; observation is a drafter's pass over pairs. Curves are linear between measured
+points. `CostTable` is what a start-up calibration measured, `CostModel` keeps it current.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class CostTable(StrictModel):
     """What R rows add to a pass of one row over as many tokens."""
     column_seconds: float
     """A pass's time for each column of each row's cache."""
+    padding_by_places: Curve
+    """What a pass takes longer than over as many tokens in equal rows, by the places that rows lack to the longest."""
     draft_by_rows: Curve
     """The first level, read from the roots' states."""
     level_by_positions: Curve
@@ -96,11 +99,15 @@ class CostTable(StrictModel):
 
 
 class CostModel:
-    """A table and its running corrections. Sizes may be arrays."""
+    """A table and its running corrections. Sizes may be arrays.
+
+    Batches of about as many rows share corrections, others don't: as many tokens of fewer rows have longer trees, and
+    what those cost beyond the table would be charged to the first nodes of many rows.
+    """
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
-        self._residuals = Residuals()
+        self._residuals: dict[int, Residuals] = {}
 
     def pass_seconds(self, tokens: Array | float, rows: int, lengths: Sequence[int]) -> Array:
         """A target pass over `tokens` of `rows` rows whose caches hold `lengths`.
@@ -114,16 +121,22 @@ class CostModel:
         bound = least[np.minimum(np.searchsorted(_SIZES, size), len(_SIZES) - 1)]
         return np.minimum(self._corrected_pass(size, rows, lengths), bound)
 
+    def padding_seconds(self, places: Array | float, rows: int) -> Array:
+        """What `places` that rows lack to the longest of `rows` rows add to a pass."""
+        size = np.asarray(places, dtype=np.float64)
+        bare = np.where(size > 0.0, self.table.padding_by_places.at(size), 0.0)
+        return bare * self._corrections(rows).factor(_PASS, np.asarray(float(rows)))
+
     def draft_seconds(self, rows: int, width: Array | float, levels: Array | float) -> Array:
         """`levels` levels of a beam of `width` in `rows` rows."""
         positions = rows * np.asarray(width, dtype=np.float64)
         bare = self._bare_draft(rows, positions, np.asarray(levels, dtype=np.float64))
-        return bare * self._residuals.factor(_DRAFT, positions)
+        return bare * self._corrections(rows).factor(_DRAFT, positions)
 
-    def observe_seconds(self, pairs: Array | float) -> Array:
-        """Observing `pairs` committed pairs."""
+    def observe_seconds(self, pairs: Array | float, rows: int) -> Array:
+        """Observing `pairs` committed pairs of `rows` rows."""
         size = np.asarray(pairs, dtype=np.float64)
-        return self.table.observe_by_pairs.at(size) * self._residuals.factor(_OBSERVE, size)
+        return self.table.observe_by_pairs.at(size) * self._corrections(rows).factor(_OBSERVE, size)
 
     def learn(
         self,
@@ -132,17 +145,22 @@ class CostModel:
         tokens: int,
         pass_seconds: float,
         *,
+        padded: int = 0,
         width: int = 0,
         levels: int = 0,
         draft_seconds: float = 0.0,
         pairs: int = 0,
         observe_seconds: float = 0.0,
     ) -> None:
-        """Take in a round; parts of size 0 weren't measured, and a clock that stood still teaches nothing."""
+        """Take in a round; parts of size 0 weren't measured, and a clock that stood still teaches nothing.
+
+        `padded`: places that rows lacked to the longest.
+        """
         if pass_seconds <= 0.0:
             return
-        size = np.asarray(float(tokens))
-        parts = [Part(_PASS, tokens, math.log(pass_seconds / float(self._bare_pass(size, rows, lengths))))]
+        bare = float(self._bare_pass(np.asarray(float(tokens)), rows, lengths))
+        bare += float(self.table.padding_by_places.at(float(padded))) if padded else 0.0
+        parts = [Part(_PASS, tokens, math.log(pass_seconds / bare))]
         if levels and draft_seconds > 0.0:
             positions = float(rows * width)
             bare = float(self._bare_draft(rows, np.asarray(positions), np.asarray(float(levels))))
@@ -150,14 +168,19 @@ class CostModel:
         if pairs and observe_seconds > 0.0:
             bare = max(float(self.table.observe_by_pairs.at(float(pairs))), _INSTANT)
             parts.append(Part(_OBSERVE, pairs, math.log(observe_seconds / bare)))
-        self._residuals.learn(tuple(parts))
+        self._corrections(rows).learn(tuple(parts))
 
     def settle(self) -> None:
         """Let what was learnt count from now on."""
-        self._residuals.settle()
+        for corrections in self._residuals.values():
+            corrections.settle()
 
     def _corrected_pass(self, tokens: Array, rows: int, lengths: Sequence[int]) -> Array:
-        return self._bare_pass(tokens, rows, lengths) * self._residuals.factor(_PASS, tokens)
+        return self._bare_pass(tokens, rows, lengths) * self._corrections(rows).factor(_PASS, tokens)
+
+    def _corrections(self, rows: int) -> Residuals:
+        """Those of batches of `rows` to less than twice as many rows, by powers of two."""
+        return self._residuals.setdefault(rows.bit_length(), Residuals())
 
     def _bare_pass(self, tokens: Array, rows: int, lengths: Sequence[int]) -> Array:
         columns = rows * max(lengths, default=0)

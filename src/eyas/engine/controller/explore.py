@@ -91,5 +91,5 @@ class Explorer:
         larger = prospects.larger(best.shape, wider=1, deeper=1, lower=2)
         waiting = sum(min(length, deferred) for length in lengths)
         loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)
-        loss = max(loss, _LEAST * larger.seconds) + float(costs.observe_seconds(waiting))
+        loss = max(loss, _LEAST * larger.seconds) + float(costs.observe_seconds(waiting, rows))
         return Probe(larger, 2, 0.0, self._speculating) if self._speculating.affords(loss) else None

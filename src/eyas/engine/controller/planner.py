@@ -1,6 +1,10 @@
 """Which shape pays most: expected tokens of a round over its expected seconds, for every shape at once.
 
 tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, columns) + observe(R + accepted))
+
+Where a round decides at its end which nodes are kept, rows come out unequal, which has its price too. Equal chains
+don't pay it: they stand where chains of the lowest threshold would.
+Shapes: W widths, D depths, L thresholds.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ import numpy as np
 from eyas.engine.controller.acceptance import Array
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.gain import Forecast
+
+_LONGEST = 2.0
+"""Nodes of the row that has the most, over a row's average."""
 
 
 class Shape(NamedTuple):
@@ -50,17 +57,25 @@ class Prospects:
         stops_early: bool,
     ) -> None:
         """Depths up to `depth`; a draft that `stops_early` ends with its last worthy level."""
-        self._nodes, self._accepted = forecast.nodes[:, :depth], forecast.accepted[:, :depth]
-        full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], forecast.levels[:depth].shape)
-        levels = forecast.levels[:depth] if stops_early else full
+        self._nodes, self._accepted = forecast.nodes[:, :depth].copy(), forecast.accepted[:, :depth]
+        full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], self._nodes.shape)
+        levels = np.broadcast_to(forecast.levels[:depth], full.shape).copy() if stops_early else full
+        padded = np.zeros_like(self._nodes)
+        if stops_early and rows > 1:
+            longest = np.maximum(levels, _LONGEST / rows * self._nodes)
+            padded = np.maximum(rows * longest - self._nodes, 0.0)
+            levels[0, :, 0], padded[0, :, 0] = full[0, :, 0], 0.0
+            self._nodes[0, :, 0] = rows * full[0, :, 0]
         width = np.array(widths, dtype=np.float64)[:, None, None]
         self._seconds: Array = (
             costs.pass_seconds(rows + self._nodes, rows, lengths)
+            + costs.padding_seconds(padded, rows)
             + costs.draft_seconds(rows, width, levels)
-            + costs.observe_seconds(rows + self._accepted)
+            + costs.observe_seconds(rows + self._accepted, rows)
         )
         self._rate: Array = (rows + self._accepted) / self._seconds
         self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
+        self._padding = partial(costs.padding_seconds, rows=rows)
         self._rows = rows
         self.plain_seconds = float(costs.pass_seconds(rows, rows, lengths))
         self.plain_rate = rows / self.plain_seconds
@@ -85,6 +100,10 @@ class Prospects:
         """Tokens that could be had, at `rate` a second, in the time that 1, 2, ... `count` nodes add to the pass."""
         added = self._pass(self._rows + np.arange(1.0, count + 1)) - self.plain_seconds
         return tuple((rate * added).tolist())
+
+    def padding_prices(self, rate: float, count: int) -> tuple[float, ...]:
+        """Likewise in the time that 1, 2, ... `count` places add which rows lack to the longest."""
+        return tuple((rate * self._padding(np.arange(1.0, count + 1))).tolist())
 
     def larger(self, shape: Shape, wider: int = 0, deeper: int = 0, lower: int = 0) -> Prospect:
         """The shape some steps larger; what it shows includes what `shape` would have shown."""

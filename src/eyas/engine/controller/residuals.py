@@ -56,15 +56,18 @@ class Residuals:
         self._seen: Array = np.zeros((len(KINDS), _PLACES))
         self._corrections: Array = np.zeros((len(KINDS), _PLACES))
         self._log_speed = 0.0
+        self._settled = True
 
     def learn(self, parts: tuple[Part, ...]) -> None:
         """A round, its pass first."""
         self._rounds.append(parts)
+        self._settled = False
 
     def settle(self) -> None:
         """Fit speed and errors to the rounds remembered; sizes not among them keep their errors."""
-        if not self._rounds:
+        if self._settled:
             return
+        self._settled = True
         rounds = list(self._rounds)
         time = np.repeat(np.arange(len(rounds)), [len(parts) for parts in rounds])
         table = np.array([part for parts in rounds for part in parts], dtype=np.float64)  # [n, 3]

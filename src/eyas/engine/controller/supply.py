@@ -22,7 +22,7 @@ from eyas.tree.values import BINS, bins
 _FADE = 1.0 - 1.0 / 80.0
 """What is left of a draft's weight after another was seen."""
 _ROWS = 16
-"""Most rows of a batch that are looked at."""
+"""Most rows of a batch that are looked at; others the next time."""
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
 """Before any draft was seen: the probabilities of every node's children."""
 
@@ -33,6 +33,7 @@ class Supply:
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         self.widths = tuple(widths)
         self._grid: Indices = np.array(widths)
+        self._turn = 0
         # what a beam offers beyond the next narrower one: a narrow draft then corrects what is expected of wide ones
         self._sums: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._weights: Array = np.zeros((GROUPS, len(widths), depth, BINS))
@@ -57,9 +58,11 @@ class Supply:
     def learn(self, offered: Candidates, groups: Indices, live: npt.NDArray[np.bool_] | None = None) -> None:
         """Take in a draft; `groups` [R], rows that aren't `live` [R] are left out."""
         rows = np.arange(len(groups)) if live is None else np.flatnonzero(live)
-        rows = rows[:: -(-len(rows) // _ROWS)] if len(rows) else rows
         if not len(rows):
             return
+        step = -(-len(rows) // _ROWS)
+        rows = rows[self._turn % step :: step]
+        self._turn += 1
         group = groups[rows]
         grid = self._grid[self._grid <= offered.scores[0].shape[1]]
         seen, best = self._levels(offered, rows, group, grid)
