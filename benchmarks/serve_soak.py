@@ -36,8 +36,6 @@ SERVER = (
     "--model demo --draft-model demo --dtype float32 --max-running 24 --max-waiting 64 --max-cached-tokens 2048 "
     "--prefix-tokens 2048"
 ).split()
-KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-"""Compiled kernels that torch and oneDNN keep, half a MB each; with their defaults, 1024, warming up takes long."""
 STUCK_SECONDS = 180.0
 SHORT, LONG = (1, 8, 16, 32, 48, 80), (240, 270, 300)
 """Most tokens of answers."""
@@ -190,7 +188,7 @@ def main() -> None:
     asked = asks(min(options.distinct, options.requests), chance)
     plan = planned(asked, options.requests, options.clients, chance)
     began = time.monotonic()
-    with eyas_server("soak", SERVER, KERNELS) as server:
+    with eyas_server("soak", SERVER) as server:
         seen = asyncio.run(soak(server, plan, options.clients))
         left = asyncio.run(left_over(server))
     growth, preempted = growth_of(seen.memory), left.pop("num_preemptions_total")
@@ -204,7 +202,6 @@ def main() -> None:
     }
     findings = {
         "server": SERVER,
-        "environment": KERNELS,
         "clients": options.clients,
         "requests": options.requests,
         "distinct": len(asked),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.runtime import keep_freed_memory
 from eyas.target import mapped
 
 CPU = torch.device("cpu")
@@ -44,6 +45,28 @@ def test_what_is_freed_goes_back_to_the_system() -> None:
     assert resident() - before < 64
 
 
-def test_no_room_is_a_memory_error() -> None:
-    with pytest.raises(MemoryError):
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_copies_that_come_and_go_leave_no_holes() -> None:
+    keep_freed_memory()
+    source = torch.arange(3 * (1 << 20)).float().view(3, -1)[:, 1:]
+    before = resident()
+    copies = [mapped.copy(source) for _ in range(20)]  # 12 MiB each
+    assert all(torch.equal(one, source) and one.is_contiguous() for one in copies[::5])
+    between = [torch.ones(1000) for _ in range(20)]
+    assert resident() - before > 200
+    del copies
+    assert resident() - before < 40
+    assert len(between) == 20
+
+
+def test_no_room_is_told() -> None:
+    with pytest.raises(RuntimeError, match="memory"):
         mapped.zeros((1 << 50,), torch.float32, CPU)
+
+
+def test_too_many_mappings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr("eyas.target.mapped.mmap.mmap", refuse)
+    assert not mapped.zeros((1 << 20,), torch.float32, CPU).any()

@@ -17,7 +17,7 @@ from eyas.cli.groups import Given
 from eyas.cli.options import DraftOptions, TargetOptions
 from eyas.cli.serve_elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
-from eyas.runtime import keep_freed_memory
+from eyas.runtime import keep_few_kernels, keep_freed_memory
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -80,6 +80,7 @@ def serve(
         return serve_elsewhere(other, target, draft, wanted, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
     keep_freed_memory()  # before there are threads: the engine gets one of its own
+    keep_few_kernels()
     try:
         from eyas.serve.app import ENDPOINTS, create_app
         from eyas.serve.logs import Logs, log_to

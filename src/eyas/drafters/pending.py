@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from eyas.target import mapped
 
 _GRANULE = 64
 
@@ -27,11 +28,9 @@ class PendingPairs:
 
     def reshape(self, slots: int) -> None:
         """Have `slots` slots, keeping what is in those that stay."""
-        more = max(0, slots - len(self.lengths))
-        self.lengths = self.lengths[:slots] + [0] * more
+        self.lengths = self.lengths[:slots] + [0] * max(0, slots - len(self.lengths))
         if self._tokens is not None and self._taps is not None:
-            self._tokens = F.pad(self._tokens[:slots], (0, 0, 0, more))
-            self._taps = F.pad(self._taps[:slots], (0, 0, 0, 0, 0, 0, 0, more))
+            self._resize(slots, self._tokens.shape[1], self._tokens, self._taps)
 
     def append(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Keep the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht]."""
@@ -61,7 +60,7 @@ class PendingPairs:
     def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
         tokens, taps = self.part(range(slot, slot + 1), begin, end)
-        return tokens.clone(), taps.clone()
+        return tokens.clone(), mapped.copy(taps)
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` of a slot's pairs."""
@@ -81,9 +80,19 @@ class PendingPairs:
         if self._tokens is not None and self._taps is not None and wanted <= held:
             return self._tokens, self._taps
         capacity = max(wanted + -wanted % _GRANULE, 2 * held)
-        tokens = next_tokens.new_empty(len(self.lengths), capacity)
-        states = taps.new_empty(len(self.lengths), capacity, *taps.shape[2:])
         if self._tokens is not None and self._taps is not None:
-            tokens[:, :held], states[:, :held] = self._tokens, self._taps
-        self._tokens, self._taps = tokens, states
-        return tokens, states
+            return self._resize(len(self.lengths), capacity, self._tokens, self._taps)
+        return self._resize(len(self.lengths), capacity, next_tokens[:0], taps[:0])
+
+    def _resize(self, slots: int, columns: int, tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
+        """Make both buffers `slots` x `columns`, with what fits in of tokens [S, C] and taps [S, C, A, Ht]."""
+        self._tokens, self._taps = (_resized(old, slots, columns) for old in (tokens, taps))
+        return self._tokens, self._taps
+
+
+def _resized(old: Tensor, slots: int, columns: int) -> Tensor:
+    """[S, C, ...] -> [slots, columns, ...], zeros where there was nothing."""
+    new = mapped.zeros((slots, columns, *old.shape[2:]), old.dtype, old.device)
+    kept, held = min(slots, old.shape[0]), min(columns, old.shape[1])
+    new[:kept, :held] = old[:kept, :held]
+    return new

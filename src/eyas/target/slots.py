@@ -144,7 +144,7 @@ class SlotCache:
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
         """A copy of the committed columns `[start, stop)` of a slot."""
-        return [group[:, slot, :, start:stop].clone() for group in self._groups.values()]
+        return [mapped.copy(group[:, slot, :, start:stop]) for group in self._groups.values()]
 
     def copy_in(self, slot: int, saved: Saved, count: int) -> None:
         """Append the first `count` columns that `copy_out` saved."""

@@ -1,0 +1,53 @@
+"""What a process keeps: few compiled kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from eyas import runtime
+from eyas.target.packed import can_pack
+
+PRODUCTS = """
+import re
+from pathlib import Path
+import torch
+from eyas.runtime import keep_few_kernels
+
+def resident():
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.findall(r"^VmRSS:\\s+(\\d+)", status, re.MULTILINE)[0]) // 1024
+
+keep_few_kernels()
+before = resident()
+packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(64, 64), 1)
+for tokens in range(1, 301):
+    torch.ops.mkldnn._linear_pointwise(torch.ones(1, tokens, 64), packed, None, "none", [], "")
+print(resident() - before)
+"""
+
+
+def growth(**environment: str) -> int:
+    """MiB by which a process grows that multiplies 300 numbers of tokens."""
+    clean = {name: value for name, value in os.environ.items() if name not in runtime.KERNELS}
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCTS], env=clean | environment, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="this torch has no oneDNN")
+def test_few_kernels_are_kept_unless_the_environment_wants_more() -> None:
+    assert 2 * growth() < growth(**dict.fromkeys(runtime.KERNELS, "1024"))
+
+
+def test_the_environment_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"LRU_CACHE_CAPACITY": "7"}
+    monkeypatch.setattr("eyas.runtime.os.environ", environment)
+    runtime.keep_few_kernels()
+    assert environment == runtime.KERNELS | {"LRU_CACHE_CAPACITY": "7"}
