@@ -25,7 +25,7 @@ from eyas.target.slots import Saved, SlotCache
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 
-_CHUNK = 1024
+_CHUNK = 512
 """Most deferred pairs read in one pass."""
 
 

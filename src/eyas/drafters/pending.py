@@ -18,7 +18,7 @@ _GRANULE = 64
 class PendingPairs:
     """For each slot, in order: the tokens [slots, C] and the taps [slots, C, A, Ht] of its unread pairs.
 
-    Takes memory from the first pair on.
+    Takes memory from the first pair on, and no more than a little once all have been read.
     """
 
     def __init__(self, slots: int) -> None:
@@ -65,6 +65,8 @@ class PendingPairs:
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` of a slot's pairs."""
         self.lengths[slot] = min(self.lengths[slot], length)
+        if self._tokens is not None and self._tokens.shape[1] > _GRANULE and not any(self.lengths):
+            self._tokens = self._taps = None
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's pairs over another's and empty it."""
