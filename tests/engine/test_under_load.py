@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,3 +191,22 @@ def test_unread_pairs_that_were_kept_are_read_when_a_draft_is_wanted(first: str 
         assert completion.token_ids == fresh.token_ids
         assert completion.stats.accepted_histogram == fresh.stats.accepted_histogram
     assert run.state().prefix_hit_tokens_total == 2 * (len(STEMS[1]) - 2)
+
+
+def test_what_did_not_speculate_costs_a_drafter_nothing_and_misleads_nobody() -> None:
+    """Its prefix has no pairs: who speculates reads it anew, drafts as ever, and leaves pairs for the next."""
+    drafter = tiny.eagle3_drafter(scale=4.0)
+    run = Engine(tiny.target(), None, Speculation(drafter, parse_tree(WIDE)), limits=Limits(prefix_tokens=1000))
+    ask = Request(tuple(STEMS[1]), SamplingParams(max_tokens=40))
+    caught = []
+    inner = tiny.target().verify
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny.target(), "verify", lambda *args: caught.append(args[3]) or inner(*args))
+        plain = run.generate([replace(ask, speculate=False)])[0]
+    assert set(caught) == {()}  # not even taps
+    first, second = (run.generate([ask])[0] for _ in range(2))
+    fresh = Engine(tiny.target(), None, Speculation(drafter, parse_tree(WIDE))).generate([ask])[0]
+    assert plain.token_ids == first.token_ids == second.token_ids == fresh.token_ids
+    assert len(fresh.stats.accepted_histogram) > 1
+    assert first.stats.accepted_histogram == second.stats.accepted_histogram == fresh.stats.accepted_histogram
+    assert [done.stats.reused_tokens > 0 for done in (plain, first, second)] == [False, False, True]

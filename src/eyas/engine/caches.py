@@ -77,11 +77,13 @@ class SlotCaches:
 
     def prefill(self, piece: Piece, chunk: int, drafting: bool) -> None:
         """Read on, `chunk` tokens a pass; the drafter reads along only while it is `drafting`."""
-        reading = [drafting and one.request.speculate for one in piece.sequences]
-        taps = () if self.drafter is None else self.drafter.taps
+        told = [one.request.speculate for one in piece.sequences]
+        drafter = self.drafter if any(told) else None
+        taps = () if drafter is None else drafter.taps
         for part in self.target.prefill(piece.rows, piece.windows(), taps, chunk):
-            if self.drafter is not None:
-                tell(self.drafter, piece.rows, part.next_tokens, part.taps, part.counts, reading)
+            if drafter is not None:
+                counts = [count * hears for count, hears in zip(part.counts, told, strict=True)]
+                tell(drafter, piece.rows, part.next_tokens, part.taps, counts, [drafting] * len(told))
         for sequence, count in zip(piece.sequences, piece.counts, strict=True):
             sequence.cached += count
 
@@ -97,14 +99,15 @@ class SlotCaches:
 
     def check(self, placed: Sequence[LiveSequence], room: CacheRoom) -> None:
         """InvariantError unless every slot holds what its sequence says."""
-        held, counted = self.target.cache.capacity, room.columns
-        if held != counted and self.target.slots:
-            raise InvariantError(f"the target's cache has {held} columns, the scheduler counts {counted}")
+        columns, counted = self.target.cache.capacity, room.columns
+        if columns != counted and self.target.slots:
+            raise InvariantError(f"the target's cache has {columns} columns, the scheduler counts {counted}")
         for part in self._parts:
             name = type(part).__name__
             if part.slots != room.slots:
                 raise InvariantError(f"{name} has {part.slots} slots, the scheduler counts {room.slots}")
             for slot in range(part.slots):
-                expected = placed[slot].cached if slot < len(placed) else 0
+                held = slot < len(placed) and (part is self.target or placed[slot].request.speculate)
+                expected = placed[slot].cached if held else 0
                 if part.length(slot) != expected:
                     raise InvariantError(f"{name} holds {part.length(slot)} in slot {slot}, expected {expected}")

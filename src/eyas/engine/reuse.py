@@ -9,6 +9,7 @@ Pairs the drafter hasn't read yet (nobody wanted a draft) are kept unread, and r
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from eyas.drafters import Drafter
 from eyas.drafters.base import SavedPairs
@@ -24,7 +25,7 @@ class SavedBlock:
 
     columns: Saved
     pairs: SavedPairs | None
-    """None without a drafter."""
+    """None without a drafter, or where it wasn't told: the request didn't speculate."""
 
 
 class PrefixReuse:
@@ -39,13 +40,16 @@ class PrefixReuse:
         slot = sequence.slot
         assert slot is not None
         found = self.store.match(sequence.window(0, sequence.known))
+        drafter = self._drafter_of(sequence)
+        if drafter is not None:
+            found = list(takewhile(lambda block: block[2].pairs is not None, found))
         reusable = sum(count for _, count, _ in found) - 1
         if reusable < 1:
             return 0
         for start, count, saved in found:
             self._target.cache.copy_in(slot, saved.columns, min(count, reusable - start))
-            if self._drafter is not None and saved.pairs is not None:
-                self._drafter.load(slot, saved.pairs, start + count - 1 - max(start - 1, 0))
+            if drafter is not None and saved.pairs is not None:
+                drafter.load(slot, saved.pairs, start + count - 1 - max(start - 1, 0))
         return reusable
 
     def save(self, sequence: LiveSequence, tail: bool) -> None:
@@ -53,17 +57,22 @@ class PrefixReuse:
         slot = sequence.slot
         assert slot is not None
         size = min(sequence.cached, sequence.known)
+        drafter = self._drafter_of(sequence)
+
+        def pairs(start: int, stop: int) -> SavedPairs | None:
+            return None if drafter is None else drafter.save(slot, max(start - 1, 0), stop - 1)
 
         def save(start: int, stop: int) -> SavedBlock:
-            return SavedBlock(self._target.cache.copy_out(slot, start, stop), self._pairs(slot, start, stop))
+            return SavedBlock(self._target.cache.copy_out(slot, start, stop), pairs(start, stop))
 
         def renew(saved: SavedBlock, start: int, stop: int) -> SavedBlock:
-            if self._drafter is None or saved.pairs is None or not saved.pairs.unread:
+            if drafter is None or (saved.pairs is not None and not saved.pairs.unread):
                 return saved
-            read = self._drafter.length(slot) - self._drafter.unread(slot)
-            return replace(saved, pairs=self._pairs(slot, start, stop)) if read >= stop - 1 else saved
+            read = drafter.length(slot) - drafter.unread(slot)
+            return replace(saved, pairs=pairs(start, stop)) if saved.pairs is None or read >= stop - 1 else saved
 
         self.store.insert(sequence.window(0, size), save, renew, tail)
 
-    def _pairs(self, slot: int, start: int, stop: int) -> SavedPairs | None:
-        return None if self._drafter is None else self._drafter.save(slot, max(start - 1, 0), stop - 1)
+    def _drafter_of(self, sequence: LiveSequence) -> Drafter | None:
+        """Who hears of the sequence."""
+        return self._drafter if sequence.request.speculate else None

@@ -67,10 +67,14 @@ def run_round(
     roots: Tensor,  # [R] each row's last token, not yet in the target's cache
     rule: WalkRule | None = None,
     live: Sequence[bool] | None = None,  # [R] which rows may be drafted for; None = all
+    told: Sequence[bool] | None = None,  # [R] which rows the drafter hears of; None = all
 ) -> Outcome:
     """Advance every row by one target pass."""
     count = len(rows)
     began = time.perf_counter()
+    heard = [True] * count if told is None else list(told)
+    if not any(heard):
+        speculation = None
     tree, taps, drafting = DraftTree.empty(count, target.device), tuple[int, ...](), False
     if speculation is not None:
         taps = speculation.drafter.taps
@@ -90,8 +94,9 @@ def run_round(
     if speculation is not None:
         keep = max(outcome.accepted) + 1
         pairs = walk.tokens[:, :keep].clamp(min=0), verified.taps_at(walk.path[:, :keep])  # [R, keep], [R, keep, A, Ht]
+        counts = [(accepted + 1) * hears for accepted, hears in zip(outcome.accepted, heard, strict=True)]
         reading = [drafting and (live is None or live[row]) for row in range(count)]
-        tell(speculation.drafter, rows, *pairs, [a + 1 for a in outcome.accepted], reading)
+        tell(speculation.drafter, rows, *pairs, counts, reading)
     return outcome._replace(
         pass_tokens=verified.tokens,
         evidence=Evidence(tree, paths) if drafting else None,
@@ -109,12 +114,16 @@ def run_first_round(
     unread: Sequence[Sequence[int]],
     rule: WalkRule | None = None,
     reading: Sequence[bool] = (),
+    told: Sequence[bool] | None = None,
 ) -> Outcome:
     """A plain round whose pass reads each row's last `unread` tokens besides its root, the last of them.
 
-    So a first token needs no pass of its own. `reading` [R] says which rows the drafter reads along now.
+    So a first token needs no pass of its own. The drafter hears of the rows that are `told` [R] (None = all), and reads
+    those of them that are `reading` [R] now.
     """
     began = time.perf_counter()
+    heard = [True] * len(rows) if told is None else list(told)
+    drafter = drafter if any(heard) else None
     tree = DraftTree.empty(len(rows), target.device)
     legal = sampler.legal(rows, tree)
     logits, piece = target.prefill_to_end(rows, unread, () if drafter is None else drafter.taps)
@@ -123,7 +132,8 @@ def run_first_round(
     if drafter is not None:
         last = torch.tensor(piece.counts, device=target.device).unsqueeze(1) - 1
         next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
-        tell(drafter, rows, next_tokens, piece.taps, piece.counts, reading)
+        counts = [count * hears for count, hears in zip(piece.counts, heard, strict=True)]
+        tell(drafter, rows, next_tokens, piece.taps, counts, reading)
     return outcome._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - began)
 
 

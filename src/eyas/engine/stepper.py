@@ -212,9 +212,10 @@ class Stepper:
         if any((early := piece.before_last(self._prefill_chunk)).counts):
             self._caches.prefill(early, self._prefill_chunk, self._tree is not None)
         rest = Piece(piece.sequences, [sequence.unread for sequence in piece.sequences])
-        reading = [self._tree is not None and sequence.request.speculate for sequence in rest.sequences]
+        told = [sequence.request.speculate for sequence in rest.sequences]
+        reading = [self._tree is not None and hears for hears in told]
         outcome = run_first_round(
-            self._target, self._drafter, self._caches.sampler, rest.rows, rest.windows(), self._rule, reading
+            self._target, self._drafter, self._caches.sampler, rest.rows, rest.windows(), self._rule, reading, told
         )
         for sequence in rest.sequences:
             sequence.cached = sequence.known
@@ -253,7 +254,8 @@ class Stepper:
         speculation = None if self._speculation is None else replace(self._speculation, tree=tree)
         roots = torch.tensor([sequence.root for sequence in decoding], device=self._target.device)
         rows = range(len(decoding))
-        outcome = run_round(self._target, speculation, self._caches.sampler, rows, roots, self._rule, live)
+        told = [sequence.request.speculate for sequence in decoding]
+        outcome = run_round(self._target, speculation, self._caches.sampler, rows, roots, self._rule, live, told)
         seconds = time.perf_counter() - began
         if self._controller is not None:
             record = RoundRecord(
