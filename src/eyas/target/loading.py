@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.assets import named_target
@@ -15,6 +16,7 @@ from eyas.errors import ModelError, UsageError
 from eyas.runtime import keep_freed_memory
 from eyas.target.architecture import causal_lm_class, refuse_unsupported
 from eyas.target.packed import can_pack, pack_linears
+from eyas.target.siblings import merge_siblings
 from eyas.target.target import Target
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -71,10 +73,19 @@ def load_target(
         raise UsageError("a compiled target can't be packed as well: choose one")
     if not compiled and can_pack(torch_device, torch_dtype) if packed is None else packed:
         pack_linears(loaded)
+        merge_siblings(loaded, lambda: _trial(loaded))
     target = Target(loaded, packs=not compiled)  # a compiled graph would be made anew for every layout
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
+
+
+def _trial(model: Any) -> Tensor:
+    """Logits [2, 3, V] of two short rows, as transformers runs them."""
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = (torch.arange(6, device=model.device).view(2, 3) + vocabulary // 2) % vocabulary
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits
 
 
 def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:

@@ -30,6 +30,21 @@ class _Product(torch.autograd.Function):
         return gradients[0] @ ctx.packed.to_dense(), None, None
 
 
+def pack(weight: Tensor) -> Tensor:
+    """A weight [out, in] in oneDNN's own layout, as `multiply` takes it."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+    return packed
+
+
+def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """[..., in] -> [..., out], with a gradient to `x` where it wants one."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        traced: Tensor = _Product.apply(x, packed, bias)  # type: ignore[no-untyped-call]
+        return traced
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return out
+
+
 class PackedLinear(nn.Module):
     """A frozen stand-in for `nn.Linear`. The packed copy is the only one, unless the weight is shared."""
 
@@ -40,7 +55,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = linear.weight.dtype
         self._first = linear.weight.detach().flatten()[:_KEPT].clone()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1)
+        self._packed = pack(linear.weight.detach())
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
@@ -60,12 +75,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        x = x.to(self._dtype)
-        if torch.is_grad_enabled() and x.requires_grad:
-            traced: Tensor = _Product.apply(x, self._packed, self.bias)  # type: ignore[no-untyped-call]
-            return traced
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return out
+        return multiply(x.to(self._dtype), self._packed, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype}"
