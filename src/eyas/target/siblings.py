@@ -1,6 +1,6 @@
 """Sibling linears as one product: a layer's q, k and v read the same input, so their weights can be one.
 
-A product of few tokens costs some 7 us besides reading its weight, which is as long as a small weight takes. Which
+A product of few tokens costs some 10 us besides reading its weight, which is as long as a small weight takes. Which
 linears are siblings is watched, not looked up by name; no model code is touched.
 """
 
