@@ -51,3 +51,30 @@ def test_the_environment_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("eyas.runtime.os.environ", environment)
     runtime.keep_few_kernels()
     assert environment == runtime.KERNELS | {"LRU_CACHE_CAPACITY": "7"}
+
+
+HUGE = """
+import re
+from pathlib import Path
+import torch
+from eyas.runtime import keep_freed_memory, use_huge_pages
+
+def huge():
+    status = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
+    return int(re.findall(r"^AnonHugePages:\\s+(\\d+)", status, re.MULTILINE)[0]) // 1024
+
+keep_freed_memory()
+weights = [torch.full((2**18,), float(n)) for n in range(32)]
+before = huge()
+done = use_huge_pages()
+assert all(bool((weight == n).all()) for n, weight in enumerate(weights))
+print(done, before, huge())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_was_loaded_moves_into_huge_pages_where_the_system_can() -> None:
+    done = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True).stdout.split()
+    if done[0] == "False":
+        pytest.skip("this system has no huge pages on demand")
+    assert int(done[2]) >= int(done[1]) + 24

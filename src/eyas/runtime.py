@@ -6,11 +6,14 @@ import ctypes
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _KEEP = 2**31 - 1
+_HUGE_PAGE = 2 * 2**20
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 KERNELS = {"LRU_CACHE_CAPACITY": "256", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 """Compiled kernels that torch and oneDNN keep on a CPU, for `keep_few_kernels`."""
 
@@ -31,6 +34,37 @@ def keep_freed_memory() -> bool:
     settings = {_M_MMAP_THRESHOLD: _KEEP, _M_TRIM_THRESHOLD: _KEEP, _M_ARENA_MAX: 1}
     done = [bool(mallopt(name, value)) for name, value in settings.items()]
     return all(done)
+
+
+def use_huge_pages() -> bool:
+    """Move what the heap holds now into huge pages: weights are read as fast as memory allows, wherever they lie.
+
+    Decoding reads all weights for every pass. In pages of 4 KiB the processor looks addresses up again and again and
+    stops reading ahead at each page's end; how badly is luck. Call it when weights have been loaded: it copies the heap,
+    2 seconds a GiB, but nothing twice. Returns False where not all of it could be moved (only Linux since 6.1 can).
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    heap = next((line for line in _maps() if line.rstrip().endswith("[heap]")), None)
+    if madvise is None or heap is None:
+        return False
+    begin, end = (int(place, 16) for place in heap.split()[0].split("-"))
+    begin, end = begin + -begin % _HUGE_PAGE, end - end % _HUGE_PAGE
+    if begin >= end:
+        return False
+    done = [
+        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), how) for how in (_MADV_HUGEPAGE, _MADV_COLLAPSE)
+    ]
+    return not any(done)
+
+
+def _maps() -> list[str]:
+    """The process's mappings, a line each."""
+    try:
+        return Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not every container shows them
+        return []
 
 
 def keep_few_kernels() -> None:

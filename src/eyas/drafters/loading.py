@@ -16,6 +16,7 @@ from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.formats.opening import gguf_in
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
+from eyas.runtime import use_huge_pages
 from eyas.target import Target
 from eyas.target.fingerprint import fingerprint
 from eyas.target.packed import can_pack, pack_linears
@@ -47,6 +48,7 @@ def load_drafter(
     network = network.to(device=target.device, dtype=target.dtype)
     if can_pack(target.device, target.dtype):
         pack_linears(network)
+        use_huge_pages()
     _compare_targets(checkpoint.provenance.get("target_fingerprint"), target, str(source))
     return NetworkDrafter(network, taps)
 

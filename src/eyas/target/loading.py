@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.assets import named_target
 from eyas.errors import ModelError, UsageError
-from eyas.runtime import keep_freed_memory
+from eyas.runtime import keep_freed_memory, use_huge_pages
 from eyas.target.architecture import causal_lm_class, refuse_unsupported
 from eyas.target.packed import can_pack, pack_linears
 from eyas.target.siblings import merge_siblings
@@ -74,6 +74,8 @@ def load_target(
     if not compiled and can_pack(torch_device, torch_dtype) if packed is None else packed:
         pack_linears(loaded)
         merge_siblings(loaded, lambda: _trial(loaded))
+    if torch_device.type == "cpu":
+        use_huge_pages()
     target = Target(loaded, packs=not compiled)  # a compiled graph would be made anew for every layout
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
