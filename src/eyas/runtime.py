@@ -40,8 +40,9 @@ def use_huge_pages() -> bool:
     """Move what the heap holds now into huge pages: weights are read as fast as memory allows, wherever they lie.
 
     Decoding reads all weights for every pass. In pages of 4 KiB the processor looks addresses up again and again and
-    stops reading ahead at each page's end; how badly is luck. Call it when weights have been loaded: it copies the heap,
-    2 seconds a GiB, but nothing twice. Returns False where not all of it could be moved (only Linux since 6.1 can).
+    stops reading ahead at each page's end; how badly is luck. Call it when weights have been loaded: it copies the
+    heap, 2 seconds a GiB, but nothing twice. Returns False where not all of it could be moved (only Linux since 6.1
+    can).
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -60,3 +60,11 @@ def test_old_rounds_fade() -> None:
     seen(acceptance, 0, False, 0.5, 0.9, 500)
     seen(acceptance, 0, False, 0.5, 0.2, 1500)
     assert acceptance.table().values[0, 0, at(0.5)] < 0.3
+
+
+def test_few_nodes_tell_that_a_drafter_is_less_sure_than_it_could_be() -> None:
+    acceptance = Acceptance()
+    seen(acceptance, 0, False, 0.3, 0.6, rounds=4)
+    values = acceptance.table().values[0, 0]
+    assert values[at(0.5)] > 0.58  # nothing was seen there
+    assert values[at(0.1)] > 0.13

@@ -41,7 +41,8 @@ def test_one_shape_s_drafts_forecast_every_smaller_one(rows: int) -> None:
         assert simulation.nodes is not None
         at = (width // 2, depth - 1, threshold)
         assert forecast.nodes[at] == pytest.approx(simulation.nodes.sum() / rounds, rel=0.25, abs=0.1)
-        assert forecast.accepted[at] == pytest.approx(simulation.tokens / rounds - rows, rel=0.1, abs=0.08)
+        rough = 0.1 if threshold < 10 else 0.2  # at the top one bin decides
+        assert forecast.accepted[at] == pytest.approx(simulation.tokens / rounds - rows, rel=rough, abs=0.08)
 
 
 def test_levels_are_drafted_while_some_row_goes_on() -> None:

@@ -28,8 +28,8 @@ _ENTER, _LEAVE = 1.03, 1.015
 """Speculation must beat plain decoding by this to begin, and by this to go on."""
 _CHANGE = 1.01
 """A shape must beat the one in use by this."""
-_THINKING = 0.002
-"""Share of the time that planning, and analysing drafts, may take each."""
+_THINKING, _ANALYSING = 0.002, 0.005
+"""Shares of the time that planning, and analysing drafts, may take."""
 _FADE = 1.0 - 1.0 / 100.0
 """What is left of running averages after a round."""
 _LEAST_PER_ROW = 4
@@ -58,7 +58,7 @@ class Controller:
         self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
         self._counts_freely, self._clock = counts_freely, clock
         self._planning = Pace(_THINKING, least=8, most=256)
-        self._analysing = Pace(_THINKING, least=1, most=64)
+        self._analysing = Pace(_ANALYSING, least=1, most=64)
         self._explorer = Explorer()
         self._prospects: Prospects | None = None
         self._situation: tuple[int, ...] = ()
@@ -167,11 +167,13 @@ class Controller:
         # attention pads all rows' queries to the longest row's: one easy row must not make the pass dear for the others
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = None
-        if self._counts_freely and self._prospects is not None and self._probe is None:
-            # prices decide (but of a probe, which is to find out about them); the budget is where their list ends
+        chooses = self._probe is None or self._probe.chooses
+        if self._counts_freely and self._prospects is not None and chooses:
+            # prices decide (but where it is to be found out about them); the budget is where their list ends
             nodes = 3 * nodes + 4 * rows + 8
-            prices = self._prospects.prices(prospect.rate, nodes)
-            padding_prices = self._prospects.padding_prices(prospect.rate, rows * most)
+            rate = max(prospect.rate, self._prospects.plain_rate)
+            prices = self._prospects.prices(rate, nodes)
+            padding_prices = self._prospects.padding_prices(rate, rows * most)
         return SharedTree(
             depth=shape.depth + 1,
             width=self._widths[shape.width],
@@ -189,15 +191,18 @@ class Controller:
         if self._prospects is None:
             return None
         if self._choice is not None:
-            return self._explorer.beside(self._prospects, self._choice, rows)
-        return self._explorer.instead_of_plain(self._prospects, self._costs, rows, lengths, self._deferred)
+            return self._explorer.beside(self._prospects, self._choice, rows, self._counts_freely)
+        return self._explorer.instead_of_plain(
+            self._prospects, self._costs, rows, lengths, self._deferred, self._counts_freely
+        )
 
     def _count_probe(self, record: RoundRecord, seconds: float) -> None:
         """Pay for a probe's round and go on to its next."""
         if self._probe is None or self._prospects is None:
             return
         rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
-        self._probe.allowance.spend(max(seconds - record.emitted / rate, self._probe.least))
+        lost = 0.0 if self._probe.chooses else seconds - record.emitted / rate
+        self._probe.allowance.spend(max(lost, self._probe.least))
         left = self._probe.rounds - 1
         self._probe = self._probe._replace(rounds=left) if left else None
         self._counts["probes"] += 1

@@ -38,6 +38,8 @@ class Prospect(NamedTuple):
     nodes: float
     accepted: float
     seconds: float
+    drafting: float
+    """How many of them drafting takes."""
     rate: float
     """Tokens per second."""
 
@@ -67,10 +69,11 @@ class Prospects:
             levels[0, :, 0], padded[0, :, 0] = full[0, :, 0], 0.0
             self._nodes[0, :, 0] = rows * full[0, :, 0]
         width = np.array(widths, dtype=np.float64)[:, None, None]
+        self._drafting = costs.draft_seconds(rows, width, levels)
         self._seconds: Array = (
             costs.pass_seconds(rows + self._nodes, rows, lengths)
             + costs.padding_seconds(padded, rows)
-            + costs.draft_seconds(rows, width, levels)
+            + self._drafting
             + costs.observe_seconds(rows + self._accepted, rows)
         )
         self._rate: Array = (rows + self._accepted) / self._seconds
@@ -93,6 +96,7 @@ class Prospects:
             float(self._nodes[at]),
             float(self._accepted[at]),
             float(self._seconds[at]),
+            float(self._drafting[at]),
             float(self._rate[at]),
         )
 
