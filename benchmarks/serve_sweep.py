@@ -7,14 +7,18 @@ HEAVY is a folder of `heavy_pair.py`; EVAL one with prompt files. Sections:
   auto    plain against auto at 1 to 64 clients at once, 5 repeats: ratios, first-token times
   fixed   auto (the baseline) against fixed trees, every number of clients: auto / best fixed is 1 / the best ratio
   chains  auto chains (the baseline) against auto trees at 1 to 8 clients, 5 repeats
-  off     plain against a server with a drafter that is asked not to speculate
+  off     plain against a server with a drafter that is asked not to speculate, and against another of its own kind
 
-Every answer has `--tokens` tokens, prompts are not shared between repeats, and prefix reuse is off.
+Answers have `--tokens` tokens, or, with two numbers, as many between as chance will have it: then clients don't all
+start anew at once, which flatters whoever gives all the same pace. Prompts are not shared between repeats, and prefix
+reuse is off.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +27,6 @@ from serving import Findings, compare
 from eyas.bench.serve_process import ServerProcess, eyas_server
 from eyas.bench.serve_prompts import read_items
 from eyas.bench.serve_run import ServePlan
-from eyas.bench.serve_side import Side
 from eyas.types import SamplingParams
 
 SECTIONS = ["auto", "fixed", "chains", "off"]
@@ -41,13 +44,16 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--clients", type=int, nargs="+", default=[*SMALL, *LARGE], help="at once")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 192])
+    parser.add_argument("--per-client", type=float, default=3.0, help="requests of each client and repeat")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
 
     items = read_items(sorted(options.prompts.glob("*.jsonl")), None, seed=0)
-    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    draw = random.Random(0)
+    items = [replace(item, tokens=draw.randint(options.tokens[0], options.tokens[-1])) for item in items]
+    params = SamplingParams(max_tokens=max(options.tokens), ignore_eos=True)
 
     def server(name: str, tree: str | None) -> ServerProcess:
         common = ["--model", str(options.heavy / "target"), "--dtype", options.dtype, "--prefix-tokens", "0"]
@@ -58,8 +64,8 @@ def main() -> None:
     findings = Findings(options.output)
     measured = partial(compare, items=items, params=params)
 
-    def plan(repeats: int = options.repeats, per_client: float = 1.5) -> ServePlan:
-        return ServePlan(repeats, requests=6, per_client=per_client)
+    def plan(repeats: int = options.repeats, per_client: float = options.per_client) -> ServePlan:
+        return ServePlan(repeats, requests=8, per_client=per_client)
 
     def servers(**trees: str | None) -> dict[str, ServerProcess]:
         return {name: server(name, tree) for name, tree in trees.items()}
@@ -79,9 +85,8 @@ def main() -> None:
         if section == "chains":
             findings.add("chains", measured(servers(chain="auto:chain", auto="auto"), small, plan=plan()))
         if section == "off":
-            sides = servers(plain=None, auto="auto")
-            off = Side("off", sides["auto"].url, speculate=False)
-            findings.add("off", measured(sides, small, plan=plan(), more=[off]))
+            sides = servers(plain=None, off="auto", again=None)
+            findings.add("off", measured(sides, small, plan=plan(), asked={"off": False}))
 
 
 if __name__ == "__main__":

@@ -30,18 +30,18 @@ def compare(
     params: SamplingParams,
     plan: ServePlan,
     *,
-    more: Sequence[Side] = (),
+    asked: Mapping[str, bool] | None = None,
 ) -> ServeReport:
     """Start the servers one after the other (a controller measures the machine while it starts), then a side each under
-    every number of clients; the first is the baseline. `more` are sides that share one of these servers."""
+    every number of clients; the first is the baseline. `asked` says of which servers' requests what they are told:
+    to speculate or not."""
     began = time.monotonic()
     with ExitStack() as stack:
         started = {name: stack.enter_context(server) for name, server in servers.items()}
-        sides = [Side(name, server.url) for name, server in started.items()]
-        behind = started | {side.name: next(s for s in started.values() if s.url == side.url) for side in more}
-        idle = IdleMeter(behind)
+        sides = [Side(name, server.url, speculate=(asked or {}).get(name)) for name, server in started.items()]
+        idle = IdleMeter(started)
         loads = [Load("closed", count) for count in clients]
-        results = asyncio.run(measure_sides([*sides, *more], loads, items, params, plan, around=idle))
+        results = asyncio.run(measure_sides(sides, loads, items, params, plan, around=idle))
     kept = {
         "date": str(date.today()),
         "commands": {name: server.command for name, server in servers.items()},

@@ -117,3 +117,9 @@ def test_items_of_a_file(tmp_path: Path) -> None:
     assert len(read_items([path], 2, 0)) == 2
     with pytest.raises(DataError, match=r"rows\.jsonl:1"):
         read_items([write_rows(path, ["{"])], None, 0)
+
+
+def test_an_item_may_say_how_long_its_answer_is() -> None:
+    own, usual = (Item("i", "/completions", {"prompt": "p"}, tokens).body("m", SamplingParams(max_tokens=9), 0)
+                  for tokens in (4, None))  # fmt: skip
+    assert (own["max_tokens"], usual["max_tokens"]) == (4, 9)

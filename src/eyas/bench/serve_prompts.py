@@ -26,11 +26,14 @@ class Item:
     """`/chat/completions` or `/completions`."""
     prompt: dict[str, Any]
     """The body's `messages` or `prompt`."""
+    tokens: int | None = None
+    """Most tokens of its answer; None = what the sampling parameters say."""
 
     def body(self, model: str, params: SamplingParams, number: int) -> dict[str, Any]:
         """The request, streamed; request `number` is asked with its own seed."""
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"model": model, **self.prompt, **sampling_fields(params, params.seed + number), **streamed}
+        most = {} if self.tokens is None else {"max_tokens": self.tokens}
+        return {"model": model, **self.prompt, **sampling_fields(params, params.seed + number), **most, **streamed}
 
 
 def read_items(paths: Sequence[Path], limit: int | None, seed: int, tokenizer: Any = None) -> list[Item]:
