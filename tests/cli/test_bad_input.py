@@ -12,7 +12,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
-from eyas.target import Target
+from eyas.target import Target, mapped
 
 from ..pairs import Pair, save_drafter, write_rows
 
@@ -142,18 +142,18 @@ def test_pickles_are_read_only_when_named(decode: Run, tmp_path: Path) -> None:
 
 
 def test_no_memory_for_the_cache(decode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    zeros = torch.zeros
+    zeros = mapped.zeros
 
-    def scarce(*size: Any, **options: Any) -> Any:
+    def scarce(size: Any, *options: Any) -> Any:
         if len(size) == 5 and size[1]:  # keys and values of some slots
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-        return zeros(*size, **options)
+        return zeros(size, *options)
 
     load = Target.__post_init__
 
     def loaded(target: Target) -> None:
         load(target)
-        monkeypatch.setattr(torch, "zeros", scarce)
+        monkeypatch.setattr(mapped, "zeros", scarce)
 
     monkeypatch.setattr(Target, "__post_init__", loaded)
     result = decode("--prompt", "x", "--method", "none")
