@@ -240,9 +240,11 @@ class Stepper:
         self._collect(decoding, self.outcome, seconds)
 
     def _plan(self) -> TreeSpec | None:
-        """The shape of the next round's trees."""
+        """The shape of the next round's trees; None if nobody may draft, which needs no thought."""
+        decoding = self.scheduler.decoding
+        if not any(map(self._may_draft, decoding)):
+            return None
         if self._controller is not None:
-            decoding = self.scheduler.decoding
             sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
             self._tree = self._controller.plan(len(decoding), [sequence.cached for sequence in decoding], sampled)
         return self._tree
@@ -257,7 +259,7 @@ class Stepper:
         told = [sequence.request.speculate for sequence in decoding]
         outcome = run_round(self._target, speculation, self._caches.sampler, rows, roots, self._rule, live, told)
         seconds = time.perf_counter() - began
-        if self._controller is not None:
+        if self._controller is not None and any(live):
             record = RoundRecord(
                 rows=len(decoding),
                 lengths=[sequence.cached for sequence in decoding],
