@@ -72,9 +72,16 @@ class Drafter(Protocol):
 
 
 def tell(
-    drafter: Drafter, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int], reading: Sequence[bool]
+    drafter: Drafter,
+    rows: range,
+    next_tokens: Tensor,
+    taps: Tensor,
+    counts: Sequence[int],
+    told: Sequence[bool],
+    reading: Sequence[bool],
 ) -> None:
-    """Give a drafter each row's first `counts[r]` pairs; rows that aren't `reading` keep theirs for later."""
+    """Give a drafter the first `counts[r]` pairs of rows that are `told`; those not `reading` keep theirs for later."""
+    counts = [count * hears for count, hears in zip(counts, told, strict=True)]
     now = [count * reads for count, reads in zip(counts, reading, strict=True)]
     drafter.observe(rows, next_tokens, taps, now)
     drafter.defer(rows, next_tokens, taps, [count - read for count, read in zip(counts, now, strict=True)])

@@ -82,8 +82,8 @@ class SlotCaches:
         taps = () if drafter is None else drafter.taps
         for part in self.target.prefill(piece.rows, piece.windows(), taps, chunk):
             if drafter is not None:
-                counts = [count * hears for count, hears in zip(part.counts, told, strict=True)]
-                tell(drafter, piece.rows, part.next_tokens, part.taps, counts, [drafting] * len(told))
+                reading = [drafting] * len(told)
+                tell(drafter, piece.rows, part.next_tokens, part.taps, part.counts, told, reading)
         for sequence, count in zip(piece.sequences, piece.counts, strict=True):
             sequence.cached += count
 

@@ -94,9 +94,8 @@ def run_round(
     if speculation is not None:
         keep = max(outcome.accepted) + 1
         pairs = walk.tokens[:, :keep].clamp(min=0), verified.taps_at(walk.path[:, :keep])  # [R, keep], [R, keep, A, Ht]
-        counts = [(accepted + 1) * hears for accepted, hears in zip(outcome.accepted, heard, strict=True)]
         reading = [drafting and (live is None or live[row]) for row in range(count)]
-        tell(speculation.drafter, rows, *pairs, counts, reading)
+        tell(speculation.drafter, rows, *pairs, [a + 1 for a in outcome.accepted], heard, reading)
     return outcome._replace(
         pass_tokens=verified.tokens,
         evidence=Evidence(tree, paths) if drafting else None,
@@ -132,8 +131,7 @@ def run_first_round(
     if drafter is not None:
         last = torch.tensor(piece.counts, device=target.device).unsqueeze(1) - 1
         next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
-        counts = [count * hears for count, hears in zip(piece.counts, heard, strict=True)]
-        tell(drafter, rows, next_tokens, piece.taps, counts, reading)
+        tell(drafter, rows, next_tokens, piece.taps, piece.counts, heard, reading)
     return outcome._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - began)
 
 

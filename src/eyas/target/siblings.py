@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eyas.target.agreement import agree
 from eyas.target.packed import PackedLinear, multiply, pack
 
 WIDEST = 2048
@@ -180,5 +181,4 @@ def _agrees(trial: Callable[[], Tensor], expected: Tensor) -> bool:
         found = trial()
     except _FAILURES:
         return False
-    bound = 1e-3 if expected.dtype == torch.float32 else 5e-2
-    return bool((found - expected).abs().max() <= bound * expected.abs().max())
+    return agree(found, expected, expected.dtype)

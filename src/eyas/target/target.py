@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from eyas.errors import EyasError, RequestError, UnsupportedModelError
 from eyas.target import masks
+from eyas.target.agreement import agree
 from eyas.target.architecture import (
     attention_plan,
     context_limit,
@@ -129,8 +130,7 @@ class Target:
             found = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()
         except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
             found = torch.full_like(expected, torch.nan)  # whatever went wrong in there, rows can't lie end to end
-        gap, scale = (found - expected).abs().max(), expected.abs().max()
-        if bool(gap <= scale * (1e-3 if self.dtype == torch.float32 else 5e-2)):
+        if agree(found, expected, self.dtype):
             return self.packs
         self.model.set_attn_implementation(own)
         return False
