@@ -43,10 +43,11 @@ class Whims(Controller):
 
     def __init__(self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES)) -> None:
         self._draw, self._trees = draw, [None if tree is None else parse_tree(tree) for tree in trees]
-        self.learnt = 0
+        self.planned = self.learnt = 0
 
     def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
         assert rows == len(lengths) == len(sampled or ()) > 0
+        self.planned += 1
         return self._draw.choice(self._trees)
 
     def learn(self, record: Any) -> None:
@@ -217,6 +218,15 @@ def test_where_nobody_speculates_nobody_plans() -> None:
     run = Engine(tiny.target(), None, Speculation(tiny.eagle3_drafter(), parse_tree(WIDE)), controller=controller)
     ask = Request(tuple(STEMS[1]), SamplingParams(max_tokens=9), speculate=False)
     assert len(run.generate([ask])[0].token_ids) == 9
-    assert controller.learnt == 0
+    assert controller.planned == controller.learnt == 0
     run.generate([replace(ask, speculate=True)])
     assert controller.learnt > 0
+
+
+def test_pairs_that_nobody_read_yet_also_take_the_place_of_none() -> None:
+    whims = Whims(random.Random(0), (None,))
+    spec = Speculation(tiny.eagle3_drafter(), parse_tree(WIDE))
+    run = Engine(tiny.target(), None, spec, controller=whims, limits=Limits(prefix_tokens=1000))
+    ask = Request(tuple(STEMS[1]), SamplingParams(max_tokens=5))
+    asked = (replace(ask, speculate=False), ask, ask)
+    assert [run.generate([one])[0].stats.reused_tokens for one in asked] == [0, 0, len(STEMS[1]) - 2]
