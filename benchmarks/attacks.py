@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from eyas.bench.serve_process import ServerProcess
+from eyas.bench.serving.servers import ServerProcess
 
 MIB = 1 << 20
 Statuses = Counter[str]

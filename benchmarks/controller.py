@@ -27,14 +27,14 @@ from statistics import median
 from typing import Any
 
 import eyas
-from eyas.bench.demo_prompts import PROMPTS
+from eyas.assets import PROMPTS
 from eyas.bench.machine import describe_machine
-from eyas.data.chats import Message
-from eyas.data.prompts import encode_chat
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostTable, RoundRecord, costs_for, make_controller
 from eyas.engine.controller.gain import THRESHOLDS
 from eyas.engine.controller.planner import Shape
+from eyas.text.chats import Message
+from eyas.text.prompts import encode_chat
 from eyas.tree import TreeSpec, parse_tree
 
 AUTO = ("auto", "auto:chain")
@@ -244,7 +244,7 @@ def simulate() -> None:
 
 def plot(measured: dict[str, Any], path: Path) -> None:
     """predict: every shape's predicted against measured tokens/s; compare: tokens/s by batch size over plain."""
-    from eyas.bench.plots import COLOURS, GREY, canvas, label, save, svg
+    from eyas.bench.report.plots import COLOURS, GREY, canvas, label, save, svg
 
     with canvas(1, 1, 5.0, 4.0) as (figure, axes):
         area = axes[0][0]

@@ -18,9 +18,9 @@ from transformers import LlamaForCausalLM
 
 import eyas.assets
 from eyas.drafters.checkpoint import load_network, save_network
-from eyas.drafters.eagle3 import Eagle3Network
-from eyas.target import load_tokenizer
-from eyas.train.grow import grow_depth
+from eyas.drafters.kinds.eagle3 import Eagle3Network
+from eyas.targets import load_tokenizer
+from eyas.train.lm.lm import grow_depth
 
 
 def widened(linear: nn.Linear, rows: int, columns: int) -> nn.Parameter:

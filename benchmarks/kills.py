@@ -26,9 +26,9 @@ from pathlib import Path
 
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.machine import describe_machine
-from eyas.data.chats import write_chats
-from eyas.data.folder import write_report
-from eyas.data.stdlib_corpus import chats_of, sources
+from eyas.data.chats.folder import write_report
+from eyas.data.chats.stdlib import chats_of, sources
+from eyas.text.chats import write_chats
 
 
 @dataclass(frozen=True)

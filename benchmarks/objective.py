@@ -26,11 +26,11 @@ from torch import nn
 
 from eyas.bench.machine import describe_machine
 from eyas.data.features import FeatureBatch
-from eyas.drafters.eagle3 import Eagle3Config, Eagle3Network
+from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.runtime import keep_freed_memory
-from eyas.train.cpu_linear import fast_linears
-from eyas.train.loss_config import LossConfig
-from eyas.train.objective import DraftObjective
+from eyas.train.loss.config import LossConfig
+from eyas.train.loss.cpu_linear import fast_linears
+from eyas.train.loss.objective import DraftObjective
 
 WIDTH, VOCAB, DRAFT, LENGTH = 512, 4096, 1024, 512
 CONFIG = LossConfig()

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from eyas.bench.machine import describe_machine
-from eyas.data.batches import ChatBatches
-from eyas.data.capture import Capture, CaptureConfig
-from eyas.data.capture_rows import CaptureRows, read_rows
-from eyas.data.chats import write_chats
-from eyas.data.folder import splits
-from eyas.target import load_target, load_tokenizer
-from eyas.train.drafter import train_drafter
-from eyas.train.drafter_recipe import DrafterTrainConfig
+from eyas.data.capture.capture import Capture, CaptureConfig
+from eyas.data.capture.rows import CaptureRows, read_rows
+from eyas.data.chats.folder import splits
+from eyas.data.tokens.batches import ChatBatches
+from eyas.targets import load_target, load_tokenizer
+from eyas.text.chats import write_chats
+from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.train import train_drafter
 
 
 def capture(options: argparse.Namespace, chats: Path, folder: Path) -> tuple[float, CaptureRows]:

@@ -25,11 +25,11 @@ from engines.llama import drafting, exact
 from engines.vllm import environment
 from serving import Findings, compare
 
-from eyas.bench.serve_process import ServerProcess, eyas_server
-from eyas.bench.serve_prompts import read_items
-from eyas.bench.serve_report import ServeReport
-from eyas.bench.serve_run import ServePlan
-from eyas.target import load_tokenizer
+from eyas.bench.serving.load import read_items
+from eyas.bench.serving.report import ServeReport
+from eyas.bench.serving.run import ServePlan
+from eyas.bench.serving.servers import ServerProcess, eyas_server
+from eyas.targets import load_tokenizer
 from eyas.types import SamplingParams
 
 SECTIONS = ["plain", "best", "chain"]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import eyas
 from eyas.bench.machine import describe_machine
-from eyas.target.loading import resolve_dtype
+from eyas.targets.loading import resolve_dtype
 
 
 def transformers_rate(model: Any, prompts: torch.Tensor, tokens: int) -> float:

@@ -20,7 +20,7 @@ import httpx
 from attacks import MAY_BE_ANSWERED, MUST_BE_REFUSED, body
 from serving import conclude
 
-from eyas.bench.serve_process import ServerProcess, eyas_server
+from eyas.bench.serving.servers import ServerProcess, eyas_server
 
 
 async def behave(http: httpx.AsyncClient, until: Callable[[], bool]) -> list[float]:

@@ -21,7 +21,7 @@ import httpx
 from serving import conclude
 
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
-from eyas.bench.serve_process import ServerProcess, eyas_server
+from eyas.bench.serving.servers import ServerProcess, eyas_server
 
 QUESTION = {"prompt": "def add(a, b):", "max_tokens": 24, "temperature": 0.7, "seed": 5}
 

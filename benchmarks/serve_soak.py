@@ -27,10 +27,10 @@ import httpx
 from serving import conclude
 
 import eyas
-from eyas.bench.serve_load import Load, run_load
-from eyas.bench.serve_process import ServerProcess, eyas_server
-from eyas.data.prompts import encode_chat
-from eyas.data.stdlib_corpus import chats_of, sources
+from eyas.bench.serving.load import Load, run_load
+from eyas.bench.serving.servers import ServerProcess, eyas_server
+from eyas.data.chats.stdlib import chats_of, sources
+from eyas.text.prompts import encode_chat
 
 SERVER = (
     "--model demo --draft-model demo --dtype float32 --max-running 24 --max-waiting 64 --max-cached-tokens 2048 "

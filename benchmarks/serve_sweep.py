@@ -24,9 +24,9 @@ from pathlib import Path
 
 from serving import Findings, compare
 
-from eyas.bench.serve_process import ServerProcess, eyas_server
-from eyas.bench.serve_prompts import read_items
-from eyas.bench.serve_run import ServePlan
+from eyas.bench.serving.load import read_items
+from eyas.bench.serving.run import ServePlan
+from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.types import SamplingParams
 
 SECTIONS = ["auto", "fixed", "chains", "off"]

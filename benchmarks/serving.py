@@ -13,13 +13,10 @@ from typing import Any
 
 from eyas.bench.ledger import write_json
 from eyas.bench.machine import describe_machine
-from eyas.bench.serve_load import Load
-from eyas.bench.serve_process import IdleMeter, ServerProcess
-from eyas.bench.serve_prompts import Item
-from eyas.bench.serve_report import ServeReport, lines_of
-from eyas.bench.serve_run import ServePlan, measure_sides
-from eyas.bench.serve_side import Side
-from eyas.bench.serve_table import markdown_of
+from eyas.bench.serving.load import Item, Load
+from eyas.bench.serving.report import ServeReport, lines_of, markdown_of
+from eyas.bench.serving.run import ServePlan, measure_sides
+from eyas.bench.serving.servers import IdleMeter, ServerProcess, Side
 from eyas.types import SamplingParams
 
 

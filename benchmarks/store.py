@@ -22,13 +22,13 @@ import torch
 
 from eyas.assets import DEMO_TARGET
 from eyas.bench.machine import describe_machine
-from eyas.data.batches import ChatBatches
-from eyas.data.capture import Capture, CaptureConfig
-from eyas.data.capture_rows import CaptureRows, read_rows
+from eyas.data.capture.capture import Capture, CaptureConfig
+from eyas.data.capture.rows import CaptureRows, read_rows
 from eyas.data.features import OnlineSource, taught
 from eyas.data.plan import VARIANTS
 from eyas.data.store import FeatureStore, StoreSource, classic_bytes
-from eyas.target import Target, load_target, load_tokenizer
+from eyas.data.tokens.batches import ChatBatches
+from eyas.targets import Target, load_target, load_tokenizer
 
 LONGEST, BATCH_TOKENS = 1024, 4096
 

@@ -16,10 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from eyas.assets import DEMO
-from eyas.data.evaluation import write_prompts
-from eyas.data.folder import splits
-from eyas.data.tokenize import TokenRow, tokenize_chat
-from eyas.target import load_tokenizer
+from eyas.data.chats.folder import splits, write_prompts
+from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
+from eyas.targets import load_tokenizer
 
 RECIPE = Path(__file__).parent / "pipeline.yaml"
 

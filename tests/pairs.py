@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eyas.data.tokenizer import train_tokenizer
 from eyas.drafters.checkpoint import save_network
+from eyas.train.lm.tokenizer import train_tokenizer
 
 from . import tiny
 

@@ -12,7 +12,7 @@ import eyas
 NAMES = {
     "Chunk": "eyas.types",
     "Completion": "eyas.types",
-    "Conversation": "eyas.engine.conversation",
+    "Conversation": "eyas.engine.engine",
     "Engine": "eyas.engine.engine",
     "EyasError": "eyas.errors",
     "GrammarSpec": "eyas.types",

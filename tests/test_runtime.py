@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eyas import runtime
-from eyas.target.packed import can_pack
+from eyas.targets.linears import can_pack
 
 PRODUCTS = """
 import re

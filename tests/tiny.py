@@ -15,11 +15,11 @@ import transformers as tf
 from torch import Tensor, nn
 
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.eagle3 import Eagle3Network
 from eyas.drafters.formats.fields import Fields
-from eyas.drafters.kinds import KINDS as KINDS_OF_DRAFTERS
+from eyas.drafters.kinds.eagle3 import Eagle3Network
 from eyas.drafters.network import DraftNetwork
-from eyas.target import Target
+from eyas.drafters.registry import KINDS as KINDS_OF_DRAFTERS
+from eyas.targets import Target
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 

@@ -33,10 +33,10 @@ from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.ledger import write_json, write_text
 from eyas.bench.machine import describe_machine
 from eyas.errors import EyasError
-from eyas.interop.export import export
-from eyas.interop.subject import Serving
-from eyas.target import load_tokenizer
-from eyas.target.ends import load_ends
+from eyas.interop.export.export import export
+from eyas.interop.export.subject import Serving
+from eyas.targets import load_tokenizer
+from eyas.targets.loading import load_ends
 
 OFFLINE, HTTP, ALONE = "in process", "over HTTP (`eyas serve --engine`)", "over HTTP, given the folder alone"
 MISFIT = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from engines.counts import Counts
 from engines.reference import Reference
-from eyas.bench.ties import first_difference
+from eyas.bench.offline.certificate import first_difference
 
 TIE = 1e-3
 """Logits: nearer to each other, two kernels may rank two tokens differently in float32."""

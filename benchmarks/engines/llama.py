@@ -15,7 +15,7 @@ from engines.compare import Answer
 from engines.counts import Counts
 from engines.llama_log import read_log
 from engines.vllm import Job
-from eyas.bench.serve_process import ServerProcess, eyas_server
+from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import EndpointError
 
 TO_GGUF = Path(__file__).parents[1] / "to_gguf.py"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.bench.demo_prompts import PROMPTS
-from eyas.data.chats import Message
-from eyas.data.prompts import encode_chat
-from eyas.data.stdlib_corpus import chats_of, sources
+from eyas.assets import PROMPTS
+from eyas.data.chats.stdlib import chats_of, sources
+from eyas.text.chats import Message
+from eyas.text.prompts import encode_chat
 
 LONGEST = 300
 """Tokens: what is longer costs time and shows nothing more."""

@@ -9,7 +9,7 @@ import torch
 
 import eyas
 from engines.counts import Counts, Round, full_chains
-from eyas.bench.ties import scores_after
+from eyas.bench.offline.certificate import scores_after
 from eyas.engine import run_round
 from eyas.verify import Sampler
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from engines.compare import Result
 from eyas.errors import DataError
-from eyas.interop.consumers import CONSUMERS
+from eyas.interop.export.consumers import CONSUMERS
 
 BEGIN, END = "<!-- made by `make engines` -->", "<!-- end of what `make engines` made -->"
 

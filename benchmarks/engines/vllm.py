@@ -18,7 +18,7 @@ import httpx
 
 from engines.compare import Answer
 from engines.counts import Counts
-from eyas.bench.serve_process import ServerProcess, eyas_server
+from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import EndpointError
 
 START_SECONDS = 600.0

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from eyas.errors import UsageError
+
 
 class SamplingParams(BaseModel):
     """How a request's tokens are chosen. `temperature=0` is greedy; defaults change nothing.
@@ -248,3 +250,61 @@ class Chunk:
 def _extend(counts: list[int], length: int) -> None:
     """Pad a count vector with zeros to at least `length`."""
     counts.extend([0] * (length - len(counts)))
+
+
+# What an engine may use.
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of an engine's load."""
+
+    max_running: int = 1
+    """Most sequences in slots."""
+    max_cached_tokens: int | None = None
+    """Most tokens the slot cache is allocated for (slots x columns, see `CacheRoom`); None = what memory allows."""
+    max_waiting: int | None = None
+    """Most requests that wait for a slot. A key with none waiting may add one more, up to twice as many in all."""
+    prefill_chunk: int | None = None
+    """Most prompt tokens a step reads, so that running sequences don't stall; None = whole prompts."""
+    prefix_tokens: int = 0
+    """Most tokens kept for requests that begin alike, beside the slots; 0 = nothing is kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "max_cached_tokens", "max_waiting", "prefill_chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}")
+        if self.prefix_tokens < 0:
+            raise UsageError(f"prefix_tokens must be at least 0, got {self.prefix_tokens}")
+
+
+# What an engine says of itself.
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """An engine between two steps."""
+
+    running: int
+    """Sequences that decode."""
+    prefilling: int
+    """Sequences in a slot whose prompt isn't read yet."""
+    waiting: int
+    cached_tokens: int
+    """Tokens of sequences in slots."""
+    allocated_tokens: int
+    """Slots x columns of the cache: its memory."""
+    cache_limit: int | None
+    prefix_tokens: int
+    """Tokens kept for requests that begin alike."""
+    prefix_limit: int
+    preempted_total: int
+    prompt_tokens_total: int
+    """Prompt tokens of admitted requests, reused ones included."""
+    prefix_hit_tokens_total: int
+    """Prompt tokens that were not read again."""
+    generated_tokens_total: int
+    rounds_total: int
+    finished_total: dict[str, int]
+    """By finish reason."""

@@ -9,7 +9,7 @@ import pytest
 from eyas.bench.ledger import Ledger
 from eyas.errors import DataError
 
-from .candidates import task
+from .offline.candidates import task
 
 
 def ledger(folder: Path, **tasks: str) -> Ledger:

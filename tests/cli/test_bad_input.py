@@ -12,7 +12,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
-from eyas.target import Target, mapped
+from eyas.targets import Target, slots
 
 from ..pairs import Pair, save_drafter, write_rows
 
@@ -142,7 +142,7 @@ def test_pickles_are_read_only_when_named(decode: Run, tmp_path: Path) -> None:
 
 
 def test_no_memory_for_the_cache(decode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    zeros = mapped.zeros
+    zeros = slots.zeros
 
     def scarce(size: Any, *options: Any) -> Any:
         if len(size) == 5 and size[1]:  # keys and values of some slots
@@ -153,7 +153,7 @@ def test_no_memory_for_the_cache(decode: Run, monkeypatch: pytest.MonkeyPatch) -
 
     def loaded(target: Target) -> None:
         load(target)
-        monkeypatch.setattr(mapped, "zeros", scarce)
+        monkeypatch.setattr(slots, "zeros", scarce)
 
     monkeypatch.setattr(Target, "__post_init__", loaded)
     result = decode("--prompt", "x", "--method", "none")
@@ -182,7 +182,7 @@ def test_tracebacks_are_for_debug(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("seven\nlines")
 
-    monkeypatch.setattr("eyas.interop.locate.locate", broken)
+    monkeypatch.setattr("eyas.interop.inspect.locate.locate", broken)
     result = run("inspect", "x")
     assert result.exit_code == 1
     assert result.stderr.startswith("unexpected ZeroDivisionError: seven (run with --debug")
@@ -193,7 +193,7 @@ def test_an_interrupt_is_no_failure_of_ours(run: Run, monkeypatch: pytest.Monkey
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("eyas.interop.locate.locate", interrupt)
+    monkeypatch.setattr("eyas.interop.inspect.locate.locate", interrupt)
     result = run("inspect", "x")
     assert result.exit_code == 130
     assert "Traceback" not in result.output

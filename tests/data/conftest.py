@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.tokenizer import train_tokenizer
+from eyas.train.lm.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")

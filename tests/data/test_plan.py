@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 import transformers as tf
 
-from eyas.data.machines import Machine, known_machine, this_machine
-from eyas.data.model_size import model_size
-from eyas.data.plan import Work, capture_hours, drafter_parameters, plain_speed, speedup, storage, training_hours
+from eyas.data.plan import (
+    Machine,
+    Work,
+    capture_hours,
+    drafter_parameters,
+    known_machine,
+    model_size,
+    plain_speed,
+    speedup,
+    storage,
+    this_machine,
+    training_hours,
+)
 from eyas.data.store.layout import Layout, classic_bytes
 from eyas.errors import UnsupportedModelError, UsageError
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
-from eyas.doctor.decoding import decode
-from eyas.doctor.prompts import encode_prompts
+from eyas.doctor.diagnosis import decode
 from eyas.doctor.reading import Reading
-from eyas.doctor.transcript import Transcript
+from eyas.doctor.transcript import Transcript, encode_prompts
 from eyas.drafters.checkpoint import open_checkpoint
-from eyas.target import Target, load_target, load_tokenizer
+from eyas.targets import Target, load_target, load_tokenizer
 
 LENGTH, TOKENS = 3, 80
 

@@ -76,7 +76,7 @@ def embedding_lost(files: Files) -> Files:
 
 def rows_permuted(files: Files) -> Files:
     """Queries and keys in llama.cpp's order."""
-    from eyas.drafters.formats.gguf_names import side_by_side
+    from eyas.drafters.formats.gguf_eagle3 import side_by_side
 
     names = {"midlayer.self_attn.q_proj.weight": 4, "midlayer.self_attn.k_proj.weight": 2}
     return files[0], files[1] | {name: side_by_side(files[1][name], heads) for name, heads in names.items()}
@@ -84,10 +84,9 @@ def rows_permuted(files: Files) -> Files:
 
 def random_weights(files: Files) -> Files:
     """Nothing but the vocabulary map was ever trained."""
-    from eyas.drafters.eagle3.config import read
-    from eyas.drafters.eagle3.module import Eagle3Network
     from eyas.drafters.formats.fields import Fields
-    from eyas.drafters.kinds import KINDS, file_name
+    from eyas.drafters.kinds.eagle3 import Eagle3Network, read
+    from eyas.drafters.registry import KINDS, file_name
 
     torch.manual_seed(2)
     fresh = Eagle3Network(read(Fields(files[0], "test"))).state_dict()

@@ -10,7 +10,7 @@ from eyas.doctor.examine import Examined, examine
 from eyas.doctor.reading import Reading
 from eyas.doctor.transcript import Transcript
 from eyas.drafters.checkpoint import open_checkpoint
-from eyas.target import Target
+from eyas.targets import Target
 
 from . import faults
 from .conftest import LENGTH

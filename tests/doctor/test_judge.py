@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from eyas.doctor.examine import judge
-from eyas.doctor.judge import LEAST_GAIN, Gain, gain, needed
-from eyas.doctor.measure import Measured
+from eyas.doctor.measure import LEAST_GAIN, Gain, Measured, gain, needed
 
 
 def measured(overlap: list[float], right: list[float], blocks: list[int]) -> Measured:

@@ -13,9 +13,8 @@ from eyas.doctor.reading import Reading
 from eyas.doctor.transcript import Transcript
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.target import Target
-from eyas.train.chain_rows import chain_rows
-from eyas.train.ttt import unrolled
+from eyas.targets import Target
+from eyas.train.loss.ttt import chain_rows, unrolled
 from eyas.tree import parse_tree
 from eyas.verify import Sampler
 

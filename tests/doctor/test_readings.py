@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.doctor.aspects import boundaries, other_readings
-from eyas.doctor.change import Change
+from eyas.doctor.examine import DRAWN, unevenness
 from eyas.doctor.measure import measure
-from eyas.doctor.reading import Reading
+from eyas.doctor.reading import Change, Reading
+from eyas.doctor.search import boundaries, other_readings
 from eyas.doctor.transcript import Transcript
-from eyas.doctor.weights import DRAWN, unevenness
-from eyas.drafters.kinds import KINDS
-from eyas.target import Target
+from eyas.drafters.registry import KINDS
+from eyas.targets import Target
 
 from .. import tiny
 

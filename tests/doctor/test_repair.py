@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.doctor.aspects import other_readings
 from eyas.doctor.reading import Reading
 from eyas.doctor.repair import repaired, write
+from eyas.doctor.search import other_readings
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.errors import ExportError, UsageError
-from eyas.target import Target
+from eyas.targets import Target
 
 from .. import tiny
 from .test_readings import reading

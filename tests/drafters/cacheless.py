@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyas.drafters.layers import grouped_attention
 from eyas.drafters.network import DraftNetwork
+from eyas.targets.attention import grouped_attention
 
 
 def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.loading import load_drafter, local_directory
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
-from eyas.target import Target
-from eyas.target.fingerprint import fingerprint
+from eyas.targets import Target
+from eyas.targets.fingerprint import fingerprint
 
 from .. import tiny
 

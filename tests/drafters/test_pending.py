@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyas.drafters.pending import PendingPairs
+from eyas.drafters.decoding import PendingPairs
 
 
 def pairs(rows: int, count: int) -> tuple[Tensor, Tensor]:

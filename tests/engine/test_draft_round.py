@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from eyas.engine import Engine, Speculation
-from eyas.engine.draft_round import draft_rounds
-from eyas.engine.evidence import Evidence
+from eyas.engine.round import Evidence
+from eyas.engine.stepper import draft_rounds
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import Request, SamplingParams
 

@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine import Engine, Speculation
 from eyas.errors import RequestError, UsageError
-from eyas.target import Target
+from eyas.targets import Target
 from eyas.tree import parse_tree
 from eyas.types import Completion, Request, SamplingParams, Stats
 from eyas.verify import TypicalWalk

@@ -12,7 +12,7 @@ import pytest
 
 from eyas.engine import Engine, Limits, Speculation
 from eyas.errors import RequestError
-from eyas.target import Target
+from eyas.targets import Target
 from eyas.tree import parse_tree
 from eyas.types import Completion, GrammarSpec, Request, SamplingParams
 from eyas.verify import TypicalWalk, compile_grammar

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from eyas.drafters.checkpoint import save_network
 from eyas.engine import Engine, Speculation, load
 from eyas.errors import UsageError
-from eyas.target import load_target
+from eyas.targets import load_target
 from eyas.tree import parse_tree
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.static import StaticTree

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Speculation, run_round
-from eyas.target import Target
+from eyas.targets import Target
 from eyas.tree import TreeSpec, parse_tree
 from eyas.tree.shared import SharedTree
 from eyas.types import SamplingParams

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.engine.prefix import BLOCK, PrefixStore
+from eyas.engine.prefix_cache import BLOCK, PrefixStore
 
 Text = list[int]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eyas.engine import Engine, Outcome, Speculation, run_round
-from eyas.target import Target
+from eyas.targets import Target
 from eyas.tree import TreeSpec, parse_tree
 from eyas.types import Request, SamplingParams
 from eyas.verify import Sampler

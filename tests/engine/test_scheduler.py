@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.engine.limits import Limits
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import LiveSequence
 from eyas.errors import QueueFullError, RequestError, UsageError
-from eyas.types import Request
+from eyas.types import Limits, Request
 
 
 def sequence(index: int, prompt: int = 5, limit: int = 5, key: str = "", expires: float | None = None) -> LiveSequence:

@@ -9,7 +9,7 @@ import pytest
 
 from eyas.engine import Engine, Limits, Speculation
 from eyas.errors import CacheMemoryError, InvariantError, QueueFullError, RequestError
-from eyas.target import KVShape, SlotCache, Target
+from eyas.targets import KVShape, SlotCache, Target
 from eyas.tree import parse_tree
 from eyas.types import Chunk, Completion, Request, SamplingParams
 

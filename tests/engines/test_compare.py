@@ -13,7 +13,7 @@ from engines.reference import Reference
 from engines.table import BEGIN, END, insert, table
 
 from eyas.errors import DataError
-from eyas.interop.consumers import CONSUMERS
+from eyas.interop.export.consumers import CONSUMERS
 
 RUN: dict[str, Any] = {"engine": "vLLM", "version": "0.32.0", "form": "vllm", "way": "over HTTP", "date": "2026-11-21"}
 REFERENCE = [

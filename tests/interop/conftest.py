@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.interop.subject import Serving
-from eyas.target.ends import load_ends
-from eyas.target.loading import load_tokenizer
+from eyas.interop.export.subject import Serving
+from eyas.targets.loading import load_ends, load_tokenizer
 
 from ..pairs import save_target
 

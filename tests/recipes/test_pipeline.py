@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from eyas.cli.app import app
-from eyas.data.chats import exchange, write_chats
+from eyas.text.chats import exchange, write_chats
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pipeline.py"
 

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from eyas.engine import Engine, load
-from eyas.engine.limits import Limits
-from eyas.serve.app import ENDPOINTS, create_app
-from eyas.serve.bridge import EngineThread
-from eyas.serve.metrics import Metrics
-from eyas.serve.observer import Observer
-from eyas.serve.settings import ServeSettings
+from eyas.serve.context import ServeSettings
+from eyas.serve.engine_thread import EngineThread
+from eyas.serve.http.app import ENDPOINTS, create_app
+from eyas.serve.observe.metrics import Metrics
+from eyas.serve.observe.observer import Observer
+from eyas.types import Limits
 
 from ..pairs import Pair, save_drafter, save_target
 from .fakes import FakeEngine

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from eyas.engine.state import EngineState
 from eyas.errors import QueueFullError, RequestError
-from eyas.types import Chunk, Completion, Request, Stats, TokenLogprobs
+from eyas.types import Chunk, Completion, EngineState, Request, Stats, TokenLogprobs
 
 from ..pairs import tokenizer
 

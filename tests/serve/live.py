@@ -11,11 +11,11 @@ from typing import Any
 
 import uvicorn
 
-from eyas.serve.app import create_app
-from eyas.serve.bridge import EngineThread
-from eyas.serve.metrics import Metrics
-from eyas.serve.observer import Observer
-from eyas.serve.settings import ServeSettings
+from eyas.serve.context import ServeSettings
+from eyas.serve.engine_thread import EngineThread
+from eyas.serve.http.app import create_app
+from eyas.serve.observe.metrics import Metrics
+from eyas.serve.observe.observer import Observer
 
 
 class Live:

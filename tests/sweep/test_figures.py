@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.sweep.figures import knob_figure, trade_figure, unbeaten
+from eyas.sweep.report import knob_figure, trade_figure, unbeaten
 
 points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
 

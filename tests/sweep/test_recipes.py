@@ -8,7 +8,7 @@ import pytest
 
 from eyas.config import load_config
 from eyas.sweep.config import SweepConfig
-from eyas.sweep.trials import Trials
+from eyas.sweep.trial import Trials
 
 ROOT = Path(__file__).parents[2]
 

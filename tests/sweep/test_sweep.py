@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.tasks import read_tasks, run_group
+from eyas.bench.offline.runner import read_tasks, run_group
 from eyas.engine import load
 from eyas.sweep.config import SweepConfig
 from eyas.sweep.sweep import Outcome, Sweep

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from eyas.errors import ConfigError
-from eyas.sweep.trials import Trials
+from eyas.sweep.trial import Trials
 
 from .conftest import Setup
 

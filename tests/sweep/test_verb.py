@@ -7,9 +7,9 @@ import json
 import yaml
 from typer.testing import CliRunner
 
-from eyas.bench.page import render
+from eyas.bench.report.page import render
 from eyas.cli.app import app
-from eyas.sweep.page import sweep_section
+from eyas.sweep.report import sweep_section
 
 from .conftest import Setup
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.data.chats import exchange, write_chats
-from eyas.data.tokenizer import train_tokenizer
-from eyas.train.lm import LmModelConfig, build_lm
+from eyas.text.chats import exchange, write_chats
+from eyas.train.lm.lm import LmModelConfig, build_lm
+from eyas.train.lm.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ import torch
 
 from eyas.config import load_config
 from eyas.errors import ConfigError
-from eyas.target import Target
-from eyas.target.ends import load_ends
+from eyas.targets import Target
+from eyas.targets.loading import load_ends
+from eyas.train.drafter.shape import fresh_network
 from eyas.train.recipes import Recipe
-from eyas.train.shape import fresh_network
 from eyas.tree import parse_tree
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

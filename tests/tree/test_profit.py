@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.tree.profit import Choice, most_profitable
+from eyas.tree.values import Choice, most_profitable
 
 VALUES = st.lists(st.lists(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.9)), min_size=3, max_size=3), min_size=1, max_size=3)
 STEPS = st.lists(st.sampled_from((0.0, 0.05, 0.2, 0.4)), min_size=9, max_size=9)

@@ -7,7 +7,7 @@ import pytest
 from eyas.errors import UsageError
 from eyas.tree import parse_tree
 from eyas.tree.dynamic import DynamicTree
-from eyas.tree.presets import PRESETS
+from eyas.tree.spec import PRESETS
 from eyas.tree.static import StaticTree
 
 

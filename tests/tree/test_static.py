@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, TreeSpec, parse_tree
-from eyas.tree.presets import PRESETS
+from eyas.tree.spec import PRESETS
 from eyas.tree.static import Path, StaticTree
 
 CPU = torch.device("cpu")

@@ -20,3 +20,32 @@ def named_target(name: str | Path) -> str:
 def named_drafter(name: str | Path) -> str:
     """The same for drafters."""
     return str(DEMO_DRAFTER) if name == DEMO else str(name)
+
+
+# The prompts of `eyas demo`, written for it; none is part of an evaluation set or of the training data.
+
+
+PROMPTS: tuple[tuple[str, str], ...] = (
+    (
+        "maths",
+        "Lena sells 14 jars of honey on Saturday and twice as many on Sunday. Each jar costs $6. "
+        "How much money does she earn on both days?",
+    ),
+    (
+        "code",
+        "Complete the code I provided.\n\ndef count_words(text, minimum=1):\n"
+        '    """Return a dictionary that maps each word of text to the number of times it occurs,\n'
+        '    leaving out words that occur fewer than minimum times.\n    """\n',
+    ),
+    (
+        "maths",
+        "A bus has 48 seats. A third of them are taken at the first stop and 9 more at the second. "
+        "How many seats are still free?",
+    ),
+    (
+        "code",
+        "Complete the code I provided.\n\ndef read_lines(path, encoding='utf-8'):\n"
+        '    """Read a text file and return the list of its lines without the line ends."""\n',
+    ),
+    ("prose", "What does `shutil.copytree` do?"),
+)

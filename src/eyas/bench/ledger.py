@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.score import TaskScore
+from eyas.bench.offline.candidates import TaskScore
 from eyas.errors import DataError
 
 

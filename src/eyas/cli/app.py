@@ -3,33 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from inspect import Parameter
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import eyas
-from eyas.cli.bench import bench
-from eyas.cli.bench_checkpoints import checkpoints
-from eyas.cli.bench_report import report
-from eyas.cli.bench_serve import serve as bench_serve
-from eyas.cli.bench_trees import trees
-from eyas.cli.chat import chat
-from eyas.cli.data_capture import capture as data_capture
-from eyas.cli.data_prepare import prepare as data_prepare
-from eyas.cli.data_regenerate import regenerate as data_regenerate
-from eyas.cli.default_group import DefaultGroup
-from eyas.cli.demo import demo
-from eyas.cli.doctor import doctor
-from eyas.cli.export import export
-from eyas.cli.generate import generate
-from eyas.cli.inspect import inspect
-from eyas.cli.plan import plan
-from eyas.cli.serve import serve
-from eyas.cli.sweep import sweep
-from eyas.cli.train import train
-from eyas.cli.verb import add_verb
-from eyas.cli.verify import verify
+from eyas.cli.bench.bench import bench
+from eyas.cli.bench.checkpoints import checkpoints
+from eyas.cli.bench.report import report
+from eyas.cli.bench.serve import serve as bench_serve
+from eyas.cli.bench.trees import trees
+from eyas.cli.common.guard import guarded
+from eyas.cli.common.options import Given, Spread
+from eyas.cli.data.capture import capture as data_capture
+from eyas.cli.data.prepare import prepare as data_prepare
+from eyas.cli.data.regenerate import regenerate as data_regenerate
+from eyas.cli.decode.chat import chat
+from eyas.cli.decode.demo import demo
+from eyas.cli.decode.generate import generate
+from eyas.cli.decode.verify import verify
+from eyas.cli.drafter.doctor import doctor
+from eyas.cli.drafter.export import export
+from eyas.cli.drafter.inspect import inspect
+from eyas.cli.serve.serve import serve
+from eyas.cli.train.plan import plan
+from eyas.cli.train.sweep import sweep
+from eyas.cli.train.train import train
+
+# A verb group that is also a verb: where no verb of it is named, its first one is meant.
+
+
+class DefaultGroup(TyperGroup):
+    """`eyas bench --model ...` is `eyas bench measure --model ...`, help included.
+
+    Only what begins with a dash goes to the first verb, so a mistyped verb is still reported as one.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0].startswith("-"):
+            args = [self.list_commands(ctx)[0], *args]
+        return super().parse_args(ctx, args)
+
+
+# What makes a function a verb: option groups are spread, errors guarded, a returned number is the exit code.
+
+
+_CONTEXT = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+
+def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -> None:
+    """Register `function` as `eyas NAME`; its docstring is the help."""
+    spread = Spread(function)
+
+    def command(ctx: typer.Context, **values: Any) -> None:
+        with guarded(debug=bool(ctx.obj)):
+            code = function(**spread.gather(values, _given(ctx, values)))
+        if code:
+            raise typer.Exit(code)
+
+    parameters = [_CONTEXT, *spread.signature.parameters.values()]
+    command.__signature__ = spread.signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(name, help=function.__doc__)(command)
+
+
+def _given(ctx: typer.Context, values: dict[str, Any]) -> Given:
+    """On the command line or by an environment variable."""
+    sources = {name: ctx.get_parameter_source(name) for name in values}
+    return Given(
+        name for name, source in sources.items() if source is not None and not source.name.startswith("DEFAULT")
+    )
+
 
 VERBS: dict[str, Callable[..., int | None]] = {
     "demo": demo,

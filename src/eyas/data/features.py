@@ -5,14 +5,14 @@ Legend: B chats, S positions (right-padded), A taps, Ht target hidden, k candida
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from eyas.data.batches import ChatBatches, TokenBatch
-from eyas.target import Target
+from eyas.data.tokens.batches import ChatBatches, TokenBatch
+from eyas.targets import Target
 
 
 class TopTokens(NamedTuple):
@@ -67,3 +67,33 @@ class OnlineSource:
 
     def __call__(self, number: int) -> FeatureBatch:
         return trace_batch(self._target, self._batches.batch(number), self._taps)
+
+
+# The teacher's best tokens, made from final states, a few rows of logits at a time.
+
+
+CHUNK_ELEMENTS = 2**24
+"""Most logits made at once."""
+
+
+class TopRows(NamedTuple):
+    """`TopTokens` of F single positions."""
+
+    ids: Tensor  # [F, k] int64
+    logprobs: Tensor  # [F, k] float32
+    tail: Tensor  # [F] float32
+
+
+@torch.no_grad()
+def top_rows(head: Callable[[Tensor], Tensor], final: Tensor, vocab: int, count: int) -> TopRows:
+    """Final states [F, Ht] -> the `count` likeliest of `vocab` tokens at each, and the probability of the others."""
+    count = min(count, vocab)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for rows in torch.split(final, max(1, CHUNK_ELEMENTS // vocab)):
+        logits = head(rows).float()  # [f, V]
+        every = logits.logsumexp(-1, keepdim=True)
+        best = logits.topk(count)
+        logprobs = best.values - every
+        found.append((best.indices, logprobs, (1 - logprobs.exp().sum(-1)).clamp_min(0)))
+    ids, logprobs, tail = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return TopRows(ids, logprobs, tail)

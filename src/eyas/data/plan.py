@@ -6,11 +6,15 @@ written by. Hours and speedup are estimates, and every assumption has a name her
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from eyas.data.machines import Machine
-from eyas.data.model_size import ModelSize
+import torch
+
 from eyas.data.store.layout import Layout, Size, classic_bytes
+from eyas.errors import UnsupportedModelError, UsageError
+from eyas.targets.architecture import causal_lm_class, refuse_unsupported
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "--states bf16 --final all": {"states": "bf16", "final": "all", "top": None},
@@ -124,3 +128,126 @@ def speedup(target: ModelSize, taps: int, draft_vocab: int) -> Speedup:
 def _forward(target: ModelSize, length: int) -> float:
     """Operations a token: two a parameter, and scores and sums over half the row on average."""
     return 2 * target.body + 2 * target.layers * target.query * length
+
+
+# How big a model is, from its config alone: built without memory for its weights, and counted.
+
+
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+class ModelSize(NamedTuple):
+    """Parameters, and the widths that bytes and operations depend on."""
+
+    layers: int
+    hidden: int
+    vocab: int
+    query: int
+    """Heads x head size: the width of attention."""
+    key: int
+    """The same of keys."""
+    intermediate: int
+    body: int
+    """Parameters of the layers that one token passes: of experts, as many as are chosen."""
+    total: int
+    """All parameters, embedding and head included."""
+
+    @property
+    def head(self) -> int:
+        """Parameters of the output head."""
+        return self.vocab * self.hidden
+
+
+def model_size(config: Any) -> ModelSize:
+    """Count a decoder of this transformers config. Raises UnsupportedModelError as loading it would."""
+    kind = causal_lm_class(config)
+    if kind is None:
+        raise UnsupportedModelError(
+            f"{config.model_type} is no decoder that transformers can build: name another model"
+        )
+    refuse_unsupported(kind, config)
+    with torch.device("meta"):
+        model = kind(config)
+    text = config.get_text_config()
+    experts = next((getattr(text, name) for name in _EXPERT_COUNTS if getattr(text, name, None)), 1)
+    chosen = getattr(text, "num_experts_per_tok", None) or 1
+    outside = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+    body = total = 0
+    for name, weight in model.named_parameters():
+        total += weight.numel()
+        if id(weight) not in outside:
+            routed = ".experts." in name
+            body += weight.numel() * chosen // experts if routed else weight.numel()
+    heads = text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return ModelSize(
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        vocab=text.vocab_size,
+        query=heads * head_size,
+        key=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        body=body,
+        total=total,
+    )
+
+
+# What a machine sustains, as plans need it: a share of a GPU's published figures, or a measurement of a second.
+
+
+COMPUTE_SHARE, BANDWIDTH_SHARE = 0.4, 0.8
+"""Of the published peaks, what large models are assumed to reach."""
+
+# dense bf16 TFLOP/s and GB/s, from the makers' data sheets
+PUBLISHED: dict[str, tuple[float, float]] = {
+    "A100": (312, 2039), "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 8000), "MI300X": (1307, 5300),
+    "L40S": (362, 864), "A10": (125, 600), "L4": (121, 300), "RTX 4090": (165, 1008), "RTX 3090": (71, 936),
+}  # fmt: skip
+
+
+class Machine(NamedTuple):
+    """Sustained speed of one device."""
+
+    name: str
+    tflops: float
+    """bf16 matrix products."""
+    bandwidth: float
+    """GB/s from memory."""
+
+
+def known_machine(name: str) -> Machine:
+    """A GPU of the list; UsageError names the list."""
+    found = [known for known in PUBLISHED if known.lower() in name.lower()]
+    if not found:
+        raise UsageError(f"--machine {name}: known are {', '.join(PUBLISHED)}; or give --tflops and --bandwidth")
+    best = max(found, key=len)  # A100, not A10
+    tflops, bandwidth = PUBLISHED[best]
+    return Machine(best, tflops * COMPUTE_SHARE, bandwidth * BANDWIDTH_SHARE)
+
+
+def this_machine() -> Machine:
+    """This GPU if it is known, else what this device does with a matrix product and a copy."""
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        if any(known.lower() in name.lower() for known in PUBLISHED):
+            return known_machine(name)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size = 1024
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    block = torch.zeros(2**25, dtype=torch.uint8, device=device)
+    target = torch.empty_like(block)
+    product = _seconds(lambda: torch.mm(a, a), device)
+    copy = _seconds(lambda: target.copy_(block), device)
+    return Machine(f"this {device.type}, measured", 2 * size**3 / product / 1e12, 2 * len(block) / copy / 1e9)
+
+
+def _seconds(work: Callable[[], object], device: torch.device, budget: float = 0.3) -> float:
+    """The fastest of some runs, within about `budget` seconds."""
+    best, end = float("inf"), time.perf_counter() + budget
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best

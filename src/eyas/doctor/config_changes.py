@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping
 from itertools import permutations
 from typing import Any
 
-from eyas.doctor.change import Change
-from eyas.doctor.reading import Reading
+from eyas.doctor.reading import Change, Reading
 from eyas.drafters.config import TransformerConfig
-from eyas.drafters.eagle3.config import FusedTapsConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.rope import read_rope
-from eyas.drafters.mla.config import MlaConfig
-from eyas.drafters.mlp.config import MlpConfig
+from eyas.drafters.kinds.eagle3 import FusedTapsConfig
+from eyas.drafters.kinds.mla import MlaConfig
+from eyas.drafters.kinds.mlp import MlpConfig
 from eyas.errors import ConfigError
-from eyas.target import Target
+from eyas.targets import Target
 
 THETAS = (10000.0, 500000.0, 1000000.0)
 """Of the field's usual models."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from eyas.drafters.checkpoint import Checkpoint, assembled
 from eyas.drafters.config import DrafterConfig
-from eyas.drafters.kinds import Kind
 from eyas.drafters.loading import check_fit
 from eyas.drafters.network import DraftNetwork
-from eyas.target import Target
+from eyas.drafters.registry import Kind
+from eyas.targets import Target
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,25 @@ class Reading:
             tensors={name: tensor for name, tensor in merged.items() if tensor is not None},
             taps=self.taps if taps is None else taps,
         )
+
+
+# One way in which a reading may be wrong, and what would put it right.
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one reading to another; it can be repeated on the same files in another type."""
+
+    aspect: str
+    """What is read otherwise; a reading is changed in one aspect once."""
+    name: str
+    """How it is read instead."""
+    repair: str
+    """What to change in the files."""
+    apply: Callable[[Reading], Reading]
+    written: bool = True
+    """Can a drafter's files say so?"""
+
+
+Aspect = Callable[[Reading, Target], Iterator[Change]]
+"""The other ways to read one thing, given the present one."""

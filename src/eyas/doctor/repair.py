@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.doctor.change import Change
-from eyas.doctor.reading import Reading
+from eyas.doctor.reading import Change, Reading
 from eyas.drafters.checkpoint import assembled, open_checkpoint, save_network
-from eyas.drafters.eagle1.config import Eagle1Config
-from eyas.drafters.eagle3.config import FusedTapsConfig
-from eyas.drafters.folders import place_folder
+from eyas.drafters.kinds.eagle1 import Eagle1Config
+from eyas.drafters.kinds.eagle3 import FusedTapsConfig
 from eyas.errors import ExportError, UsageError
-from eyas.target import Target
+from eyas.files import place_folder
+from eyas.targets import Target
 
 
 def repaired(reading: Reading, changes: Sequence[Change]) -> Reading:

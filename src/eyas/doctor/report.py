@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eyas.doctor.decoding import Decoded
+from eyas.doctor.diagnosis import Decoded, Diagnosis
 from eyas.doctor.measure import Measured
 from eyas.doctor.search import Adopted, Trial
-from eyas.doctor.visit import Diagnosis
 
 
 def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:

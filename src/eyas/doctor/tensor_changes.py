@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from eyas.doctor.change import Change
-from eyas.doctor.reading import Reading
+from eyas.doctor.reading import Change, Reading
 from eyas.drafters.config import GroupedConfig
-from eyas.drafters.eagle1.config import Eagle1Config
-from eyas.drafters.eagle3.config import FusedTapsConfig
-from eyas.drafters.formats.gguf_names import halves, side_by_side
+from eyas.drafters.formats.gguf_eagle3 import halves, side_by_side
 from eyas.drafters.formats.vocabulary import names_tokens
-from eyas.target import Target
+from eyas.drafters.kinds.eagle1 import Eagle1Config
+from eyas.drafters.kinds.eagle3 import FusedTapsConfig
+from eyas.targets import Target
 
 _INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 """What reads embedding and state in EAGLE-3's first layer."""

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from eyas.target import Target
+from eyas.assets import PROMPTS as DEMO
+from eyas.errors import RequestError
+from eyas.targets import Target
+from eyas.text.chats import Message
+from eyas.text.prompts import encode_chat, encode_text
 
 LIKELIEST = 64
 """Of the target's distribution so many tokens are kept: all but a percent or so of its mass, in any vocabulary."""
@@ -108,3 +113,50 @@ def _likeliest(target: Target, final: Tensor, written: Tensor) -> tuple[Tensor, 
     ids[before] = torch.cat([each.indices for each in found])
     likely[before] = torch.cat([each.values for each in found])
     return ids, likely
+
+
+# What the doctor asks: short tasks of many sorts, written for it; none is part of an evaluation set.
+
+
+PROMPTS: tuple[str, ...] = (
+    *(text for _, text in DEMO),
+    "Tom has 3 boxes with 12 pencils each. He gives 7 pencils away. How many are left?",
+    "Write a short story about a lighthouse.",
+    "Write a Python function that returns the prime numbers below n.",
+    "What does `os.path.join` do?",
+    "A train travels 60 miles in 1.5 hours. How far does it travel in 4 hours?",
+    "List three ways to save water at home.",
+    "Complete the code I provided.\n\ndef merge(first, second):\n"
+    '    """Merge two sorted lists into one sorted list.\n    """\n',
+    "Explain in two sentences why the sky is blue.",
+    "Sara bakes 5 trays of 8 cookies and sells each cookie for $2. How much does she earn?",
+    "What is the capital of France, and what is it known for?",
+    "Explain what a hash table is to someone who has never programmed.",
+    "A shop sells apples at $3 a kilo. How much do 4 kilos and a bag for $1 cost?",
+    "Describe a walk through a market in the early morning.",
+    "What does `json.dumps` do?",
+    "Complete the code I provided.\n\ndef flatten(items):\n"
+    '    """Return one list with the elements of a list of lists.\n    """\n',
+    "Write a polite email that asks for a meeting next week.",
+    "Anna reads 18 pages a day. How many pages does she read in two weeks?",
+    "Translate 'good morning' into French, Spanish and German.",
+    "Give me a simple recipe for pancakes.",
+)
+
+
+def encode_prompts(tokenizer: Any, longest: int | None) -> list[tuple[int, ...]]:
+    """Every prompt shorter than `longest` tokens: as a chat where the tokenizer has a template, else as plain text.
+
+    Raises RequestError if none is.
+    """
+    encoded = [_encode(tokenizer, text) for text in PROMPTS]
+    fitting = [prompt for prompt in encoded if longest is None or len(prompt) < longest]
+    if not fitting:
+        raise RequestError(f"the target's context holds {longest} tokens: too few for any of the doctor's prompts")
+    return fitting
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    if getattr(tokenizer, "chat_template", None):
+        return encode_chat(tokenizer, [Message(role="user", content=text)])
+    return encode_text(tokenizer, text)

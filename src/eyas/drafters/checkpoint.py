@@ -19,16 +19,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafters.config import DrafterConfig, TransformerConfig
+from eyas.drafters.files import Source, TensorInfo
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.opening import CONFIG, open_source
-from eyas.drafters.formats.source import Source
 from eyas.drafters.formats.vocabulary import complete_vocabulary
-from eyas.drafters.headers import TensorInfo
-from eyas.drafters.kinds import Kind, file_name, kind_for, kind_of, tensor_name
 from eyas.drafters.layers import Rotary
 from eyas.drafters.network import DraftNetwork
+from eyas.drafters.registry import Kind, file_name, kind_for, kind_of, tensor_name
 from eyas.errors import CheckpointError, ConfigError
-from eyas.target import Target
+from eyas.targets import Target
 
 WEIGHTS = "model.safetensors"
 PROVENANCE = "eyas"

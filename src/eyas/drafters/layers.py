@@ -18,8 +18,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas.drafters.config import GroupedConfig, TransformerConfig
-from eyas.target.few_queries import grouped_attention as grouped_attention
-from eyas.target.slots import KVShape
+from eyas.targets.slots import KVShape
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v [B, kv_heads, S, Dv]) -> [B, heads, S, Dv].

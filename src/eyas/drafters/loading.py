@@ -17,9 +17,9 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.formats.opening import gguf_in
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.runtime import use_huge_pages
-from eyas.target import Target
-from eyas.target.fingerprint import fingerprint
-from eyas.target.packed import can_pack, pack_linears
+from eyas.targets import Target
+from eyas.targets.fingerprint import fingerprint
+from eyas.targets.linears import can_pack, pack_linears
 
 _LOG = logging.getLogger("eyas")
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.layers import Attend
 from eyas.errors import CheckpointError
-from eyas.target import Target
-from eyas.target.slots import KVShape
+from eyas.targets import Target
+from eyas.targets.slots import KVShape
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
 """The engine: rounds, sequences, conversations."""
 
-from eyas.engine.conversation import Conversation
-from eyas.engine.engine import Engine
-from eyas.engine.limits import Limits
+from eyas.engine.engine import Conversation, Engine
 from eyas.engine.load import load
 from eyas.engine.round import Outcome, Speculation, run_round
-from eyas.engine.state import EngineState
+from eyas.types import EngineState, Limits
 
 __all__ = ["Conversation", "Engine", "EngineState", "Limits", "Outcome", "Speculation", "load", "run_round"]

@@ -6,14 +6,19 @@ name there, or nobody's because a pass broke off, has lost what was in them and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
+from typing import cast
+
+import torch
 
 from eyas.drafters import Drafter, tell
-from eyas.engine.room import CacheRoom
-from eyas.engine.scheduler import Move, Piece
+from eyas.engine.scheduler import CacheRoom, Move, Piece
 from eyas.engine.sequence import LiveSequence
 from eyas.errors import InvariantError
-from eyas.target import Target
+from eyas.targets import Target
+from eyas.tree import TreeSpec
+from eyas.tree.shared import SharedTree
 from eyas.verify import Sampler
 
 
@@ -111,3 +116,34 @@ class SlotCaches:
                 expected = placed[slot].cached if held else 0
                 if part.length(slot) != expected:
                     raise InvariantError(f"{name} holds {part.length(slot)} in slot {slot}, expected {expected}")
+
+
+# How many cache columns a round takes beyond what is committed.
+
+
+def staging_columns(spec: TreeSpec | None) -> int:
+    """Most columns that a round with such a tree stages.
+
+    Those are root and nodes in the target's cache, guesses in the drafter's.
+    """
+    if spec is None:
+        return 1
+    if isinstance(spec, SharedTree):  # a new one each round
+        return 1 + max(min(spec.budget, spec.per_row or spec.budget), spec.depth * spec.width)
+    return _grown(cast(Hashable, spec))
+
+
+@lru_cache(maxsize=256)
+def _grown(hashable: Hashable) -> int:
+    """By growing a tree of nothing."""
+    spec = cast(TreeSpec, hashable)
+    growth = spec.start(1, torch.device("cpu"))
+    width, guesses = 1, 0
+    for _ in range(spec.depth):
+        tokens = torch.arange(width * growth.fanout).view(1, width, growth.fanout)
+        frontier = growth.expand(torch.zeros(tokens.shape), tokens)
+        if frontier is None:
+            break
+        width = frontier.tokens.shape[1]
+        guesses += width
+    return 1 + max(growth.tree().size, guesses)

@@ -14,14 +14,12 @@ from itertools import islice
 from typing import Any
 
 from eyas.engine.controller import Controller
-from eyas.engine.limits import Limits
 from eyas.engine.round import Outcome, Speculation
 from eyas.engine.sequence import LiveSequence
-from eyas.engine.state import EngineState
 from eyas.engine.stepper import Stepper
 from eyas.errors import RequestError, UsageError
-from eyas.target import Target
-from eyas.types import Chunk, Completion, Request
+from eyas.targets import Target
+from eyas.types import Chunk, Completion, EngineState, Limits, Request
 from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
 
 
@@ -219,3 +217,22 @@ def _eos_ids(target: Target, tokenizer: Any) -> tuple[int, ...]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     return tuple(sorted(set(ids)))
+
+
+# A conversation: each turn reads only what is new since the one before.
+
+
+_TOKENS = 32768
+"""Kept where the model doesn't say how long a context may become."""
+
+
+class Conversation:
+    """Turns of one chat. An engine may have several, and other requests beside them."""
+
+    def __init__(self, engine: Engine) -> None:
+        engine.reuse_prefixes(engine.target.max_length or _TOKENS)
+        self._engine = engine
+
+    def turn(self, request: Request) -> Iterator[Chunk]:
+        """Stream the answer to a prompt that (usually) continues the last one."""
+        yield from self._engine.stream([request])

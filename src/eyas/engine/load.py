@@ -11,11 +11,11 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import load_drafter
 from eyas.engine.controller import is_auto, make_controller
 from eyas.engine.engine import Engine
-from eyas.engine.limits import Limits
 from eyas.engine.round import Speculation
 from eyas.errors import UsageError
-from eyas.target import load_target, load_tokenizer
+from eyas.targets import load_target, load_tokenizer
 from eyas.tree import TreeSpec, parse_tree
+from eyas.types import Limits
 from eyas.verify import WalkRule
 
 DEFAULT_TREE = "dynamic:5,6,24"

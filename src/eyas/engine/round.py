@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters import Drafter, tell
-from eyas.engine.evidence import Evidence
-from eyas.target import Target
+from eyas.targets import Target
 from eyas.tree import DraftTree, PlaceLogits, TreeSpec
 from eyas.types import TokenLogprobs
 from eyas.verify import LegalTree, Sampler, Scores, SeededWalk, Walk, WalkRule
@@ -175,3 +174,14 @@ def _judge(
         pass_seconds=0.0,
     )
     return walk, paths, outcome
+
+
+# What a round proved about its draft: the tree that was verified and the path that was walked.
+
+
+class Evidence(NamedTuple):
+    """One round's draft and its outcome; R rows."""
+
+    tree: DraftTree
+    paths: list[list[int]]
+    """For each row the places walked, the root's 0 first, node i as i + 1: one more than accepted draft tokens."""

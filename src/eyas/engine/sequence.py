@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from eyas.types import Request, Stats, TokenLogprobs
 
-if TYPE_CHECKING:  # what the scheduler needs of this file needs no torch
+if TYPE_CHECKING:
     from eyas.verify import Grammar
 
 

@@ -9,15 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pydantic import Field, SecretStr
+
 import eyas
+from eyas.config import StrictModel
 from eyas.serve.answer import Answer
-from eyas.serve.bridge import EngineThread, ServedEngine
 from eyas.serve.encode import Job
-from eyas.serve.errors import ApiError, unavailable
+from eyas.serve.engine_thread import EngineThread, ServedEngine
 from eyas.serve.generation import Generation
-from eyas.serve.grammar_trials import GrammarTrials
-from eyas.serve.observer import Observer, Received, Watch
-from eyas.serve.settings import ServeSettings
+from eyas.serve.http.errors import ApiError, unavailable
+from eyas.serve.observe.observer import Observer, Received, Watch
+from eyas.serve.tools.grammar_trials import GrammarTrials
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
@@ -110,3 +112,32 @@ class Context:
             for request in job.requests
         ]
         return Generation(job, ticket, answer, watches)
+
+
+# What an operator decides about a server; nothing here changes a token.
+
+
+class ServeSettings(StrictModel):
+    """Names, keys and limits of one server."""
+
+    model_names: tuple[str, ...] = Field(min_length=1)
+    """What requests may call the model; answers carry the first."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """Any of them opens the API; none = open to everyone."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Most tokens of a prompt and its answer; None = the model's context."""
+    max_body_bytes: int = Field(default=8 << 20, ge=1)
+    read_seconds: float = Field(default=30.0, gt=0)
+    """How long a client may pause while it sends a body."""
+    max_choices: int = Field(default=128, ge=1)
+    """Prompts times `n` of one request."""
+    request_seconds: float | None = Field(default=None, gt=0)
+    """The longest a request may wait and run; None = as long as it takes."""
+    write_seconds: float = Field(default=30.0, gt=0)
+    """How long a reader may take nothing before its request is cancelled."""
+    backlog_chunks: int = Field(default=1024, ge=1)
+    """Chunks kept for a reader that is slower than the engine."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """How long running requests may go on after SIGTERM."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages elsewhere that may call the API (CORS); `*` = any."""

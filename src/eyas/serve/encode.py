@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from eyas.data.prompts import encode_chat, encode_text
 from eyas.errors import RequestError
-from eyas.serve.errors import ApiError
-from eyas.serve.wire.messages import AskedMessage
-from eyas.serve.wire.sampling import SamplingFields
+from eyas.serve.api.schema.messages import AskedMessage
+from eyas.serve.api.schema.sampling import SamplingFields
+from eyas.serve.http.errors import ApiError
+from eyas.text.prompts import encode_chat, encode_text
 from eyas.types import GrammarSpec, Request, SamplingParams
 
 _SAMPLING = (

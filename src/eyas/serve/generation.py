@@ -8,9 +8,9 @@ from typing import NamedTuple
 from eyas.errors import RequestError
 from eyas.serve.answer import Answer, Delta
 from eyas.serve.encode import Job
-from eyas.serve.errors import ApiError, unavailable
-from eyas.serve.observer import Watch
-from eyas.serve.ticket import Ticket
+from eyas.serve.engine_thread import Ticket
+from eyas.serve.http.errors import ApiError, unavailable
+from eyas.serve.observe.observer import Watch
 from eyas.types import Chunk, Stats
 
 

@@ -12,21 +12,20 @@ from statistics import fmean
 from typing import Any
 
 from eyas.bench.ledger import write_json
-from eyas.bench.tasks import Task, read_tasks, run_group
-from eyas.data.digest import file_hash
-from eyas.data.evaluation import write_prompts
-from eyas.data.folder import splits
+from eyas.bench.offline.runner import Task, read_tasks, run_group
+from eyas.data.chats.folder import splits, write_prompts
 from eyas.data.store import FeatureStore
-from eyas.data.tokenize import TokenRow, tokenize_chat
+from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
 from eyas.errors import DataError
+from eyas.files import file_hash
 from eyas.sweep.config import ScoreConfig
 from eyas.sweep.trial import Trial
-from eyas.target import Target, load_target, load_tokenizer
-from eyas.train.drafter_recipe import DrafterTrainConfig
-from eyas.train.training_data import HELD_OUT_SHARE
+from eyas.targets import Target, load_target, load_tokenizer
+from eyas.train.drafter.data import HELD_OUT_SHARE
+from eyas.train.drafter.recipe import DrafterTrainConfig
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams, Stats
 

@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from eyas.bench.choice import Choice, choose
-from eyas.bench.drafters import DrafterBench
 from eyas.bench.ledger import Ledger
 from eyas.bench.machine import describe_machine
-from eyas.bench.runner import Plan
-from eyas.bench.score import Candidate
+from eyas.bench.offline.candidates import Candidate, Choice, choose
+from eyas.bench.offline.drafters import DrafterBench
+from eyas.bench.offline.runner import Plan
 from eyas.errors import EyasError
 from eyas.sweep.config import SweepConfig
 from eyas.sweep.score import Scorer
 from eyas.sweep.search import Search
-from eyas.sweep.trial import Process, Trial
-from eyas.sweep.trials import Trials
+from eyas.sweep.trial import Process, Trial, Trials
 
 POLL_SECONDS = 0.2
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import model_validator
 
 from eyas.config import StrictModel, load_config
-from eyas.train.drafter import train_drafter
-from eyas.train.drafter_recipe import DrafterTrainConfig
-from eyas.train.lm import LmConfig, train_lm
+from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.train import train_drafter
+from eyas.train.lm.lm import LmConfig, train_lm
 
 
 class Recipe(StrictModel):

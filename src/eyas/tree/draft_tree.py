@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -122,3 +123,83 @@ def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
         reach = torch.bmm(reach, reach).clamp_(max=1.0)
         covered *= 2
     return reach > 0
+
+
+# How a drafter and a tree shape work together, level by level.
+#
+# The drafter asks the growth how many children each frontier node should offer, hands them over, and gets back the
+# nodes to run through its layers next. Shapes: B rows, W frontier nodes, K children offered by each.
+
+
+class Frontier(NamedTuple):
+    """The nodes whose own children are wanted."""
+
+    tokens: Tensor  # [B, W]
+    parents: Tensor  # [B, W] index into the previous frontier
+
+
+class Growth(Protocol):
+    """A tree being grown; lives for one draft."""
+
+    @property
+    def fanout(self) -> int:
+        """K: children wanted of every frontier node at this level."""
+
+    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
+        """Take the K best children [B, W, K] of each frontier node, best first; None when the tree is full-grown."""
+
+    def tree(self) -> DraftTree:
+        """The finished tree."""
+
+
+class TreeSpec(Protocol):
+    """A tree shape; immutable, shared by all drafts."""
+
+    @property
+    def depth(self) -> int:
+        """Levels below the root = drafter forwards in a round."""
+
+    @property
+    def max_fanout(self) -> int:
+        """The most children any node is asked for; a draft vocabulary must be at least this large."""
+
+    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> Growth:
+        """Begin a batch of trees that are only a root. Rows that aren't `live` get no nodes; None = all are."""
+
+
+# The target's logits at the places of a batch of trees, held once for every token that was really run.
+#
+# Shapes: B rows, N nodes, T tokens of the pass, V vocabulary. A "place" counts the root as 0 and node i as i + 1.
+
+
+@dataclass(frozen=True)
+class PlaceLogits:
+    """Logits of T tokens and where each place's lie among them; places of invalid nodes show some other token's.
+
+    Nothing of the size B x (1 + N) x V is ever made.
+    """
+
+    rows: Tensor  # [T, V]
+    index: Tensor  # [B, 1 + N] int64 into `rows`
+
+    @staticmethod
+    def of(padded: Tensor) -> PlaceLogits:
+        """From logits [B, 1 + N, V] at every place: a view."""
+        batch, places = padded.shape[:2]
+        index = torch.arange(batch * places, device=padded.device).view(batch, places)
+        return PlaceLogits(padded.flatten(0, 1), index)
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.rows.shape[1]
+
+    def best(self) -> Tensor:
+        """[B, 1 + N] the token with the highest logit at every place."""
+        # `max`: several times faster than `argmax` on a CPU in half precision; the first of equals with both
+        return self.rows.max(dim=-1).indices[self.index]
+
+    def at(self, places: Tensor) -> Tensor:
+        """[B, V] logits of one place of each row, `places` [B]; a place past the last one is the last one."""
+        places = places.clamp(max=self.index.shape[1] - 1)
+        return self.rows[self.index.gather(1, places.unsqueeze(1)).squeeze(1)]

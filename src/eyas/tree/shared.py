@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
-from eyas.tree.beam import BeamGrowth
 from eyas.tree.draft_tree import Candidates, DraftTree
-from eyas.tree.profit import most_profitable
-from eyas.tree.values import ValueTable
+from eyas.tree.dynamic import BeamGrowth
+from eyas.tree.values import ValueTable, most_profitable
 
 _IMPOSSIBLE = -1e4
 """Stands for a log-probability of minus infinity, so that how many nodes are kept is known beforehand."""

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
-from eyas.tree.draft_tree import DraftTree, ancestor_mask
-from eyas.tree.growth import Frontier
+from eyas.tree.draft_tree import DraftTree, Frontier, ancestor_mask
 
 Path = tuple[int, ...]
 

@@ -1,16 +1,11 @@
 """Verification is sampling: the seeded sampler, and the walk that applies it along a draft tree."""
 
-from eyas.verify.admission import check_request
-from eyas.verify.constraint import grammar_of
-from eyas.verify.coupling import Coupling
+from eyas.verify.constraint import LegalTree, grammar_of
 from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, mark, quoted
-from eyas.verify.legal import LegalTree
 from eyas.verify.logprobs import Scores
-from eyas.verify.noise import gumbel
-from eyas.verify.path import PathState
-from eyas.verify.sampler import Sampler
-from eyas.verify.typical import TypicalWalk
-from eyas.verify.walk import SeededWalk, Walk, WalkRule
+from eyas.verify.path import PathState, gumbel
+from eyas.verify.sampler import Coupling, Sampler, check_request
+from eyas.verify.walk import SeededWalk, TypicalWalk, Walk, WalkRule
 
 __all__ = [
     "WHITESPACE",

@@ -10,11 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from eyas.verify.needs import Needs
-from eyas.verify.noise import gumbel
-from eyas.verify.penalties import forbid, penalise_counts, penalise_repetition
-from eyas.verify.slots import Slots
-from eyas.verify.warpers import keep_min_p, keep_top_k, keep_top_p
+from eyas.verify.state import Needs, Slots
 
 _NOISE_BLOCK = 1 << 18
 """Most noise values made in one go when there is more than one position; it keeps temporaries in cache."""
@@ -102,3 +98,99 @@ class PathState:
             self._noise = gumbel(self._slots.seed[self._rows], positions, self._slots.token_ids)
             self._noise_start = self._step
         return self._noise[:, self._step - self._noise_start]
+
+
+# Changes to the logits that depend on the tokens so far; each an exact identity for a row that has it off.
+#
+# Shapes: B rows, V vocabulary.
+
+
+def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Weaken tokens `seen` [B, V] in prompt or answer by `penalty` [B] (CTRL, arXiv 1909.05858; 1 = off)."""
+    factor = penalty.unsqueeze(1)
+    return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
+
+
+def penalise_counts(logits: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
+    """OpenAI's penalties: `presence` [B] once, `frequency` [B] each of `counts` [B, V] times."""
+    return logits - (frequency.unsqueeze(1) * counts + presence.unsqueeze(1) * (counts > 0))
+
+
+def forbid(logits: Tensor, tokens: Tensor, active: Tensor) -> Tensor:
+    """Rule out the `tokens` [B, V] (bool) in the rows that are `active` [B] (bool)."""
+    return logits.masked_fill(tokens & active.unsqueeze(1), -math.inf)
+
+
+# Filters of a distribution, with the numbers of `transformers`' logits warpers but one parameter per row.
+#
+# Each is an exact identity for a row that has it off, so a row's result doesn't depend on its neighbours.
+#
+# Shapes: B rows, V vocabulary.
+
+
+TOP_P_OFF = -1.0
+"""A `cut` that no cumulative probability is at or below."""
+
+
+def keep_top_k(logits: Tensor, k: Tensor, largest: int) -> Tensor:
+    """The `k` [B] best of each row (0 = all); ties with the k-th stay. `largest` = the greatest k."""
+    best = logits.topk(largest, dim=-1).values  # [B, largest]
+    kth = best.gather(1, (k - 1).clamp(min=0).unsqueeze(1)).masked_fill_((k == 0).unsqueeze(1), -math.inf)
+    return logits.masked_fill(logits < kth, -math.inf)
+
+
+def keep_top_p(logits: Tensor, cut: Tensor) -> Tensor:
+    """The smallest set of best tokens with probability top_p, given `cut` [B] = 1 - top_p, or TOP_P_OFF."""
+    ascending, order = logits.sort(dim=-1, stable=True)
+    # summed in float64, rounded to float32: no device's way of splitting the sum shows
+    cumulative = ascending.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64).to(torch.float32)
+    drop = cumulative <= cut.unsqueeze(1)
+    drop[:, -1] = False
+    return logits.masked_fill(torch.empty_like(drop).scatter_(1, order, drop), -math.inf)
+
+
+def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    """Tokens at least `min_p` [B] times as probable as the best one (0 = all)."""
+    probs = logits.softmax(dim=-1)
+    return logits.masked_fill(probs < min_p.unsqueeze(1) * probs.amax(dim=-1, keepdim=True), -math.inf)
+
+
+# Gumbel noise as a pure function of (seed, position, token id).
+#
+# Adding it to the log-probabilities and taking the argmax draws an exact sample (the Gumbel-max trick), so the same
+# triple gives the same token whatever the batch, the slot or the speculation. A token's hash is the `token + 1`-th
+# output of the SplitMix64 generator (Steele, Lea, Flood 2014) whose state starts at `mix(mix(seed) + position)`. It is
+# integer arithmetic, hence the same on every device, and so are the uniforms made of it (52 bits, exact in float64);
+# two logarithms, rounded from float64 to float32, follow.
+#
+# Shapes: B rows, P positions of each row, V token ids.
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+_LAST_SHIFT = 31
+_UNIFORM_BITS = 52
+
+
+def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """[B, P, V] float32 Gumbel noise of `seeds` [B], `positions` [B, P] and `token_ids` [V], all int64."""
+    keys = _mix_(_mix_(seeds.clone()).unsqueeze(1) + positions)  # [B, P]
+    bits = _mix_(keys.unsqueeze(2) + (token_ids + 1) * _GOLDEN)
+    bits = _shift_right(bits, 64 - _UNIFORM_BITS)
+    # (bits + 1/2) / 2^52: exact, and never 0 or 1, so the noise is finite
+    uniform = bits.to(torch.float64).mul_(2.0**-_UNIFORM_BITS).add_(2.0 ** -(_UNIFORM_BITS + 1))
+    return uniform.log_().neg_().log_().neg_().to(torch.float32)
+
+
+def _mix_(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer on int64 that wraps around, in place."""
+    for shift, factor in _ROUNDS:
+        x ^= _shift_right(x, shift)
+        x *= factor
+    x ^= _shift_right(x, _LAST_SHIFT)
+    return x
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """`x >> bits` with zeros shifted in: torch's own shift of a signed integer repeats the sign."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

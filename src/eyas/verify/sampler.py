@@ -8,23 +8,20 @@ Shapes: B rows = a contiguous range of slots, D + 1 tokens a round emits at most
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from eyas.errors import RequestError
 from eyas.tree import DraftTree
 from eyas.types import SamplingParams
-from eyas.verify.admission import check_request
-from eyas.verify.constraint import Constraint, end_tokens
-from eyas.verify.coupling import Coupling
+from eyas.verify.constraint import Constraint, LegalTokens, LegalTree, end_tokens, legal_roots
 from eyas.verify.grammar import Grammar
-from eyas.verify.legal import LegalTree, legal_roots
-from eyas.verify.needs import Needs
-from eyas.verify.path import PathState
-from eyas.verify.slots import Slots
-from eyas.verify.warpers import TOP_P_OFF
+from eyas.verify.path import TOP_P_OFF, PathState, gumbel
+from eyas.verify.state import Needs, Slots
 
 
 class Sampler:
@@ -142,3 +139,83 @@ class Sampler:
         if rows not in self._union:
             self._union[rows] = Needs.union(self._needs[rows.start : rows.stop])
         return self._union[rows]
+
+
+# Gumbel coupling: the drafter ranks its candidates with the noise that the target will sample with.
+#
+# The target emits argmax(its warped logits + noise). A drafter that adds the same noise to its own logits proposes what
+# the target will draw far more often than one that proposes its most likely tokens (arXiv 2408.07978). The output can't
+# change: noise or not, the draft is only a guess.
+#
+# Shapes: B rows, W nodes of one tree level, Vd draft vocabulary.
+
+
+_ILLEGAL = -1e9
+
+
+class Coupling:
+    """Turns drafter logits into log-probabilities to rank by, for the slots `rows`."""
+
+    def __init__(
+        self, slots: Slots, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
+    ) -> None:
+        """`legal` says what may follow the root: nothing else is worth proposing there."""
+        self._slots = slots
+        self._needs = needs
+        self._rows = slice(rows.start, rows.stop)
+        self._noisy = enabled and needs.noise
+        self._legal = legal
+
+    def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
+        """[B, W, Vd] float32 log-probabilities, temperature applied, given the noise if coupled.
+
+        `steps_ahead` is 0 for the root's children, 1 for theirs, and so on. `target_ids` [Vd] are the
+        target's ids of the draft vocabulary, None if it is the target's own.
+        """
+        slots, rows = self._slots, self._rows
+        logits = logits.to(torch.float32)
+        if self._needs.temperature:
+            logits = logits / slots.divisor[rows, None, None]
+        if self._noisy:
+            ids = slots.token_ids if target_ids is None else target_ids
+            noise = gumbel(slots.seed[rows], slots.position[rows].unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
+            logits = torch.addcmul(logits, noise, slots.noise_scale[rows, None, None])
+        if self._legal is not None and steps_ahead == 0:
+            legal = self._legal.at(torch.zeros_like(slots.position[rows]))  # [B, V]
+            legal = legal if target_ids is None else legal[:, target_ids]
+            # finite: a draft vocabulary may have nothing that is legal
+            logits = logits.masked_fill(~legal.unsqueeze(1), _ILLEGAL)
+        return logits.log_softmax(dim=-1)
+
+
+# Which requests can be sampled at all.
+
+
+def check_request(params: SamplingParams, prompt: Sequence[int], stops: Collection[int], vocab_size: int) -> None:
+    """RequestError if a request names tokens the target doesn't have, or leaves it none to emit.
+
+    `stops` are the request's stop ids and the target's. The target's may lie outside its vocabulary (some
+    configs' do): they are never sampled.
+    """
+    if not prompt:
+        raise RequestError("the prompt is empty: give it at least one token, such as the target's BOS token")
+    named = {"prompt": prompt, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias}
+    for name, ids in named.items():
+        _check_ids(name, ids, vocab_size)
+    for token, bias in params.logit_bias.items():
+        if math.isnan(bias) or bias == math.inf:
+            raise RequestError(f"logit_bias of token {token} is {bias}: use a finite number, or -inf to ban it")
+    banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+    if params.min_tokens > 0:
+        banned.update(token for token in stops if 0 <= token < vocab_size)
+    if len(banned) >= vocab_size:
+        raise RequestError("logit_bias and min_tokens rule out every token: leave at least one")
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{name} has token id {token}, outside the target's vocabulary of {vocab_size}: "
+                "was it made with another tokenizer?"
+            )

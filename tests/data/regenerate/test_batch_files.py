@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats import Chat, Message, exchange, read_chats, write_chats
 from eyas.data.regenerate import BatchAnswerer, CompletionSettings, Rule, regenerate, write_requests
 from eyas.data.regenerate.batch_files import write_batch
 from eyas.data.regenerate.rewrite import Rewrite
 from eyas.errors import DataError, UsageError
+from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
 from eyas.types import SamplingParams
 
 from .fake_endpoint import completion, echo

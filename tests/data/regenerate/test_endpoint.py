@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats import Chat, Message, exchange, read_chats, write_chats
 from eyas.data.regenerate import CompletionSettings, Connection, EndpointAnswerer, Rule, regenerate
-from eyas.data.regenerate.retry import RetryPolicy, retry_after
+from eyas.data.regenerate.endpoint import RetryPolicy, retry_after
 from eyas.errors import EndpointError, UsageError
+from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
 from eyas.types import SamplingParams
 
 from .fake_endpoint import FakeEndpoint, Said, completion, echo, endpoint

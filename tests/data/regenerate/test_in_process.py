@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats import Chat, Message, read_chats, write_chats
-from eyas.data.prompts import encode_chat
 from eyas.data.regenerate import Rule, regenerate
 from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.data.regenerate.rewrite import Rewrite
-from eyas.data.tokenize import tokenize_chat
+from eyas.data.tokens.tokenize import tokenize_chat
 from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
-from eyas.target import Target
+from eyas.targets import Target
+from eyas.text.chats import Chat, Message, read_chats, write_chats
+from eyas.text.prompts import encode_chat
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
 from eyas.verify import TypicalWalk

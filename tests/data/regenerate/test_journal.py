@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.data.chats import Message
 from eyas.data.regenerate.entries import Answer, AnswerTokens, Question, Unanswered
 from eyas.data.regenerate.journal import Journal
 from eyas.errors import DataError, OutputError, UsageError
+from eyas.text.chats import Message
 
 SETTINGS = {"model": "m", "seed": 1}
 

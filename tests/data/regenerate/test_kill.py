@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from eyas.cli.app import app
-from eyas.data.chats import exchange, write_chats
+from eyas.text.chats import exchange, write_chats
 
 from ...pairs import save_drafter, save_target
 from .fake_endpoint import Said, echo, endpoint

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats import Message, exchange, read_chats, write_chats
-from eyas.data.folder import read_report, splits, write_report
+from eyas.data.chats.folder import read_report, splits, write_report
 from eyas.data.regenerate import Answer, Question, Reply, Rule, regenerate
 from eyas.data.regenerate.entries import Take, unanswered
 from eyas.errors import DataError, OutputError, UsageError
+from eyas.text.chats import Message, exchange, read_chats, write_chats
 
 
 class Echo:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats import Chat, Message
 from eyas.data.regenerate.entries import Answer, AnswerTokens
 from eyas.data.regenerate.rewrite import Rewrite, Rule
+from eyas.text.chats import Chat, Message
 
 CODES = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
 

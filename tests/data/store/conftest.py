@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eyas.data.batches import cut_row
-from eyas.data.capture import Capture, CaptureConfig
-from eyas.data.capture_rows import CaptureRows
+from eyas.data.capture.capture import Capture, CaptureConfig
+from eyas.data.capture.rows import CaptureRows
 from eyas.data.store import FeatureStore
-from eyas.data.tokenize import TokenRow
+from eyas.data.tokens.batches import cut_row
+from eyas.data.tokens.tokenize import TokenRow
 
 from ... import tiny
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.data.batches import ChatBatches
 from eyas.data.features import FeatureBatch, OnlineSource, taught
 from eyas.data.store import FeatureStore, HybridSource, StoreSource
 from eyas.data.store.encoding import encode_states
-from eyas.data.tokenize import TokenRow
+from eyas.data.tokens.batches import ChatBatches
+from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import RequestError, StoreError
-from eyas.target import Target
+from eyas.targets import Target
 
 from ... import tiny
 from .conftest import Made, rows, token_row
@@ -55,7 +55,7 @@ def test_a_float32_store_gives_the_online_batches_bit_for_bit(final: str, store:
 
 
 def test_a_bf16_store_of_a_bf16_target_does_too(tmp_path: Any) -> None:
-    from eyas.data.capture import Capture, CaptureConfig
+    from eyas.data.capture.capture import Capture, CaptureConfig
 
     target = Target(tiny.build_model("qwen3").to(torch.bfloat16))
     config = CaptureConfig(taps=(1, 3), states="bf16", shard_bytes=20_000, **ALONE)

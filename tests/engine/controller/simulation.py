@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
-from eyas.engine.evidence import Evidence
+from eyas.engine.round import Evidence
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.shared import SharedTree
 

@@ -8,8 +8,7 @@ import pytest
 
 from eyas.engine import Engine
 from eyas.engine.controller import CostTable, costs_for, make_controller
-from eyas.engine.controller.building import is_auto
-from eyas.engine.controller.calibration import calibrate, sensible
+from eyas.engine.controller.calibration import calibrate, is_auto, sensible
 from eyas.errors import UsageError
 from eyas.types import Request, SamplingParams
 
@@ -56,7 +55,7 @@ def test_an_engine_decodes_the_same_after_it() -> None:
 def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter, path = tiny.target("llama"), tiny.drafter("eagle3"), tmp_path / "costs.json"
     measured = costs_for(target, drafter, 1, path)
-    monkeypatch.setattr("eyas.engine.controller.building.calibrate", None)  # not called a second time
+    monkeypatch.setattr("eyas.engine.controller.calibration.calibrate", None)  # not called a second time
     assert costs_for(target, drafter, 1, path) == measured == CostTable.read(path, measured.measured_on)
     with pytest.raises(UsageError, match="were measured on"):
         costs_for(target, tiny.drafter("eagle3", num_aux_hidden_states=2, taps=[0, 3]), 1, path)

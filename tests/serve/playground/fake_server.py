@@ -15,9 +15,9 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from eyas.engine.state import EngineState
-from eyas.serve.playground.routes import playground
-from eyas.serve.playground.stats import Gauges
+from eyas.serve.playground.gauges import Gauges
+from eyas.serve.playground.page import playground
+from eyas.types import EngineState
 
 WORDS = ["The", " eagle", " sees", " its", " prey", " from", " afar", ",", " and", " dives", ".\n", "```", "py", "\nx"]
 HOSTILE = ["<img src=x", " onerror=\"document.body.id='taken'\">", "<script>", "document.body.id='taken'", "</script>"]

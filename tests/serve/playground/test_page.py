@@ -12,9 +12,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 import eyas.serve.playground as room
-from eyas.serve.playground.page import page
-from eyas.serve.playground.routes import playground
-from eyas.serve.playground.stats import Gauges
+from eyas.serve.playground.gauges import Gauges
+from eyas.serve.playground.page import page, playground
 
 HERE = Path(room.__file__).parent
 SCRIPTS = sorted((HERE / "script").glob("*.js"))

@@ -15,10 +15,10 @@ from playwright.sync_api import expect
 
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.engine import load
-from eyas.serve.app import create_app
-from eyas.serve.bridge import EngineThread
-from eyas.serve.playground.stats import Gauges
-from eyas.serve.settings import ServeSettings
+from eyas.serve.context import ServeSettings
+from eyas.serve.engine_thread import EngineThread
+from eyas.serve.http.app import create_app
+from eyas.serve.playground.gauges import Gauges
 
 from .fake_server import serving
 

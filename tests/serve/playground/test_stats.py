@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from eyas.engine.controller import ControllerState
-from eyas.serve.playground.stats import Gauges
+from eyas.serve.playground.gauges import Gauges
 
 from .fake_server import engine_state
 

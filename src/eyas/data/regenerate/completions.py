@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eyas.config import StrictModel
-from eyas.data.chats import FunctionCall, Message, ToolCall
 from eyas.data.regenerate.entries import Answer, Question
+from eyas.text.chats import FunctionCall, Message, ToolCall
 from eyas.types import SamplingParams
 
 _DEFAULTS = SamplingParams()

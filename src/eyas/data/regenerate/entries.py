@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, TypeAdapter
 
 from eyas.config import StrictModel
-from eyas.data.chats import Message
+from eyas.text.chats import Message
 from eyas.types import Stats
 
 

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
-from eyas.data.chats import Message
-from eyas.data.prompts import encode_chat
 from eyas.data.regenerate.entries import Answer, AnswerTokens, Question, Reply, Take, unanswered
 from eyas.engine import Engine
 from eyas.errors import RequestError, UsageError
-from eyas.target.fingerprint import fingerprint
+from eyas.targets.fingerprint import fingerprint
+from eyas.text.chats import Message
+from eyas.text.prompts import encode_chat
 from eyas.types import Completion, Request, SamplingParams
 
 

@@ -14,10 +14,8 @@ from eyas.data.regenerate.batch_files import Written, batch_settings, write_batc
 from eyas.data.regenerate.completions import CompletionSettings
 from eyas.data.regenerate.entries import Answer, Answerer, Reply
 from eyas.data.regenerate.journal import Journal
-from eyas.data.regenerate.layout import Layout, layout
-from eyas.data.regenerate.output import Summary, write_output
-from eyas.data.regenerate.rewrite import Rule
-from eyas.data.regenerate.work import Work, open_questions
+from eyas.data.regenerate.output import Layout, Summary, layout, write_output
+from eyas.data.regenerate.rewrite import Rule, Work, open_questions
 from eyas.errors import EndpointError
 from eyas.types import Stats
 

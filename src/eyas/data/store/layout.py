@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from eyas.config import StrictModel
 from eyas.data.store.encoding import StateEncoding
-from eyas.data.tokenize import TokenRow
+from eyas.data.tokens.tokenize import TokenRow
 
 FinalKind = Literal["answers", "all", "top"]
 ItemType = Literal["I32", "I8", "U8", "U16", "U32", "F16", "F32", "BF16", "F8_E4M3"]

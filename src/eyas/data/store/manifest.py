@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from eyas.config import StrictModel
 from eyas.data.store.layout import Layout, Size
-from eyas.data.tokenize import TokenRow
+from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 
 MANIFEST = "manifest.json"

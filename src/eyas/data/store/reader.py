@@ -9,15 +9,15 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from eyas.data.batches import cut_row
 from eyas.data.store.encoding import pack_mask
 from eyas.data.store.manifest import Manifest, read_manifest, rows_hash
 from eyas.data.store.shard import RECAPTURE, Shard, StoredRow, data_digest
-from eyas.data.tokenize import TokenRow
+from eyas.data.tokens.batches import cut_row
+from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
-from eyas.target import Target
-from eyas.target.ends import TargetEnds
-from eyas.target.fingerprint import ends_fingerprint, fingerprint
+from eyas.targets import Target
+from eyas.targets.fingerprint import ends_fingerprint, fingerprint
+from eyas.targets.loading import TargetEnds
 
 OPEN_SHARDS = 256
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from eyas.data.store.encoding import Encoded, pack_mask, unpack_mask
 from eyas.data.store.layout import METADATA_KEY, Layout, Size, header, in_file_order
 from eyas.data.store.manifest import PART
-from eyas.data.tokenize import TokenRow
+from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 
 

@@ -7,12 +7,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from eyas.drafters.files import read_json, read_named, read_tensors, weight_files
-from eyas.drafters.formats.gguf_file import GGUF_SUFFIX
-from eyas.drafters.formats.gguf_reading import read_gguf
-from eyas.drafters.formats.source import Source
+from eyas.drafters.files import (
+    Headers,
+    Source,
+    TensorInfo,
+    headers_of,
+    read_json,
+    read_named,
+    read_tensors,
+    weight_files,
+)
+from eyas.drafters.formats.gguf import GGUF_SUFFIX
+from eyas.drafters.formats.gguf_eagle3 import read_gguf
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY, TRAINING_ONLY, translate
-from eyas.drafters.headers import Headers, TensorInfo, headers_of
 from eyas.errors import CheckpointError
 
 CONFIG = "config.json"

@@ -1,9 +1,8 @@
 """Sizing draft trees by measured cost: costs, gains, calibration, and the controller that weighs them."""
 
-from eyas.engine.controller.building import AUTO, costs_for, is_auto, make_controller
-from eyas.engine.controller.controller import Controller
+from eyas.engine.controller.calibration import AUTO, costs_for, is_auto, make_controller
+from eyas.engine.controller.controller import Controller, ControllerState, RoundRecord
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
-from eyas.engine.controller.record import ControllerState, RoundRecord
 
 __all__ = [
     "AUTO",

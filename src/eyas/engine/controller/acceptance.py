@@ -9,10 +9,15 @@ Shapes: G groups, K bins, n nodes, P powers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from eyas.tree.values import BIN_CENTRES, BINS, ValueTable
+from eyas.tree.draft_tree import Candidates
+from eyas.tree.shared import SharedTree
+from eyas.tree.values import BIN_CENTRES, BINS, ValueTable, bins
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -79,3 +84,124 @@ def never_rising(values: Array, weights: Array) -> Array:
             mass, length = mass + other_mass, length + other_length
         blocks.append((mean, mass, length))
     return np.concatenate([np.full(length, mean) for mean, _, length in blocks])
+
+
+# What a drafter has to offer: candidates a row, by depth and bin, for every beam width at once.
+#
+# A draft with a beam of W shows what each narrower beam would have offered: a narrower one offers the first w children
+# of each node, and its beam is the first w of those among the wider beam. Nothing below the end of a draft is known but
+# this: no deeper candidate is better than the best of the last level. Shapes: R rows, G groups, W widths of the grid, D
+# depths, K bins, F frontier nodes, C children of a level.
+
+
+_SUPPLY_FADE = 1.0 - 1.0 / 80.0
+"""What is left of a draft's weight after another was seen."""
+_ROWS = 16
+"""Most rows of a batch that are looked at; others the next time."""
+_PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
+"""Before any draft was seen: the probabilities of every node's children."""
+
+
+class Supply:
+    """Average candidates of a row."""
+
+    def __init__(self, widths: Sequence[int], depth: int) -> None:
+        self.widths = tuple(widths)
+        self._grid: Indices = np.array(widths)
+        self._turn = 0
+        # what a beam offers beyond the next narrower one: a narrow draft then corrects what is expected of wide ones
+        self._sums: Array = np.zeros((GROUPS, len(widths), depth, BINS))
+        self._weights: Array = np.zeros((GROUPS, len(widths), depth, BINS))
+        self._best_sums: Array = np.zeros((GROUPS, depth, BINS))
+        self._best_weights: Array = np.zeros((GROUPS, depth, BINS))
+        prior = _prior(self.widths[-1], depth)
+        for group in range(GROUPS):
+            self.learn(prior, np.array([group]))
+
+    @property
+    def rates(self) -> Array:
+        """[G, W, D, K] candidates a row."""
+        more = self._sums / np.maximum(self._weights, 1e-9)
+        out: Array = np.maximum(more.cumsum(1), 0.0)
+        return out
+
+    @property
+    def best(self) -> Array:
+        """[G, D, K] how the best candidate of each depth is distributed."""
+        return self._best_sums / np.maximum(self._best_weights, 1e-9)
+
+    def learn(self, offered: Candidates, groups: Indices, live: npt.NDArray[np.bool_] | None = None) -> None:
+        """Take in a draft; `groups` [R], rows that aren't `live` [R] are left out."""
+        rows = np.arange(len(groups)) if live is None else np.flatnonzero(live)
+        if not len(rows):
+            return
+        step = -(-len(rows) // _ROWS)
+        rows = rows[self._turn % step :: step]
+        self._turn += 1
+        group = groups[rows]
+        grid = self._grid[self._grid <= offered.scores[0].shape[1]]
+        seen, best = self._levels(offered, rows, group, grid)
+        seen[:, 1:] -= seen[:, :-1].copy()
+        levels, depth = len(offered.scores), self._sums.shape[2]
+        # below the last level: none is better than the best of it
+        beyond = np.arange(BINS) < best[levels - 1][:, None]  # [R, K]
+        known = np.zeros((GROUPS, depth, BINS))
+        for index in range(GROUPS):
+            mine = group == index
+            known[index, :levels] = mine.sum()
+            known[index, levels:] = beyond[mine].sum(0)
+        _fold(self._sums[:, : len(grid)], self._weights[:, : len(grid)], seen, known[:, None])
+        tops = np.zeros((GROUPS, depth, BINS))
+        for level, found in enumerate(best):
+            counts = np.bincount(group * BINS + found, minlength=GROUPS * BINS)
+            tops[:, level] = counts.reshape(GROUPS, BINS)
+        _fold(self._best_sums, self._best_weights, tops, known)
+
+    def forget(self, kept: float) -> None:
+        """Let what was learnt weigh only `kept` of what it did."""
+        for array in (self._sums, self._weights, self._best_sums, self._best_weights):
+            array *= kept
+
+    def _levels(self, offered: Candidates, rows: Indices, group: Indices, grid: Indices) -> tuple[Array, list[Indices]]:
+        """Counts [G, W', D, K] of what each width of `grid` [W'] is offered, and each level's best bin [R]."""
+        shape = (GROUPS, len(grid), self._sums.shape[2], BINS)
+        seen = np.zeros(shape)
+        fanout = offered.scores[0].shape[1]
+        ranked = np.arange(fanout)[:, None] < grid  # [fanout, W']: a child of this rank is offered
+        mine = np.broadcast_to(ranked, (len(rows), *ranked.shape))  # [R, C, W']
+        best = []
+        for level, scores in enumerate(offered.scores):
+            found = bins(scores.numpy()[rows])  # [R, C]
+            best.append(found.min(1))
+            if level < shape[2]:
+                at = (group[:, None, None] * len(grid) + np.arange(len(grid))) * BINS + found[:, :, None]  # [R, C, W']
+                counts = np.bincount(at[mine], minlength=GROUPS * len(grid) * BINS)
+                seen[:, :, level] += counts.reshape(GROUPS, len(grid), BINS)
+            if level < len(offered.beams):
+                beam = offered.beams[level].numpy()[rows]  # [R, F]
+                goes_on = np.take_along_axis(mine, beam[:, :, None], axis=1)  # [R, F, W']
+                goes_on = goes_on & (goes_on.cumsum(1) <= grid)
+                mine = (goes_on[:, :, None] & ranked).reshape(len(rows), -1, len(grid))
+        return seen, best[: shape[2]]
+
+
+def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
+    """Add a draft; what it says nothing about doesn't fade."""
+    fade = np.where(known > 0, _SUPPLY_FADE, 1.0)
+    sums *= fade
+    weights *= fade
+    sums += np.where(known > 0, seen, 0.0)
+    weights += known
+
+
+def _prior(width: int, depth: int) -> Candidates:
+    """The draft of a text in which every node has the same children."""
+    spec = SharedTree(depth, width, 1, keeps_candidates=True)
+    growth = spec.start(1, torch.device("cpu"))
+    steps = torch.tensor(_PRIOR_CHILDREN[:width]).log()
+    count = 1
+    while (frontier := growth.expand(steps.repeat(1, count, 1), torch.zeros(1, count, width).long())) is not None:
+        count = frontier.tokens.shape[1]
+    offered = growth.tree().candidates
+    assert offered is not None
+    return offered

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,9 +17,8 @@ from eyas.engine.controller.acceptance import Indices
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.explore import Explorer, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
-from eyas.engine.controller.pace import Pace
 from eyas.engine.controller.planner import Prospect, Prospects
-from eyas.engine.controller.record import ControllerState, RoundRecord
+from eyas.engine.round import Evidence
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.shared import SharedTree
 
@@ -250,3 +250,94 @@ def _padded(tree: DraftTree, record: RoundRecord) -> int:
     """Places that the rows of a pass lacked to the longest."""
     longest = 1 + int(tree.valid.sum(1).max())
     return max(0, record.rows * longest - record.tokens)
+
+
+# How often something may be done so that it takes no more than a share of the time.
+
+
+_EAGER = 6
+"""Times that come at doubling intervals whatever they cost."""
+
+
+class Pace:
+    """Something that pays off in the long run, every so many rounds; in the beginning at doubling intervals."""
+
+    def __init__(self, share: float, least: int, most: int) -> None:
+        """Every `least` to `most` rounds, taking `share` of the rounds' time if that allows it."""
+        self._share, self._least, self._most = share, least, most
+        self._cost = 0.0
+        self._since = most
+        self._seconds = 0.0
+        self._times = 0
+
+    def due(self) -> bool:
+        """Is it time again?"""
+        early = self._times < _EAGER and self._since >= 2**self._times // 2
+        return (
+            early
+            or self._since >= self._most
+            or (self._since >= self._least and self._seconds * self._share >= self._cost)
+        )
+
+    def round(self, seconds: float) -> None:
+        """A round went by."""
+        self._since += 1
+        self._seconds += seconds
+
+    def done(self, seconds: float) -> None:
+        """It was done and took `seconds`; slow ones are taken as noise by degrees."""
+        self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
+        self._since, self._seconds = 0, 0.0
+        self._times += 1
+
+
+# What the engine tells the controller after a round, and what the controller tells the world.
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One decoding round as it was measured; R rows."""
+
+    rows: int
+    lengths: Sequence[int]
+    """[R] committed tokens of each row before the round."""
+    spec: TreeSpec | None
+    """What `plan` gave; None = a plain round."""
+    evidence: Evidence | None
+    """The draft and the path of each row; None after a plain round."""
+    draft_seconds: float
+    """Drafting, catching up on deferred tokens included."""
+    pass_seconds: float
+    """The target pass, the walk and the host's wait for them."""
+    tokens: int
+    """T, the tokens of the target pass: rows + nodes."""
+    emitted: int
+    """Tokens the round added over all rows."""
+    seconds: float | None = None
+    """The whole round, the drafter's observation included; None = draft_seconds + pass_seconds."""
+    live: Sequence[bool] | None = None
+    """[R] the rows that were drafted for; None = all."""
+
+
+@dataclass(frozen=True)
+class ControllerState:
+    """What the controller does now; a plain round is depth, width and budget 0."""
+
+    depth: int = 0
+    width: int = 0
+    budget: int = 0
+    """Nodes a round for the whole batch."""
+    predicted_tokens_per_second: float = 0.0
+    """Of the shape in use, by the models."""
+    plain_tokens_per_second: float = 0.0
+    """Of plain decoding with the same rows, by the models."""
+    measured_tokens_per_second: float = 0.0
+    """Running average over the last rounds."""
+    mean_depth: float = 0.0
+    """Levels, width and nodes of a round so far, plain ones counted as 0."""
+    mean_width: float = 0.0
+    mean_nodes: float = 0.0
+    rounds: int = 0
+    plain_rounds: int = 0
+    probes: int = 0
+    """Rounds spent on other shapes to learn."""

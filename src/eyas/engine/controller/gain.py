@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eyas.engine.controller.acceptance import GROUPS, Acceptance, Array, Indices
-from eyas.engine.controller.supply import Supply
-from eyas.engine.evidence import Evidence
+from eyas.engine.controller.acceptance import GROUPS, Acceptance, Array, Indices, Supply
+from eyas.engine.round import Evidence
 from eyas.tree.values import BIN_EDGES, ValueTable, bins
 
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)

@@ -9,9 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from eyas.serve.playground.gauges import Gauges
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("dom", "stream", "settings", "answer", "tree", "rounds", "chat", "race", "gauges", "main")
@@ -52,3 +58,28 @@ def page() -> Page:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+# The playground's two routes: the page, which is open and without secrets, and its gauges, behind the API's key.
+
+
+def playground(gauges: Gauges, speculating: Callable[[], bool]) -> APIRouter:
+    """The router; `speculating` says whether a drafter is loaded, or raises while nothing is."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def show_page() -> HTMLResponse:
+        made = page()
+        headers = {
+            "Content-Security-Policy": made.policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        }
+        return HTMLResponse(made.html, headers=headers)
+
+    @router.get("/stats")
+    async def show_stats() -> dict[str, Any]:
+        return {"speculating": speculating(), **gauges.read()}
+
+    return router

@@ -1,0 +1,1 @@
+"""Measurements of engines in this process: speedup, accept length, losslessness."""

@@ -1,0 +1,216 @@
+"""How good a candidate (a checkpoint, a tree, a sweep's trial) is, and how sure one can be that another is worse.
+
+Speedup is what users feel, but a clock is noisy; accept length is a count, and under greedy decoding the same every
+time. Either way other prompts would have given other figures. That uncertainty is estimated by leaving out one group
+of prompts at a time (the jackknife), on the *difference* of two candidates that answered the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from statistics import fmean, median
+from typing import Any, Literal, NamedTuple
+
+from eyas.bench.offline.runner import Measured
+from eyas.types import Stats
+
+Criterion = Literal["accept_length", "speedup", "tokens_per_second"]
+WORDS: dict[Criterion, str] = {
+    "accept_length": "accept length",
+    "speedup": "speedup",
+    "tokens_per_second": "tokens/s",
+}
+
+
+class Count(NamedTuple):
+    """A group's median run."""
+
+    tokens: int
+    target_passes: int
+    walked: int
+    decode_seconds: float
+
+
+def count(stats: Stats) -> Count:
+    """What figures are made of."""
+    return Count(stats.decoded_tokens, stats.target_passes, stats.walked, stats.decode_seconds)
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """A method on a task and plain decoding beside it, interleaved with it, group by group."""
+
+    method: tuple[Count, ...]
+    plain: tuple[Count, ...]
+    same: int
+    """Answers whose every token was plain decoding's."""
+    answers: int
+
+    def figure(self, by: Criterion, without: int | None = None) -> float:
+        """Pooled over the groups, or over all but one."""
+        method = pooled(self.method, without)
+        if by == "accept_length":
+            return 1.0 + method.walked / method.target_passes if method.target_passes else 0.0
+        speed = method.tokens / method.decode_seconds if method.decode_seconds else 0.0
+        if by == "tokens_per_second":
+            return speed
+        plain = pooled(self.plain, without)
+        return speed * plain.decode_seconds / plain.tokens if plain.tokens else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts, to be read again, and figures, to be read by people."""
+        figures = {name: round(self.figure(name), 4) for name in WORDS}
+        return figures | asdict(self)
+
+    @staticmethod
+    def from_dict(row: Mapping[str, Any]) -> TaskScore:
+        """The way back."""
+        method, plain = (tuple(Count(*each) for each in row[name]) for name in ("method", "plain"))
+        return TaskScore(method, plain, row["same"], row["answers"])
+
+
+def task_score(measured: Measured, plain: Measured) -> TaskScore:
+    """From what the runner measured in one go."""
+    return TaskScore(
+        tuple(map(count, measured.groups)), tuple(map(count, plain.groups)), measured.same, measured.answers
+    )
+
+
+def pooled(counts: Sequence[Count], without: int | None = None) -> Count:
+    """The sum, leaving out one."""
+    kept = [each for index, each in enumerate(counts) if index != without]
+    return Count(*(sum(column) for column in zip(*kept, strict=True))) if kept else Count(0, 0, 0, 0.0)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something to choose, with its score on every task."""
+
+    name: str
+    tasks: Mapping[str, TaskScore]
+
+    def mean(self, by: Criterion) -> float:
+        """Arithmetic mean of the tasks' figures."""
+        return fmean(score.figure(by) for score in self.tasks.values())
+
+    @property
+    def pace(self) -> float:
+        """Tokens/s from accept length and the median time of a pass over all groups.
+
+        Less exact than tokens/s, but a moment in which the machine was busy with something else hardly moves it: for
+        comparing many candidates on few runs.
+        """
+        passes = [
+            run.decode_seconds / run.target_passes
+            for score in self.tasks.values()
+            for run in score.method
+            if run.target_passes
+        ]
+        return self.mean("accept_length") / median(passes) if passes and median(passes) else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        means = {name: round(self.mean(name), 4) for name in WORDS}
+        return {"name": self.name, "mean": means, "tasks": {name: s.as_dict() for name, s in self.tasks.items()}}
+
+
+def rank(candidates: Sequence[Candidate], by: Criterion) -> list[Candidate]:
+    """Best first; equals stay in the order given."""
+    return sorted(candidates, key=lambda candidate: -candidate.mean(by))
+
+
+def uncertainty(one: Candidate, other: Candidate, by: Criterion) -> float | None:
+    """Standard error of the difference of two means; None where a task has a single group, which says nothing."""
+    total = 0.0
+    for name, score in one.tasks.items():
+        rival, groups = other.tasks[name], len(score.method)
+        if groups < 2 or len(rival.method) != groups:
+            return None
+        left_out = [score.figure(by, group) - rival.figure(by, group) for group in range(groups)]
+        middle = fmean(left_out)
+        total += (groups - 1) / groups * sum((each - middle) ** 2 for each in left_out)
+    return sqrt(total) / len(one.tasks)
+
+
+def tied(best: Candidate, other: Candidate, by: Criterion) -> bool:
+    """Is the difference smaller than twice its standard error? Equal means always tie."""
+    gap = best.mean(by) - other.mean(by)
+    error = uncertainty(best, other, by)
+    return gap == 0 if error is None else gap <= 2 * error
+
+
+# The pick among candidates, and the reason in words.
+
+
+WHY: dict[Criterion, str] = {
+    "accept_length": (
+        "Accept length decides: it is counted, not timed, so it has no timing noise, and candidates that cost the same "
+        "per round rank by it as they would by speed on a quiet machine."
+    ),
+    "speedup": "Speedup decides: tokens/s over those of plain decoding in the same interleaved run.",
+    "tokens_per_second": "Tokens/s decide, all candidates interleaved in one run.",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Candidates in order; the first is the pick."""
+
+    ranked: tuple[Candidate, ...]
+    by: Criterion
+    ties: tuple[str, ...]
+    """Names that these prompts can't tell from the pick."""
+    reason: str
+
+    @property
+    def best(self) -> Candidate:
+        """The pick."""
+        return self.ranked[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {
+            "by": self.by,
+            "pick": self.best.name,
+            "reason": self.reason,
+            "ties": list(self.ties),
+            "ranked": [candidate.as_dict() for candidate in self.ranked],
+        }
+
+
+def choose(candidates: Sequence[Candidate], by: Criterion) -> Choice:
+    """The best mean over tasks; at least one candidate, all on the same tasks."""
+    ranked = rank(candidates, by)
+    best, rest = ranked[0], ranked[1:]
+    ties = tuple(other.name for other in rest if tied(best, other, by))
+    return Choice(tuple(ranked), by, ties, _reason(best, rest, ties, by))
+
+
+def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by: Criterion) -> str:
+    scope = "over tasks" if len(best.tasks) > 1 else f"on {next(iter(best.tasks))}"
+    digits = 1 if by == "tokens_per_second" else 3
+    parts = [f"{best.name} has the best mean {WORDS[by]} {scope}, {best.mean(by):.{digits}f}."]
+    if rest:
+        second = rest[0]
+        gap, error = best.mean(by) - second.mean(by), uncertainty(best, second, by)
+        sure = "one prompt a file: no telling how sure that is"
+        if error is not None:
+            sure = f"standard error over prompts {error:.{digits}f}"
+        lower = f"{gap:.{digits}f} lower" if gap else "no lower, but later in order"
+        parts.append(f"Next is {second.name}, {lower} ({sure}).")
+    else:
+        parts.append("There was nothing else to choose from.")
+    if ties:
+        verb = "is" if len(ties) == 1 else "are"
+        parts.append(
+            f"{', '.join(ties)} {verb} within two standard errors: these prompts can't tell them from the pick, "
+            "more prompts might."
+        )
+    if by != "speedup" and (fastest := rank([best, *rest], "speedup")[0]) is not best:
+        parts.append(
+            f"{fastest.name} has the best measured speedup, {fastest.mean('speedup'):.2f}x "
+            f"against {best.mean('speedup'):.2f}x."
+        )
+    return " ".join([*parts, WHY[by]])

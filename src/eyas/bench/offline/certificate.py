@@ -1,0 +1,278 @@
+"""The losslessness certificate: runs with and without speculation over a grid, compared token by token.
+
+The reference is plain decoding one row at a time. Each cell of the grid is another way to get the same tokens: a
+tree and a batch size, at a temperature. Plain decoding in larger batches is a cell too (tree `none`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyas.drafters import Drafter
+from eyas.engine import Engine, Speculation
+from eyas.targets import Target
+from eyas.text.dialogue import Dialogue, converse
+from eyas.text.prompts import BadRow, PromptRow
+from eyas.tree import DraftTree, TreeSpec
+from eyas.types import SamplingParams, Stats
+from eyas.verify import Sampler, WalkRule
+
+NO_TREE = "none"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is tried."""
+
+    temperatures: Sequence[float]
+    trees: Mapping[str, TreeSpec]
+    batch_sizes: Sequence[int]
+
+
+@dataclass
+class Cell:
+    """One combination and how it compared."""
+
+    temperature: float
+    tree: str
+    batch_size: int
+    rows: int = 0
+    tokens: int = 0
+    accept_length: float = 0.0
+    divergences: list[Divergence] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    """Rows, or later turns of rows, that could not be run."""
+
+    @property
+    def real(self) -> int:
+        """Differences that rounding doesn't excuse."""
+        return sum(not divergence.tie for divergence in self.divergences)
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.rows:
+            return "nothing to compare"
+        if not self.divergences:
+            return "equal"
+        ties = len(self.divergences) - self.real
+        if not self.real:
+            return f"equal but for {ties} near-tie{'s' * (ties > 1)}"
+        return f"DIFFERENT in {self.real} of {self.rows} rows"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of the cell."""
+        row = {name: value for name, value in vars(self).items() if name != "divergences"}
+        divergences = [asdict(divergence) | {"tie": divergence.tie} for divergence in self.divergences]
+        return row | {"verdict": self.verdict, "divergences": divergences}
+
+
+@dataclass(frozen=True)
+class Certifier:
+    """The pair to be judged and how it is run."""
+
+    target: Target
+    tokenizer: Any
+    drafter: Drafter
+    params: SamplingParams
+    coupled: bool = True
+    rule: WalkRule | None = None
+    """Verification rule under test; None = the default one."""
+
+    def cells(self, rows: Sequence[PromptRow | BadRow], grid: Grid) -> Iterator[Cell]:
+        """Fill the grid, cell by cell."""
+        for temperature in grid.temperatures:
+            params = SamplingParams(**(self.params.model_dump() | {"temperature": temperature}))
+            plain = self._run(rows, params, None, 1)
+            for tree, batch_size in self._combinations(grid):
+                speculation = None if tree == NO_TREE else Speculation(self.drafter, grid.trees[tree], self.coupled)
+                other = self._run(rows, params, speculation, batch_size)
+                yield self._compare(Cell(temperature, tree, batch_size), params, plain, other)
+
+    @staticmethod
+    def _combinations(grid: Grid) -> Iterator[tuple[str, int]]:
+        for batch_size in grid.batch_sizes:
+            if batch_size > 1:
+                yield NO_TREE, batch_size
+            for tree in grid.trees:
+                yield tree, batch_size
+
+    def _run(
+        self,
+        rows: Sequence[PromptRow | BadRow],
+        params: SamplingParams,
+        speculation: Speculation | None,
+        batch_size: int,
+    ) -> list[Dialogue]:
+        engine = self._engine(speculation, batch_size)
+        dialogues = [Dialogue(row) for row in rows]
+        for _ in converse(engine, dialogues, params):
+            pass
+        return dialogues
+
+    def _engine(self, speculation: Speculation | None, batch_size: int) -> Engine:
+        return Engine(self.target, self.tokenizer, speculation, batch_size=batch_size, rule=self.rule)
+
+    def _compare(
+        self, cell: Cell, params: SamplingParams, plain: Sequence[Dialogue], other: Sequence[Dialogue]
+    ) -> Cell:
+        pooled = Stats()
+        for reference, candidate in zip(plain, other, strict=True):
+            if reference.error is not None:
+                cell.errors.append(reference.error)
+            if not reference.completions:
+                continue
+            cell.rows += 1
+            pooled.merge(candidate.stats())
+            divergence = self._divergence(params, reference, candidate)
+            if divergence is not None:
+                cell.divergences.append(divergence)
+        cell.tokens, cell.accept_length = pooled.tokens, round(pooled.accept_length, 4)
+        return cell
+
+    def _divergence(self, params: SamplingParams, plain: Dialogue, other: Dialogue) -> Divergence | None:
+        for turn, (a, b) in enumerate(zip(plain.completions, other.completions, strict=False)):
+            at = first_difference(a.token_ids, b.token_ids)
+            if at is None:
+                continue
+            left, right = (c.token_ids[at] if at < len(c.token_ids) else None for c in (a, b))
+            scores = scores_after(
+                self.target, params, plain.prompts[turn], a.token_ids[:at], self._engine(None, 1).eos_ids
+            )
+            gap, tolerance = judge(scores, left, right, self.target.dtype)
+            return Divergence(plain.id, turn, at, left, right, gap, tolerance)
+        return None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """All cells, and what they were held against."""
+
+    model: str
+    draft_model: str
+    dtype: torch.dtype
+    cells: Sequence[Cell]
+
+    @property
+    def equal(self) -> bool:
+        """No cell has a difference that rounding doesn't excuse, and something was compared."""
+        return any(cell.rows for cell in self.cells) and not any(cell.real for cell in self.cells)
+
+    @property
+    def errors(self) -> list[str]:
+        """Rows that could not be run, each once."""
+        return list(dict.fromkeys(error for cell in self.cells for error in cell.errors))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {
+            "model": self.model,
+            "draft_model": self.draft_model,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "promise": promise(self.dtype),
+            "near_tie_relative": RELATIVE[self.dtype],
+            "equal": self.equal,
+            "errors": self.errors,
+            "cells": [cell.as_dict() for cell in self.cells],
+        }
+
+
+def promise(dtype: torch.dtype) -> str:
+    """What eyas promises in this precision."""
+    if dtype == torch.float32:
+        return "float32: every token equal; only a near-tie of two logits may part two runs"
+    return (
+        f"{str(dtype).removeprefix('torch.')}: batch shape moves last bits, so two correct runs may part at a near-tie "
+        "of two logits; any other difference is a bug"
+    )
+
+
+# Telling a floating-point tie from a bug, where two runs of one request part.
+#
+# Two correct runs may choose differently only where the target itself can hardly tell two tokens apart. So the common
+# prefix is run again, plainly, and *both* tokens must score within a whisker of the best score: the gap, in logits,
+# must not exceed `RELATIVE[dtype]` times the greatest logit there. A token that a broken rule let through, or that
+# another run merely found a little better, misses that by orders of magnitude. Tokens a filter ruled out never tie.
+#
+# The whiskers are a few units in the last place of a logit (bfloat16, float16, where logits themselves are rounded), or
+# what sums taken in another order add up to over tens of layers (float32).
+
+
+RELATIVE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Near-tie threshold for each dtype, relative to the greatest absolute logit."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two runs of a row parted; the first place only, what follows is another text."""
+
+    row: str
+    turn: int
+    position: int
+    """Index in the answer."""
+    plain: int | None
+    """The token of plain decoding; None = its answer ended here."""
+    speculative: int | None
+    gap: float | None
+    """In logits: how far the lower-scoring of the two tokens lies below the best; None if there is no such token."""
+    tolerance: float | None
+
+    @property
+    def tie(self) -> bool:
+        """Is it excused by rounding?"""
+        return self.gap is not None and self.tolerance is not None and self.gap <= self.tolerance
+
+
+class Scores(NamedTuple):
+    """What the sampler chooses by at one position, and what a logit's rounding is relative to."""
+
+    values: Tensor  # [V] scores, noise included, in units of logits; -inf = ruled out
+    scale: float
+
+
+def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first index at which two answers differ, their ends included."""
+    for index, (a, b) in enumerate(zip(plain, other, strict=False)):
+        if a != b:
+            return index
+    return None if len(plain) == len(other) else min(len(plain), len(other))
+
+
+@torch.inference_mode()
+def scores_after(
+    target: Target, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], eos_ids: Sequence[int]
+) -> Scores:
+    """Scores of the token that follows `prompt` and `answer`, from a plain forward of both."""
+    rows = range(1)
+    target.resize(1)
+    tokens = [*prompt, *answer]
+    for _ in target.prefill(rows, [tokens], ()):
+        pass
+    root = torch.tensor(tokens[-1:], device=target.device)
+    logits = target.verify(rows, root, DraftTree.empty(1, target.device), ()).logits.rows
+    sampler = Sampler(1, target.vocab_size, target.device)
+    sampler.admit(0, params, prompt, eos_ids)
+    if answer:
+        emitted = torch.tensor([list(answer)], device=target.device)
+        sampler.commit(rows, emitted, torch.tensor([len(answer)], device=target.device))
+    path = sampler.path(rows)
+    scores = path.scores(path.warped(logits))[0]
+    if path.needs.noise:
+        scores = scores * params.temperature
+    return Scores(scores, float(logits.float().abs().max()))
+
+
+def judge(
+    scores: Scores, plain: int | None, other: int | None, dtype: torch.dtype
+) -> tuple[float | None, float | None]:
+    """Gap and tolerance of two tokens that were chosen at the same place."""
+    if plain is None or other is None:
+        return None, None
+    values = scores.values
+    gap = float(values.max() - torch.minimum(values[plain], values[other]))
+    return gap, RELATIVE[dtype] * max(scores.scale, torch.finfo(torch.float32).tiny)

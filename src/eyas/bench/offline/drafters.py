@@ -1,0 +1,97 @@
+"""Several drafters against plain decoding on the same tasks: interleaved, kept on disk, resumable.
+
+Drafters run `together` at a time, so that no more than that are in memory, and every such group has its own runs of
+plain decoding between theirs: a speedup is always a ratio of times taken in one interleaved go. What one such go on
+one task gave is written before the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from eyas.bench.ledger import Ledger
+from eyas.bench.offline.candidates import Candidate, task_score
+from eyas.bench.offline.runner import PLAIN, Plan, Progress, Task, measure
+from eyas.drafters.loading import load_drafter
+from eyas.engine import Engine, Speculation
+from eyas.engine.load import tree_for
+from eyas.errors import EyasError
+from eyas.files import file_hash
+from eyas.targets import Target
+from eyas.tree import parse_tree
+from eyas.types import SamplingParams
+
+
+@dataclass
+class DrafterBench:
+    """Drafter directories by name, and what is common to their measurement."""
+
+    drafters: Mapping[str, Path]
+    target: Target
+    tokenizer: Any
+    tasks: Sequence[Task]
+    params: SamplingParams
+    plan: Plan
+    ledger: Ledger
+    batch_size: int = 1
+    coupled: bool = True
+    tree: str | None = None
+    """None = each drafter's own."""
+    ignore_config_keys: Sequence[str] = ()
+    together: int = 6
+    failures: dict[str, str] = field(default_factory=dict)
+    """Drafters that couldn't be run, and why."""
+
+    @cached_property
+    def missing(self) -> list[tuple[str, set[str]]]:
+        """Drafters, each with the tasks it wasn't measured on yet."""
+        found = []
+        for name, path in self.drafters.items():
+            self.ledger.open(name, file_hash(*sorted(path.glob("*.safetensors")), path / "config.json"))
+            tasks = {task.name for task in self.tasks} - self.ledger.scores(name).keys()
+            if tasks:
+                found.append((name, tasks))
+        return found
+
+    @property
+    def work(self) -> int:
+        """Runs of groups to do, plain decoding's included."""
+        steps = 0
+        for batch in _chunks(self.missing, self.together):
+            for task in self.tasks:
+                waiting = sum(task.name in tasks for _, tasks in batch)
+                steps += (waiting + 1) * len(task.groups) * self.plan.repeats if waiting else 0
+        return steps
+
+    def run(self, advance: Progress = lambda: None) -> list[Candidate]:
+        """Measure what the ledger doesn't hold; candidates in the order given, those that failed left out."""
+        plain = Engine(self.target, self.tokenizer, batch_size=self.batch_size)
+        for batch in _chunks(self.missing, self.together):
+            engines = {name: engine for name, _ in batch if (engine := self._engine(name)) is not None}
+            for task in self.tasks:
+                waiting = [name for name, tasks in batch if task.name in tasks and name in engines]
+                if not waiting:
+                    continue
+                group = {PLAIN: plain} | {name: engines[name] for name in waiting}
+                results = measure(task, group, self.params, self.plan, advance)
+                for name in waiting:
+                    self.ledger.put(name, task.name, task_score(results[name], results[PLAIN]))
+        return [Candidate(name, self.ledger.scores(name)) for name in self.drafters if name not in self.failures]
+
+    def _engine(self, name: str) -> Engine | None:
+        try:
+            drafter = load_drafter(self.drafters[name], self.target, ignore_config_keys=self.ignore_config_keys)
+            spec = tree_for(drafter, None if self.tree is None else parse_tree(self.tree))
+        except EyasError as error:
+            self.failures[name] = str(error)
+            return None
+        return Engine(self.target, self.tokenizer, Speculation(drafter, spec, self.coupled), batch_size=self.batch_size)
+
+
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,277 @@
+"""A group of prompts answered and timed as its asker hears it: by an engine in this process, or by a server.
+
+Both are timed alike, prefill included, so that the two can be compared. An answer's number is `turn * rows + row`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from eyas.bench.offline.report import Line
+from eyas.bench.offline.runner import Group, Plan, Progress, Task, interleaved, median_run
+from eyas.bench.serving.answer import Answer
+from eyas.bench.serving.client import Client, LoadRun
+from eyas.bench.serving.counters import Counted
+from eyas.bench.serving.load import Item, Load, item_of
+from eyas.bench.serving.report import ACCEPT_LENGTH, accept_length, quantiles
+from eyas.bench.serving.servers import Side
+from eyas.engine import Engine
+from eyas.errors import RequestError
+from eyas.text.dialogue import Dialogue, converse
+from eyas.types import SamplingParams, Stats
+
+T = TypeVar("T")
+
+
+def hear_engine(engine: Engine, group: Group, params: SamplingParams) -> LoadRun:
+    """Decode a group here; a turn begins when the last answer of the turn before is there."""
+    dialogues = [Dialogue(row) for row in group]
+    began = ended = time.perf_counter()
+    starts: dict[int, float] = {0: began}
+    firsts: dict[int, float] = {}
+    answers: list[Answer] = []
+    stats = Stats()
+    for dialogue, chunk in converse(engine, dialogues, params):
+        now, done = time.perf_counter(), chunk.completion
+        turn = len(dialogue.completions) - (done is not None)
+        start = starts.setdefault(turn, ended)
+        number = turn * len(group) + dialogues.index(dialogue)
+        if chunk.token_ids:
+            firsts.setdefault(number, now - start)
+        if done is not None:
+            ended = now
+            answers.append(
+                Answer(
+                    number,
+                    start - began,
+                    now - start,
+                    firsts.get(number),
+                    done.stats.tokens,
+                    len(dialogue.prompts[turn]),
+                    done.text,
+                    float(done.stats.target_passes),
+                    float(done.stats.walked),
+                    done.error,
+                )
+            )
+            stats.merge(done.stats)
+    for row, dialogue in enumerate(dialogues):
+        if dialogue.error is not None:
+            answers.append(_failed(len(dialogue.completions) * len(group) + row, dialogue.error))
+    return LoadRun(ended - began, sorted(answers, key=lambda answer: answer.item), _counted(stats))
+
+
+class Endpoint:
+    """A server that is asked for groups. Use it as a context manager; raises EndpointError if it isn't there.
+
+    With a tokenizer prompts are sent as token ids, if the server takes such: `sends_ids` says.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        params: SamplingParams,
+        timeout: float = 600.0,
+        api_key: str | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self._client = Client(side, params, timeout, api_key, own_seeds=False)
+        self._tokenizer = tokenizer
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self) -> Endpoint:
+        try:
+            self._await(self._client.__aenter__())
+            if self._tokenizer is not None and not self._await(self._client.takes_ids(_few(self._tokenizer))):
+                self._tokenizer = None
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._await(self._client.__aexit__())
+        self._loop.close()
+
+    @property
+    def sends_ids(self) -> bool:
+        """Are prompts sent as token ids?"""
+        return self._tokenizer is not None
+
+    def run(self, group: Group) -> LoadRun:
+        """Ask all rows at once, turn after turn."""
+        return self._await(self._converse(group))
+
+    async def _converse(self, group: Group) -> LoadRun:
+        said: list[list[str]] = [[] for _ in group]
+        open_rows, answers, runs, turn = list(range(len(group))), list[Answer](), list[LoadRun](), 0
+        while open_rows:
+            items: dict[int, Item] = {}
+            for row in open_rows:
+                number = turn * len(group) + row
+                try:
+                    items[row] = item_of(group[row], group[row].id, self._tokenizer, said[row])
+                except RequestError as error:
+                    answers.append(_failed(number, f"{group[row].where}: {error}"))
+            run = await self._client.run(Load("closed", max(1, len(items))), list(items.values()), 0, 0)
+            for row, answer in zip(items, run.answers, strict=True):
+                answers.append(replace(answer, item=turn * len(group) + row))
+                said[row].append(answer.text)
+            failed = {answer.item % len(group) for answer in answers if answer.error is not None}
+            turn += 1
+            open_rows = [row for row in open_rows if row not in failed and turn < len(group[row].turns or ("",))]
+            runs.append(run)
+        counted = sum((run.counted for run in runs), Counted())
+        return LoadRun(sum(run.seconds for run in runs), sorted(answers, key=lambda answer: answer.item), counted)
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
+
+
+def _few(tokenizer: Any) -> Sequence[int]:
+    """Some token ids to try a server with."""
+    ids: list[int] = tokenizer("one two")["input_ids"]
+    return ids
+
+
+def _failed(number: int, error: str) -> Answer:
+    return Answer(number, 0.0, 0.0, error=error)
+
+
+def _counted(stats: Stats) -> Counted:
+    """The engine's own counts in the words of servers."""
+    histogram, offered = stats.accepted_histogram, stats.offered_by_depth
+    return Counted(
+        float(offered[0]) if offered else 0.0,
+        float(stats.drafted_depth),
+        float(stats.walked),
+        tuple(float(sum(histogram[depth + 1 :])) for depth in range(len(offered))),
+    )
+
+
+# Methods that are measured from outside: interleaved as in `runner.py`, and their figures in the same report.
+
+
+Ask = Callable[[Group], LoadRun]
+
+DEFINITIONS = (
+    "tokens/s: output tokens (of a server as its `usage` counts them) / wall time from the request to the end of the "
+    "answer, prefill included. A group of prompts counts with its median run.",
+    "speedup: tokens/s of the method / tokens/s of the baseline.",
+    "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1). Medians over the answers.",
+    ACCEPT_LENGTH,
+    "efficiency: speedup / accept length, if the baseline decodes plainly.",
+    "by position: drafts accepted at that depth / drafts, by the server's counters.",
+    "identical: answers whose text is the baseline's, in every repeat.",
+    "mean: arithmetic mean of the files' figures.",
+)
+
+
+@dataclass
+class Heard:
+    """A method on a task."""
+
+    runs: list[LoadRun] = field(default_factory=list)
+    """The groups' median runs."""
+    same: int = 0
+    compared: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return sum(answer.tokens for run in self.runs for answer in run.answers)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time."""
+        return sum(run.seconds for run in self.runs)
+
+    @property
+    def counted(self) -> Counted:
+        """What was counted of speculation."""
+        return sum((run.counted for run in self.runs), Counted())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts behind the figures."""
+        return {
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 6),
+            "passes": sum(answer.passes for run in self.runs for answer in run.answers),
+            "accepted_in_passes": sum(answer.accepted for run in self.runs for answer in run.answers),
+            "counted": vars(self.counted),
+        }
+
+
+def measure_heard(
+    task: Task, methods: Mapping[str, Ask], baseline: str | None, plan: Plan, advance: Progress = lambda: None
+) -> dict[str, Heard]:
+    """Ask every method for every group; texts are compared with the baseline's."""
+    heard = {name: Heard() for name in methods}
+    for _ in range(plan.warmup if task.groups else 0):
+        for ask in methods.values():
+            ask(task.groups[0])
+    for number, group in enumerate(task.groups):
+        runs = interleaved(
+            list(methods), lambda name, asked: methods[name](asked), group, plan.repeats, number, advance
+        )
+        for name, one in heard.items():
+            one.runs.append(median_run(runs[name], lambda run: run.seconds))
+            one.errors.update(a.error for run in runs[name] for a in run.answers if a.error is not None)
+            if baseline is not None:
+                texts = _texts(runs[baseline][0])
+                one.compared += len(texts)
+                one.same += sum(
+                    all(_texts(run).get(item) == text for run in runs[name]) for item, text in texts.items()
+                )
+    return heard
+
+
+def _texts(run: LoadRun) -> dict[int, str]:
+    """Number -> text of the answers that came."""
+    return {answer.item: answer.text for answer in run.answers if answer.error is None}
+
+
+def heard_lines(task: str, heard: Mapping[str, Heard], baseline: str | None) -> list[Line]:
+    """The lines of one file."""
+    base = None if baseline is None else _speed(heard[baseline])
+    plain = baseline is not None and accept_length(heard[baseline].runs) in (None, 1.0)
+    return [_line(task, name, one, base, against_plain=plain and name != baseline) for name, one in heard.items()]
+
+
+def _line(task: str, method: str, heard: Heard, base: float | None, *, against_plain: bool) -> Line:
+    good = [answer for run in heard.runs for answer in run.answers if answer.error is None]
+    speed = _speed(heard)
+    return Line(
+        task,
+        method,
+        speed,
+        None if base is None else speed / base if base else 0.0,
+        accept_length(heard.runs),
+        None,
+        heard.counted.rates,
+        heard.same,
+        heard.compared,
+        quantiles([answer.first_seconds for answer in good]).get("p50"),
+        quantiles([answer.seconds_per_token for answer in good]).get("p50"),
+        against_plain=against_plain,
+    )
+
+
+def _speed(heard: Heard) -> float:
+    return heard.tokens / heard.seconds if heard.seconds else 0.0
+
+
+def heard_errors(heard: Mapping[str, Mapping[str, Heard]]) -> Sequence[str]:
+    """What went wrong, with counts."""
+    return [
+        f"{task}, {method}: {count} times {error}"
+        for task, methods in heard.items()
+        for method, one in methods.items()
+        for error, count in one.errors.items()
+    ]

@@ -1,0 +1,179 @@
+"""Figures from measurements: the table a person reads and the JSON a machine keeps. Every figure is defined here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from eyas.bench.offline.runner import PLAIN, Measured
+
+DEFINITIONS = (
+    "tokens/s: emitted tokens / wall time of decoding; prefill is timed apart. A group of prompts counts with its "
+    "median run.",
+    "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter.",
+    "accept length: tokens per target pass, the bonus token counted (1 + accepted / passes), pooled over rows.",
+    "efficiency: speedup / accept length; 1 = verifying and drafting cost nothing.",
+    "by position: share of the passes offering a draft token at that depth in which it was accepted.",
+    "identical: answers whose every token is plain decoding's, in every repeat.",
+    "mean: arithmetic mean of the files' figures.",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method on one file, or the mean over files."""
+
+    task: str
+    method: str
+    tokens_per_second: float
+    speedup: float | None
+    """None without a baseline."""
+    accept_length: float | None
+    """None where nobody tells it."""
+    prefill_seconds: float | None
+    by_position: list[float]
+    same: int
+    answers: int
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    """Of methods that are timed from outside."""
+    against_plain: bool = True
+    """Is it compared with somebody else, who decodes plainly?"""
+
+    @property
+    def efficiency(self) -> float | None:
+        """None where it would say nothing."""
+        if self.method == PLAIN or not self.against_plain or self.speedup is None:
+            return None
+        return self.speedup / self.accept_length if self.accept_length else None
+
+
+def lines_of(task: str, results: Mapping[str, Measured]) -> list[Line]:
+    """The lines of one file."""
+    base = results[PLAIN].stats.tokens_per_second
+    return [
+        Line(
+            task,
+            method,
+            measured.stats.tokens_per_second,
+            measured.stats.tokens_per_second / base if base else 0.0,
+            measured.stats.accept_length,
+            measured.stats.prefill_seconds,
+            measured.stats.accepted_by_position,
+            measured.same,
+            measured.answers,
+        )
+        for method, measured in results.items()
+    ]
+
+
+def means(lines: Sequence[Line]) -> list[Line]:
+    """One line a method, over all files; none if there is one file only."""
+    if len({line.task for line in lines}) < 2:
+        return []
+    made = []
+    for method in dict.fromkeys(line.method for line in lines):
+        mine = [line for line in lines if line.method == method]
+        depth = min(len(line.by_position) for line in mine)
+        made.append(
+            Line(
+                "mean",
+                method,
+                fmean(line.tokens_per_second for line in mine),
+                _mean([line.speedup for line in mine]),
+                _mean([line.accept_length for line in mine]),
+                _mean([line.prefill_seconds for line in mine]),
+                [fmean(line.by_position[i] for line in mine) for i in range(depth)],
+                sum(line.same for line in mine),
+                sum(line.answers for line in mine),
+                _mean([line.ttft_ms for line in mine]),
+                _mean([line.tpot_ms for line in mine]),
+                all(line.against_plain for line in mine),
+            )
+        )
+    return made
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None if one is missing."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
+def table_of(lines: Sequence[Line], title: str) -> Table:
+    """The table for people."""
+    heard = any(line.ttft_ms is not None for line in lines)
+    times = ("TTFT ms", "TPOT ms") if heard else ("prefill s",)
+    table = Table("file", "method", title=title)
+    for name in ("tokens/s", "speedup", "accept length", "efficiency", *times):
+        table.add_column(name, justify="right")
+    table.add_column("by position")
+    table.add_column("identical", justify="right")
+    for line in lines:
+        table.add_row(
+            line.task,
+            line.method,
+            f"{line.tokens_per_second:.1f}",
+            _cell(line.speedup, "{:.2f}x"),
+            _cell(line.accept_length, "{:.2f}"),
+            _cell(line.efficiency, "{:.2f}"),
+            *(
+                (_cell(line.ttft_ms, "{:.1f}"), _cell(line.tpot_ms, "{:.1f}"))
+                if heard
+                else (_cell(line.prefill_seconds, "{:.2f}"),)
+            ),
+            " ".join(f"{rate:.2f}" for rate in line.by_position),
+            f"{line.same}/{line.answers}" if line.answers else "",
+        )
+    return table
+
+
+def _cell(value: float | None, form: str) -> str:
+    """Empty where nothing is known."""
+    return "" if value is None else form.format(value)
+
+
+def line_dict(line: Line) -> dict[str, Any]:
+    """A line for JSON."""
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()}
+    del rounded["against_plain"]
+    rounded["by_position"] = [round(rate, 4) for rate in line.by_position]
+    rounded["efficiency"] = None if line.efficiency is None else round(line.efficiency, 4)
+    return rounded
+
+
+def report_dict(
+    machine: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    results: Mapping[str, Mapping[str, Measured]],
+    errors: Sequence[str],
+) -> dict[str, Any]:
+    """The whole measurement for JSON: figures, and the counts they came from."""
+    lines = [line for task, measured in results.items() for line in lines_of(task, measured)]
+    counts = {
+        task: {method: one.stats.as_dict() for method, one in measured.items()} for task, measured in results.items()
+    }
+    return document(machine, settings, DEFINITIONS, lines, counts, errors)
+
+
+def document(
+    machine: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    definitions: Sequence[str],
+    lines: Sequence[Line],
+    counts: Mapping[str, Any],
+    errors: Sequence[str],
+) -> dict[str, Any]:
+    """The report for JSON, however its lines were measured; `counts` by task and method."""
+    return {
+        "machine": dict(machine),
+        "settings": dict(settings),
+        "definitions": list(definitions),
+        "lines": [line_dict(line) for line in (*lines, *means(lines))],
+        "stats": dict(counts),
+        "errors": list(errors),
+    }

@@ -1,0 +1,1 @@
+"""Plots and the one-page HTML report."""

@@ -1,0 +1,198 @@
+"""How training went: loss, how often a step's best guess was right, accept length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eyas.bench.offline.checkpoints import TrainingRun
+from eyas.bench.report.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, canvas, label, seconds_axis, svg
+
+
+def training_figure(run: TrainingRun) -> bytes:
+    """An SVG of what the run's log says."""
+    ends = [run.moment(record) for record in run.records]
+    unit, name = seconds_axis(ends) if run.timed else (1.0, "")
+    across = f"training time ({name})" if run.timed else "step"
+    steps = sorted({key for record in run.records for key in record if key.startswith("validation_accuracy_")})
+    with canvas(1, 3, 10.5, 3.2) as (figure, grid):
+        loss, accuracy, length = grid[0]
+
+        curve(loss, run, "loss", unit, GREY, "training", marker="")
+        curve(loss, run, "validation_loss", unit, BLUE, "validation")
+        for number, metric in enumerate(steps):
+            curve(accuracy, run, metric, unit, COLOURS[number % len(COLOURS)], f"step {metric.rpartition('_')[2]}")
+        curve(length, run, "validation_accept_length", unit, ORANGE, "simulated")
+        curve(length, run, "decoded_accept_length", unit, GREEN, "decoded")
+        label(loss, across, "loss")
+        label(accuracy, across, "best guess right (share, validation)")
+        label(length, across, "accept length (tokens a pass)")
+        for axes in grid[0]:
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize=7)
+        return svg(figure)
+
+
+def curve(axes: Any, run: TrainingRun, metric: str, unit: float, colour: str, name: str, marker: str = ".") -> None:
+    """A metric of the log over the run's axis, if the log has it; `unit` is what its seconds are divided by."""
+    moments, values = run.curve(metric)
+    if values:
+        axes.plot([moment / unit for moment in moments], values, color=colour, marker=marker, label=name)
+
+
+# Training and real decoding on one time axis: where the first still improves and the second doesn't, it over-fits.
+
+
+def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
+    """An SVG: loss, accept length, speedup. `report` is `CheckpointReport.as_dict()`."""
+    measured = {candidate["name"]: candidate for candidate in report["ranked"]}
+    rows = [(row, measured[row["name"]]) for row in report["checkpoints"]]
+    places = [row["training"].get("moment", 0.0) if run.timed else row["step"] for row, _ in rows]
+    unit, axis = seconds_axis(places) if run.timed else (1.0, "")
+    x = [place / unit for place in places]
+    tasks = list(report["ranked"][0]["tasks"])
+    with canvas(3, 1, 7.0, 7.5, sharex=True) as (figure, grid):
+        loss, length, speed = (line[0] for line in grid)
+        curve(loss, run, "loss", unit, GREY, "training", marker="")
+        curve(loss, run, "validation_loss", unit, BLUE, "validation")
+        label(loss, "", "loss", "What training says")
+        curve(length, run, "validation_accept_length", unit, ORANGE, "simulated on validation")
+        curve(length, run, "decoded_accept_length", unit, GREEN, "decoded on validation chats")
+        for axes, figures in ((length, "accept_length"), (speed, "speedup")):
+            for number, task in enumerate(tasks):
+                values = [candidate["tasks"][task][figures] for _, candidate in rows]
+                colour = COLOURS[number % len(COLOURS)]
+                axes.plot(x, values, color=colour, alpha=0.6, linewidth=1, linestyle="--", label=task)
+            means = [candidate["mean"][figures] for _, candidate in rows]
+            axes.plot(x, means, color=RED, linewidth=2.2, marker="o", label="mean over tasks")
+        label(length, "", "accept length (tokens a pass)", "What decoding gives")
+        label(speed, f"training time ({axis})" if run.timed else "step", "speedup (x plain decoding)")
+        speed.axhline(1.0, color=GREY, linewidth=0.8)
+        pick = next(place for place, (row, _) in zip(x, rows, strict=True) if row["name"] == report["pick"])
+        for axes in (loss, length, speed):
+            axes.axvline(pick, color=GREY, linestyle=":", label=f"pick: {report['pick']}")
+            axes.legend(fontsize=7)
+        return svg(figure)
+
+
+# The heat map of a tree sweep: depth against nodes, one panel a beam, speedup above accept length.
+
+
+ROWS = (("speedup", "speedup (x plain decoding)"), ("accept_length", "accept length (tokens a pass)"))
+
+
+def tree_figure(report: Mapping[str, Any]) -> bytes:
+    """An SVG of the first pass, in which every setting ran; finalists are framed, the pick is starred.
+
+    `report` is `TreeReport.as_dict()`.
+    """
+    first, last = report["passes"][0], report["passes"][-1]
+    beams = sorted({candidate["top_k"] for candidate in first["candidates"]})
+    finalists = {candidate["name"] for candidate in last["candidates"]}
+    with canvas(len(ROWS), len(beams), 1.6 + 2.6 * len(beams), 5.6) as (figure, grid):
+        for line, (name, words) in zip(grid, ROWS, strict=True):
+            values = [candidate["mean"][name] for candidate in first["candidates"]]
+            scale = min(values), max(values)
+            for axes, beam in zip(line, beams, strict=True):
+                shown = [candidate for candidate in first["candidates"] if candidate["top_k"] == beam]
+                picture = _panel(axes, shown, name, scale, finalists, report["pick"])
+                axes.set_title("chains" if beam == 1 else f"top_k {beam}")
+            figure.colorbar(picture, ax=line, label=words)
+        return svg(figure)
+
+
+def _panel(
+    axes: Any,
+    candidates: Sequence[Mapping[str, Any]],
+    figure: str,
+    scale: tuple[float, float],
+    finalists: set[str],
+    pick: str,
+) -> Any:
+    depths = sorted({candidate["depth"] for candidate in candidates})
+    nodes = sorted({_column(candidate) for candidate in candidates})
+    table = [[float("nan")] * len(nodes) for _ in depths]
+    for candidate in candidates:
+        y, x = depths.index(candidate["depth"]), nodes.index(_column(candidate))
+        value = table[y][x] = candidate["mean"][figure]
+        # cividis runs from dark to light, so the text has to change sides
+        light = value < (scale[0] + scale[1]) / 2
+        star = "*" if candidate["name"] == pick else ""
+        axes.text(x, y, f"{value:.2f}{star}", ha="center", va="center", color="white" if light else "black", fontsize=8)
+        if candidate["name"] in finalists:
+            axes.add_patch(_frame(x, y))
+    picture = axes.imshow(table, cmap="cividis", vmin=scale[0], vmax=scale[1], aspect="auto", origin="lower")
+    axes.set_xticks(range(len(nodes)), [str(number) if number else "= depth" for number in nodes])
+    axes.set_yticks(range(len(depths)), [str(number) for number in depths])
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("depth (levels)")
+    return picture
+
+
+def _column(candidate: Mapping[str, Any]) -> int:
+    """Nodes; chains, whose nodes are their levels, share one column."""
+    return 0 if candidate["top_k"] == 1 else int(candidate["nodes"])
+
+
+def _frame(x: int, y: int) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor=RED, linewidth=1.8)
+
+
+# Plots of a serving benchmark, from its JSON: throughput, ratios, latencies and accept length by load.
+
+
+_AXIS = {"closed": "clients at once", "open": "requests a second"}
+
+
+def serve_figure(content: Mapping[str, Any]) -> bytes:
+    """An SVG of `ServeReport.as_dict()`; one kind of load a report."""
+    lines = content["lines"]
+    sides = list(dict.fromkeys(line["side"] for line in lines))
+    baseline = content["baseline"]
+    x_name = _AXIS[lines[0]["load"]["kind"]]
+    with canvas(2, 3, 11.0, 5.6) as (figure, axes):
+        for side, colour in zip(sides, _colours(len(sides)), strict=True):
+            mine = [line for line in lines if line["side"] == side]
+            at = [line["load"]["level"] for line in mine]
+            style = {"color": colour, "marker": "o", "label": side}
+            axes[0][0].plot(at, [line["tokens_per_second_median"] for line in mine], **style)
+            if side != baseline:
+                ratios = axes[0][1].plot(at, [line["ratio_median"] for line in mine], **style)[0]
+                least, most = ([pick(line["ratios"]) for line in mine] for pick in (min, max))
+                axes[0][1].fill_between(at, least, most, color=ratios.get_color(), alpha=0.2, linewidth=0)
+            for place, name in ((axes[0][2], "ttft_ms"), (axes[1][0], "tpot_ms"), (axes[1][1], "e2e_ms")):
+                for quantile, dashes in (("p50", "-"), ("p99", ":")):
+                    known = [line for line in mine if line[name]]
+                    told = style if quantile == "p50" else {**style, "label": None, "marker": None}
+                    levels = [line["load"]["level"] for line in known]
+                    place.plot(levels, [line[name][quantile] for line in known], linestyle=dashes, **told)
+            known = [line for line in mine if line["accept_length"] is not None]
+            levels = [line["load"]["level"] for line in known]
+            axes[1][2].plot(levels, [line["accept_length"] for line in known], **style)
+        axes[0][1].axhline(1.0, color=GREY, linewidth=0.8)
+        for side, level in content["crossover"].items():
+            if level is not None:
+                below = {"xytext": (0, -12), "textcoords": "offset points", "fontsize": 7}
+                axes[0][1].annotate(f"{side}: crossover", (level, 1.0), **below)
+        titles = (
+            ("output tokens/s", "throughput"),
+            (f"ratio to {baseline}", "ratio, least to most"),
+            ("ms", "TTFT, p50 and p99 (dotted)"),
+            ("ms a token", "TPOT, p50 and p99 (dotted)"),
+            ("ms", "whole answer, p50 and p99 (dotted)"),
+            ("tokens per target pass", "accept length"),
+        )
+        for place, (y_name, title) in zip((one for row in axes for one in row), titles, strict=True):
+            label(place, x_name, y_name, title)
+            place.set_xscale("log", base=2)
+            place.xaxis.set_major_formatter("{x:g}")
+        for place in (axes[0][2], axes[1][0], axes[1][1]):
+            place.set_yscale("log")
+        axes[0][0].legend(fontsize=7)
+        return svg(figure)
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[number % len(COLOURS)] for number in range(count)]

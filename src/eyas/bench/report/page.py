@@ -1,0 +1,111 @@
+"""A report as one HTML file: text, tables and plots inside it, no script, nothing to load."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import eyas
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; columns whose every cell looks like a number are set to the right, `marked` rows stand out."""
+
+    kind: ClassVar[str] = "table"
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    marked: Sequence[int] = ()
+
+    @property
+    def numeric(self) -> list[int]:
+        """Columns of numbers."""
+        width = max((len(row) for row in self.rows), default=0)
+        return [i for i in range(width) if self.headers and all(_number(row[i]) for row in self.rows)]
+
+
+@dataclass(frozen=True)
+class Image:
+    """A plot; `alt` says what it shows to who can't see it."""
+
+    kind: ClassVar[str] = "image"
+    svg: bytes
+    alt: str
+
+    @property
+    def data(self) -> str:
+        """As it stands in the page."""
+        return base64.b64encode(self.svg).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Json:
+    """Everything, folded away."""
+
+    kind: ClassVar[str] = "json"
+    title: str
+    value: Any
+
+    @property
+    def text(self) -> str:
+        """Indented."""
+        return json.dumps(self.value, indent=2, ensure_ascii=False)
+
+
+Block = Text | Grid | Image | Json
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """The page."""
+    loader = PackageLoader("eyas.bench.report", package_path=".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = environment.get_template("page.html.j2")
+    return template.render(title=title, lead=lead, sections=sections, version=eyas.__version__)
+
+
+def pairs(values: dict[str, Any]) -> Grid:
+    """A table of names and values; absent values are left out."""
+    rows = [(name.replace("_", " "), cell(value)) for name, value in values.items() if value not in (None, {}, [], "")]
+    return Grid((), rows)
+
+
+def cell(value: Any) -> str:
+    """A value for people."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {cell(each)}" for name, each in value.items() if each is not None)
+    return ", ".join(map(cell, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _number(text: str) -> bool:
+    return text == "" or text[0].isdigit() or (text[0] == "-" and text[1:2].isdigit())

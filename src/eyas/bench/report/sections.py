@@ -1,0 +1,191 @@
+"""The parts of a report, each made from files that the verbs leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eyas.bench.machine import busy
+from eyas.bench.offline.checkpoints import METRICS, TrainingRun
+from eyas.bench.report.figures import checkpoint_figure, training_figure, tree_figure
+from eyas.bench.report.page import Block, Grid, Image, Json, Section, Text, cell, pairs
+
+Report = Mapping[str, Any]
+
+
+def trained_section(run: TrainingRun, drafter: Report) -> Section:
+    """What was trained on what: from the recipe and the drafter's config.json."""
+    made = drafter.get("eyas", {})
+    sizes = {
+        "layers": drafter.get("num_hidden_layers"),
+        "hidden size": drafter.get("hidden_size"),
+        "intermediate size": drafter.get("intermediate_size"),
+        "draft vocabulary": f"{cell(drafter.get('draft_vocab_size'))} of {cell(drafter.get('vocab_size'))}",
+    }
+    facts = {
+        "target": made.get("target") or run.recipe.get("target"),
+        "kind": (made.get("shape") or {}).get("kind") or (run.recipe.get("shape") or {}).get("kind"),
+        **sizes,
+        "taps": made.get("taps") or drafter.get("eagle_aux_hidden_state_layer_ids"),
+        "answer tokens the draft vocabulary covers": f"{made['covered']:.2%}" if "covered" in made else None,
+        "warm start": made.get("warm_start"),
+        "data": made.get("data"),
+        "chats trained on": made.get("rows"),
+        "source": run.recipe.get("source"),
+        "loss": made.get("loss"),
+        "steps": made.get("steps"),
+        "training seconds": made.get("seconds"),
+    }
+    return Section("What was trained on what", [pairs(facts)])
+
+
+def data_section(reports: Sequence[tuple[str, Report]]) -> Section:
+    """Chat folders: what went in, what was dropped, what came out. `reports`: (folder's name, its report.json)."""
+    blocks: list[Block] = []
+    for name, report in reports:
+        blocks.append(Text(f"{name}, made by {report.get('made_by', 'an unknown tool')}"))
+        if "sources" in report:
+            blocks += _prepared(report)
+        else:
+            counts = {key: value for key, value in report.items() if isinstance(value, (int, float)) and value}
+            blocks.append(pairs(counts))
+        blocks.append(Json("the whole report", report))
+    return Section("Data", blocks)
+
+
+def _prepared(report: Report) -> list[Block]:
+    sources = [
+        (source["name"], cell(source["rows"]), cell(source["chats"]), f"{source['share']:.0%}")
+        for source in report["sources"]
+    ]
+    splits = []
+    for name, split in report["splits"].items():
+        lengths = split["length"]["quantiles"]
+        share = f"{split['answer_share']:.0%}" if "answer_share" in split else ""
+        middle = " / ".join(cell(lengths.get(key, 0)) for key in ("0.05", "0.5", "0.95"))
+        splits.append((name, cell(split["chats"]), cell(split["length"]["total"]), middle, share))
+    dropped = [
+        (source["name"], reason, cell(found["count"]))
+        for source in report["sources"]
+        for reason, found in source["dropped"].items()
+    ]
+    unit = "tokens" if report["settings"].get("model") else "characters"
+    blocks: list[Block] = [
+        Grid(("source", "rows read", "chats taken", "share"), sources),
+        Grid(("split", "chats", unit, "length 5% / 50% / 95%", "answers' share"), splits),
+    ]
+    return [*blocks, Grid(("source", "dropped because", "rows"), dropped)] if dropped else blocks
+
+
+def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: int, ours: str) -> Section:
+    """The store: bytes as planned and as they lie on disk. `planned`: (layout, bytes), the classic one first."""
+    splits = manifest["settings"]["splits"]
+    tokens = sum(split["tokens"] for split in splits.values())
+    classic = planned[0][1]
+    rows = [
+        (name, f"{total:,}", f"{total / tokens:,.0f}", f"{total / classic:.2f}")
+        for name, total in (*planned, (f"on disk: {ours}", actual))
+    ]
+    columns = ("rows", "tokens", "taught", "dropped")
+    counts = [(name, *(cell(split[key]) for key in columns)) for name, split in splits.items()]
+    return Section(
+        "Store: plan and reality",
+        [
+            Grid(("split", *columns), counts),
+            Grid(
+                ("layout", "bytes", "bytes a token", "of classic"),
+                rows,
+                marked=[i for i, row in enumerate(rows) if ours in row[0]],
+            ),
+            Text(
+                "classic: bf16 states of three taps and the final one, ids and mask as int64. Planned figures are "
+                "those of `eyas plan` for so many chats of their mean length.",
+                faint=True,
+            ),
+        ],
+    )
+
+
+def training_section(run: TrainingRun) -> Section:
+    """Curves of the run's log."""
+    words = "Loss, share of right best guesses at every draft step, and accept length, over the time spent training."
+    return Section("Training", [Image(training_figure(run), words), Text(words, faint=True)])
+
+
+def checkpoint_section(run: TrainingRun, report: Report) -> Section:
+    """Every checkpoint on real tasks, and the pick."""
+    ranked = {candidate["name"]: candidate for candidate in report["ranked"]}
+    tasks = list(report["ranked"][0]["tasks"])
+    shown = [metric for metric in METRICS if any(metric in row["training"] for row in report["checkpoints"])]
+    rows = []
+    for row in report["checkpoints"]:
+        candidate = ranked[row["name"]]
+        figures = [
+            f"{candidate['tasks'][task]['accept_length']:.2f} / {candidate['tasks'][task]['speedup']:.2f}x"
+            for task in tasks
+        ]
+        metrics = [f"{row['training'][metric]:.3f}" if metric in row["training"] else "" for metric in shown]
+        mean = f"{candidate['mean']['accept_length']:.3f} / {candidate['mean']['speedup']:.2f}x"
+        rows.append((row["name"], *metrics, *figures, mean))
+    place = [row["name"] for row in report["checkpoints"]].index(report["pick"])
+    headers = ("checkpoint", *(metric.replace("_", " ") for metric in shown), *tasks, "mean")
+    return Section(
+        "Checkpoints on real tasks",
+        [
+            Text(f"Pick: {report['reason']}"),
+            Image(checkpoint_figure(run, report), "Training metrics, accept length and speedup on one time axis."),
+            Grid(headers, rows, caption="accept length / speedup over plain decoding", marked=[place]),
+            *_warning(report),
+        ],
+    )
+
+
+def tree_section(report: Report) -> Section:
+    """The heat map and the finalists."""
+    rows = [
+        (
+            candidate["name"],
+            f"{candidate['mean']['tokens_per_second']:.1f}",
+            f"{candidate['mean']['speedup']:.2f}x",
+            f"{candidate['mean']['accept_length']:.2f}",
+        )
+        for candidate in report["ranked"]
+    ]
+    first = report["passes"][0]
+    return Section(
+        "Draft trees",
+        [
+            Text(f"Pick: {report['reason']}"),
+            Image(tree_figure(report), "Heat map of speedup and accept length by depth, beam and nodes."),
+            Text(
+                f"The map shows the first pass (prompts a file: {first['prompts']}); framed trees reached the last "
+                f"pass (prompts a file: {report['passes'][-1]['prompts']}), the star is the pick.",
+                faint=True,
+            ),
+            *_warning(report),
+            Grid(("finalist", "tokens/s", "speedup", "accept length"), rows, marked=[0]),
+        ],
+    )
+
+
+def _warning(report: Report) -> list[Block]:
+    warning = busy(report["machine"])
+    return [] if warning is None else [Text(f"Beware: {warning}.")]
+
+
+def provenance_section(drafter: Report, machine: Report, recipe: Report) -> Section:
+    """Where it comes from and where it was measured."""
+    blocks: list[Block] = [pairs({name: value for name, value in machine.items() if name != "load_average"})]
+    if "eyas" in drafter:
+        blocks.append(Json("the drafter's provenance", drafter["eyas"]))
+    return Section("Machine and provenance", [*blocks, Json("the recipe", recipe)])
+
+
+WORDS = Section(
+    "Words",
+    [
+        Text("accept length: tokens a pass of the target, the target's own token counted."),
+        Text("speedup: tokens/s over those of plain decoding by the same code, interleaved with it in one run."),
+        Text("simulated: from teacher-forced validation; decoded: from really answering prompts."),
+    ],
+)

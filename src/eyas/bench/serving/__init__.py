@@ -1,0 +1,1 @@
+"""Measurements of servers under load, over HTTP."""

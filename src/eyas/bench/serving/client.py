@@ -1,0 +1,132 @@
+"""The client of a side: sends requests, keeps what comes and when, and reads the server's counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from eyas.bench.serving.answer import Answer, Received
+from eyas.bench.serving.counters import Counted, read_metrics, read_server_info
+from eyas.bench.serving.load import TEXT, Item, Load, run_load
+from eyas.bench.serving.servers import Side
+from eyas.errors import EndpointError
+from eyas.types import SamplingParams
+
+_NO_IDS = frozenset({400, 404, 405, 415, 422, 501})
+"""What servers answer to a prompt of token ids that they can't take."""
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """One side under one load, once."""
+
+    seconds: float
+    """From the first request to the end of the last answer."""
+    answers: list[Answer]
+    counted: Counted = field(default_factory=Counted)
+    """What the server counted meanwhile."""
+
+
+class Client:
+    """Asks one side. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        side: Side,
+        params: SamplingParams,
+        timeout: float,
+        api_key: str | None = None,
+        *,
+        own_seeds: bool = True,
+    ) -> None:
+        """`own_seeds`: request number i is asked with the seed plus i, else all with the same."""
+        self.side, self.params, self._timeout, self._own_seeds = side, params, timeout, own_seeds
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._model = side.model
+
+    async def __aenter__(self) -> Client:
+        self._model = self._model or await self._first_model()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def run(self, load: Load, items: Sequence[Item], first: int, seed: int) -> LoadRun:
+        """Send every item under a load; `first` is the number of the first request, which its seed depends on."""
+        before = await self._counters()
+        began = time.perf_counter()
+
+        async def ask(number: int) -> Received:
+            return await self._ask(items[number], first + number, began)
+
+        received = await run_load(load, ask, len(items), seed)
+        seconds = time.perf_counter() - began
+        after = await self._counters()
+        return LoadRun(seconds, [one.read() for one in received], after - before)
+
+    async def takes_ids(self, prompt: Sequence[int]) -> bool:
+        """Does the server complete token ids? Raises EndpointError if it answers nothing at all."""
+        body = {"model": self._model, "prompt": list(prompt), "max_tokens": 1}
+        url = self.side.url + TEXT
+        try:
+            response = await self._http.post(url, json=body)
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{self.side.name}: {url} can't be reached: {error or type(error).__name__}") from error
+        if not response.is_success and response.status_code not in _NO_IDS:
+            said = " ".join(response.text.split())[:200]
+            raise EndpointError(f"{self.side.name}: {url} answers {response.status_code}: {said}")
+        return response.is_success
+
+    async def _ask(self, item: Item, number: int, origin: float) -> Received:
+        body = item.body(self._model, self.params, number if self._own_seeds else 0) | self.side.extra
+        pieces: list[tuple[float, bytes]] = []
+        error = None
+        sent = time.perf_counter()
+        try:
+            async with self._http.stream("POST", self.side.url + item.path, json=body) as response:
+                if not response.is_success:
+                    await response.aread()
+                    error = f"{response.status_code}: {' '.join(response.text.split())[:200]}"
+                else:
+                    async for piece in response.aiter_bytes():
+                        pieces.append((time.perf_counter() - sent, piece))
+        except httpx.TimeoutException:
+            error = f"no answer within {self._timeout:g} s"
+        except httpx.HTTPError as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        return Received(number, sent - origin, pieces, time.perf_counter() - sent, error)
+
+    async def _first_model(self) -> str:
+        url = f"{self.side.url}/models"
+        try:
+            response = await self._http.get(url)
+            response.raise_for_status()
+            return str(response.json()["data"][0]["id"])
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{self.side.name}: {url} can't be reached: {error or type(error).__name__}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise EndpointError(f"{self.side.name}: {url} lists no model: name it with ,model=NAME") from error
+
+    async def _counters(self) -> Counted:
+        """What the server has counted since its start."""
+        page = await self._page("/metrics")
+        found = None if page is None else read_metrics(page.text)
+        if found is None and (page := await self._page("/get_server_info")) is not None:
+            try:
+                found = read_server_info(page.json())
+            except ValueError:
+                found = None
+        return found or Counted()
+
+    async def _page(self, path: str) -> httpx.Response | None:
+        """None where there is no such page."""
+        try:
+            response = await self._http.get(self.side.root + path)
+        except httpx.HTTPError:
+            return None
+        return response if response.is_success else None

@@ -1,0 +1,265 @@
+"""Figures of a serving benchmark. Every figure is defined here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from eyas.bench.serving.answer import Answer
+from eyas.bench.serving.client import LoadRun
+from eyas.bench.serving.counters import Counted
+from eyas.bench.serving.load import Load
+from eyas.bench.serving.run import Results
+
+QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
+ACCEPT_LENGTH = (
+    "accept length: tokens per target pass, 1 + accepted / passes (from `usage.eyas` or llama.cpp's `timings`; else "
+    "1 + accepted / drafts of the server's counters, or SGLang's own latest mean). Where the first token comes from "
+    "reading the prompt, it is no pass."
+)
+DEFINITIONS = (
+    "tokens/s: output tokens of all answers (as the server's `usage` counts them) / wall time from the first request "
+    "to the end of the last answer, prefill included; median over repeats.",
+    "ratio: tokens/s of the side / tokens/s of the baseline in the same repeat (open loop: the baseline's mean time of "
+    "an answer / the side's); median, and the least of all repeats.",
+    "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1) of an answer. e2e: request sent to end "
+    "of stream. Quantiles over the answers of all repeats, milliseconds.",
+    ACCEPT_LENGTH,
+    "same: answers whose text is the baseline's, of those that both gave.",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One side under one load."""
+
+    load: Load
+    side: str
+    tokens_per_second: list[float]
+    """Repeat by repeat."""
+    ratios: list[float]
+    """To the baseline, repeat by repeat."""
+    ttft: dict[str, float]
+    tpot: dict[str, float]
+    e2e: dict[str, float]
+    """Quantiles in milliseconds."""
+    accept_length: float | None
+    requests_per_second: float
+    answers: int
+    errors: dict[str, int]
+    same: int
+    compared: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "load": {"kind": self.load.kind, "level": self.load.level},
+            "side": self.side,
+            "tokens_per_second": [round(x, 3) for x in self.tokens_per_second],
+            "tokens_per_second_median": round(median(self.tokens_per_second), 3),
+            "ratios": [round(x, 4) for x in self.ratios],
+            "ratio_median": round(median(self.ratios), 4),
+            "ratio_least": round(min(self.ratios), 4),
+            "ttft_ms": self.ttft,
+            "tpot_ms": self.tpot,
+            "e2e_ms": self.e2e,
+            "accept_length": None if self.accept_length is None else round(self.accept_length, 4),
+            "requests_per_second": round(self.requests_per_second, 4),
+            "answers": self.answers,
+            "errors": self.errors,
+            "same": self.same,
+            "compared": self.compared,
+        }
+
+
+@dataclass(frozen=True)
+class ServeReport:
+    """Everything that was measured, as figures."""
+
+    baseline: str
+    lines: list[Line]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    idle: Mapping[str, float] = field(default_factory=dict)
+    """Server of ours -> processor seconds a second while another side was measured."""
+
+    @property
+    def sides(self) -> list[str]:
+        """In the order they were given."""
+        return list(dict.fromkeys(line.side for line in self.lines))
+
+    def of(self, side: str) -> list[Line]:
+        """A side's lines, load by load."""
+        return [line for line in self.lines if line.side == side]
+
+    def crossover(self, side: str) -> Load | None:
+        """The lowest load from which on a side is slower than the baseline; None if it isn't at the highest."""
+        crossed = None
+        for line in reversed(self.of(side)):
+            if median(line.ratios) >= 1.0:
+                break
+            crossed = line.load
+        return crossed
+
+    def verdicts(self) -> list[str]:
+        """A sentence a side."""
+        said = []
+        for side in self.sides:
+            if side == self.baseline:
+                continue
+            crossed, lines = self.crossover(side), self.of(side)
+            if crossed is not None:
+                said.append(f"{side} is slower than {self.baseline} from {crossed} on")
+                continue
+            slower = [str(line.load) for line in lines if median(line.ratios) < 1.0]
+            where = f", but slower at {', '.join(slower)}" if slower else ""
+            said.append(f"no crossover: {side} is not slower than {self.baseline} at {lines[-1].load}{where}")
+        return said
+
+    def errors(self) -> list[str]:
+        """What went wrong, with counts."""
+        return [
+            f"{line.side}, {line.load}: {count} times {error}"
+            for line in self.lines
+            for error, count in line.errors.items()
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        crossed = {side: self.crossover(side) for side in self.sides if side != self.baseline}
+        return {
+            "machine": dict(self.machine),
+            "settings": dict(self.settings),
+            "baseline": self.baseline,
+            "lines": [line.as_dict() for line in self.lines],
+            "crossover": {side: None if load is None else load.level for side, load in crossed.items()},
+            "idle_processor_share": dict(self.idle),
+        }
+
+
+def lines_of(results: Results, baseline: str) -> list[Line]:
+    """Figures of all runs."""
+    return [
+        _line(load, side, runs, of_load[baseline])
+        for load, of_load in results.items()
+        for side, runs in of_load.items()
+    ]
+
+
+def _line(load: Load, side: str, runs: Sequence[LoadRun], base: Sequence[LoadRun]) -> Line:
+    good = [answer for run in runs for answer in run.answers if answer.error is None]
+    pairs = [
+        (mine, theirs)
+        for run, other in zip(runs, base, strict=True)
+        for mine, theirs in zip(run.answers, other.answers, strict=True)
+        if mine.error is None and theirs.error is None
+    ]
+    return Line(
+        load,
+        side,
+        [throughput(run) for run in runs],
+        [_ratio(load, run, other) for run, other in zip(runs, base, strict=True)],
+        quantiles([answer.first_seconds for answer in good]),
+        quantiles([answer.seconds_per_token for answer in good]),
+        quantiles([answer.seconds for answer in good]),
+        accept_length(runs),
+        len(good) / sum(run.seconds for run in runs),
+        len(good),
+        dict(Counter(answer.error for run in runs for answer in run.answers if answer.error is not None)),
+        sum(mine.text == theirs.text for mine, theirs in pairs),
+        len(pairs),
+    )
+
+
+def throughput(run: LoadRun) -> float:
+    """Output tokens a second."""
+    return sum(answer.tokens for answer in run.answers) / run.seconds
+
+
+def quantiles(seconds: Sequence[float | None]) -> dict[str, float]:
+    """Milliseconds by name, of those that are there; empty if none is."""
+    known = [1e3 * value for value in seconds if value is not None]
+    return {name: round(float(np.percentile(known, q)), 3) for name, q in QUANTILES.items()} if known else {}
+
+
+def accept_length(runs: Sequence[LoadRun]) -> float | None:
+    """1 + accepted / target passes, by the best source there is; None if the server tells nothing."""
+    told = [answer for run in runs for answer in run.answers if answer.passes]
+    if told:
+        return 1.0 + sum(answer.accepted for answer in told) / sum(answer.passes for answer in told)
+    return sum((run.counted for run in runs), Counted()).accept_length
+
+
+def _ratio(load: Load, run: LoadRun, base: LoadRun) -> float:
+    """How much faster than the baseline; 0 where a side gave no answer."""
+    if load.kind == "closed":
+        return throughput(run) / throughput(base) if throughput(base) else 0.0
+    mine, theirs = _mean_seconds(run.answers), _mean_seconds(base.answers)
+    return theirs / mine if mine else 0.0
+
+
+def _mean_seconds(answers: Sequence[Answer]) -> float:
+    good = [answer.seconds for answer in answers if answer.error is None]
+    return sum(good) / len(good) if good else 0.0
+
+
+# The table of a serving benchmark, for a terminal and as Markdown.
+
+
+COLUMNS = (
+    "load",
+    "side",
+    "tokens/s",
+    "ratio",
+    "least",
+    "TTFT p50/p90/p99",
+    "TPOT p50/p90/p99",
+    "e2e p50/p90/p99",
+    "accept length",
+    "same",
+    "errors",
+)
+
+
+def row_of(line: Line, baseline: str) -> tuple[str, ...]:
+    """One line's cells; what means nothing is left empty."""
+    other = line.side != baseline
+    return (
+        str(line.load),
+        line.side,
+        f"{median(line.tokens_per_second):.1f}",
+        f"{median(line.ratios):.2f}x" if other else "1.00x",
+        f"{min(line.ratios):.2f}x" if other else "",
+        _spread(line.ttft),
+        _spread(line.tpot),
+        _spread(line.e2e),
+        "" if line.accept_length is None else f"{line.accept_length:.2f}",
+        f"{line.same}/{line.compared}" if other else "",
+        str(sum(line.errors.values()) or ""),
+    )
+
+
+def table_of(report: ServeReport, title: str) -> Table:
+    """For people at a terminal."""
+    table = Table(title=title)
+    for number, name in enumerate(COLUMNS):
+        table.add_column(name, justify="left" if number < 2 else "right")
+    for line in report.lines:
+        table.add_row(*row_of(line, report.baseline))
+    return table
+
+
+def markdown_of(report: ServeReport) -> str:
+    """For a page."""
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(row_of(line, report.baseline) for line in report.lines)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _spread(values: Mapping[str, float]) -> str:
+    return " / ".join(f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in values.values())

@@ -1,0 +1,83 @@
+"""The measurement: under each load every side in turn, in an order that rotates, several times.
+
+Only one side is under load at a time, all with the same requests in the same order. A ratio is taken within a repeat,
+between runs that lie next to each other, so the machine's moods cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass
+
+from eyas.bench.offline.runner import rotated
+from eyas.bench.serving.client import Client, LoadRun
+from eyas.bench.serving.load import Item, Load
+from eyas.bench.serving.servers import Side
+from eyas.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class ServePlan:
+    """How often, and how much."""
+
+    repeats: int = 3
+    requests: int = 16
+    """At least so many requests a run."""
+    per_client: float = 2.0
+    """In a closed loop at least so many by each client."""
+    warmup: int = 1
+    """Uncounted requests by each client, once for each load and side; 0 = none."""
+    seed: int = 0
+    """Of the prompts' order and the arrivals."""
+
+    def count(self, load: Load) -> int:
+        """Requests of one run."""
+        return load.requests(self.requests, self.per_client)
+
+
+Results = dict[Load, dict[str, list[LoadRun]]]
+"""Load -> side -> its runs, repeat by repeat."""
+
+
+async def measure_sides(
+    sides: Sequence[Side],
+    loads: Sequence[Load],
+    items: Sequence[Item],
+    params: SamplingParams,
+    plan: ServePlan,
+    *,
+    timeout: float = 600.0,
+    api_key: str | None = None,
+    around: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    advance: Callable[[], None] = lambda: None,
+) -> Results:
+    """Every side under every load, `plan.repeats` times. Raises EndpointError for a side that isn't there.
+
+    `around(side)` is entered for each measured run: what else is to be watched while that side is under load.
+    """
+    results: Results = {}
+    async with AsyncExitStack() as stack:
+        clients = {side.name: await stack.enter_async_context(Client(side, params, timeout, api_key)) for side in sides}
+        at = 0  # the number of the next request: what is asked and with which seed depend on it alone
+        for load in loads:
+            warm = _taken(items, at, plan.warmup * load.clients)
+            if warm:
+                for client in clients.values():
+                    await client.run(Load("closed", load.clients), warm, at, plan.seed)
+            at += len(warm)
+            results[load] = {name: [] for name in clients}
+            for repeat in range(plan.repeats):
+                asked = _taken(items, at, plan.count(load))
+                for name in rotated(list(clients), repeat):
+                    with around(name):
+                        run = await clients[name].run(load, asked, at, plan.seed + repeat)
+                    results[load][name].append(run)
+                    advance()
+                at += len(asked)
+    return results
+
+
+def _taken(items: Sequence[Item], first: int, count: int) -> list[Item]:
+    """`count` items from the `first` on, round and round."""
+    return [items[number % len(items)] for number in range(first, first + count)]

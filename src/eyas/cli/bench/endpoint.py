@@ -1,0 +1,115 @@
+"""`eyas bench --endpoint`: a server measured as our own engine is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from eyas.cli.common.display import note, row_bar
+from eyas.cli.common.options import DrafterFileOptions, Given, RuntimeOptions
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from eyas.bench.offline.external import Ask, Endpoint
+    from eyas.bench.offline.runner import Plan, Task
+    from eyas.engine import Engine
+    from eyas.types import SamplingParams
+
+_OURS = ("draft_model", "tree", "coupled", *(f.name for g in (RuntimeOptions, DrafterFileOptions) for f in fields(g)))
+"""Options about an engine in this process."""
+_ENDPOINT, _BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """A server that is measured."""
+
+    endpoint: Annotated[
+        str | None, Option(help="URL[,model=NAME][,speculate=false]: measure the OpenAI-compatible server there.")
+    ] = None
+    baseline_endpoint: Annotated[
+        str | None,
+        Option(help="The server it is compared with, written alike (default: our plain engine, with --model)."),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Option(help="Render prompts here and send token ids to servers that take them (default: --model's)."),
+    ] = None
+    api_key: Annotated[str | None, Option(envvar=_KEY, show_envvar=True, help="Sent to servers as their key.")] = None
+    timeout: Annotated[float, Option(min=1, help="Seconds for a server's whole answer.")] = 600.0
+
+
+def check_endpoints(ends: EndpointOptions, model: str | None, given: Given) -> None:
+    """Refuse options that would be ignored, and a missing target."""
+    if ends.endpoint is None:
+        about = sorted(given & {"baseline_endpoint", "tokenizer", "timeout"})
+        about += ["api_key"] if ends.api_key != os.environ.get(_KEY) else []  # the variable is not about this call
+        if about:
+            raise UsageError(f"{_flags(about)}: about a server; give --endpoint")
+        if model is None:
+            raise UsageError("give --model, or --endpoint for a server that runs already")
+        return
+    if model is None and (ours := [name for name in _OURS if name in given]):
+        raise UsageError(f"{_flags(ours)}: about an engine here, not the server; give --model or leave it out")
+    if model is not None and ends.baseline_endpoint is not None:
+        raise UsageError(
+            "--baseline-endpoint and --model are two baselines: give one of them (--tokenizer MODEL is enough for "
+            "prompts as token ids)"
+        )
+
+
+def _flags(names: Sequence[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def measure_endpoints(
+    ends: EndpointOptions,
+    engines: Mapping[str, Engine],
+    tasks: Sequence[Task],
+    params: SamplingParams,
+    plan: Plan,
+    settings: Mapping[str, Any],
+    what: str,
+) -> tuple[dict[str, Any], Table]:
+    """The report and its table: the server beside its baseline and the engines here. Raises EndpointError."""
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.offline.external import DEFINITIONS, Endpoint, hear_engine, heard_errors, heard_lines, measure_heard
+    from eyas.bench.offline.report import document, means, table_of
+    from eyas.bench.offline.runner import PLAIN
+    from eyas.bench.serving.servers import parse_side
+    from eyas.targets import load_tokenizer
+
+    urls = {_BASELINE: ends.baseline_endpoint, _ENDPOINT: ends.endpoint}
+    sides = {name: parse_side(url, name) for name, url in urls.items() if url is not None}
+    tokenizer = load_tokenizer(ends.tokenizer) if ends.tokenizer is not None else None
+    if tokenizer is None and engines:
+        tokenizer = engines[PLAIN].tokenizer
+    baseline = PLAIN if engines else next((name for name in sides if name == _BASELINE), None)
+    results = {}
+    with ExitStack() as stack:
+        servers: dict[str, Endpoint] = {}
+        for name, side in sides.items():
+            servers[name] = stack.enter_context(Endpoint(side, params, ends.timeout, ends.api_key, tokenizer))
+            if tokenizer is not None and not servers[name].sends_ids:
+                note(f"note: {side.url} takes no token ids: it is sent text, and applies its own chat template")
+        methods: dict[str, Ask] = {name: partial(hear_engine, one, params=params) for name, one in engines.items()}
+        methods |= {name: server.run for name, server in servers.items()}
+        with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(methods)) as advance:
+            for task in tasks:
+                results[task.name] = measure_heard(task, methods, baseline, plan, advance)
+        sent = {name: server.sends_ids for name, server in servers.items()}
+    lines = [line for name, heard in results.items() for line in heard_lines(name, heard, baseline)]
+    kept = {**settings, "baseline": baseline, "token_ids": sent}
+    kept |= {"servers": {name: side.settings() for name, side in sides.items()}}
+    counts = {task: {name: one.as_dict() for name, one in heard.items()} for task, heard in results.items()}
+    errors = [*(error for task in tasks for error in task.errors), *heard_errors(results)]
+    report = document(describe_machine(), kept, DEFINITIONS, lines, counts, errors)
+    return report, table_of([*lines, *means(lines)], f"{sides[_ENDPOINT].url}, {what}")

@@ -1,0 +1,197 @@
+"""`eyas bench serve`: servers under load, side by side."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from eyas.cli.common.build import sampling_params
+from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.measuring import check_json, finish, numbers, whole_numbers, write_files
+from eyas.cli.common.options import JsonFile, Limit, SamplingOptions
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.bench.serving.load import Load
+    from eyas.bench.serving.servers import ServerProcess, Side
+
+
+@dataclass(frozen=True)
+class SideOptions:
+    """Who is compared."""
+
+    side: Annotated[
+        list[str], Option(help="NAME=URL[,speculate=false][,model=NAME]: a server that runs already; may be repeated.")
+    ] = field(default_factory=list)
+    endpoint: Annotated[str | None, Option(help="Another server: the same as --side endpoint=URL.")] = None
+    model: Annotated[str | None, Option(help="Start servers for this target: `plain`, without a drafter.")] = None
+    draft_model: Annotated[str | None, Option(help="With --model: start one with this drafter for each --tree.")] = None
+    tree: Annotated[list[str], Option(help="auto, auto:chain, or a fixed tree; may be repeated (default: auto).")] = (
+        field(default_factory=list)
+    )
+    off: Annotated[
+        bool, Option("--off", help="Also ask the first server with a drafter not to speculate: the side `off`.")
+    ] = False
+    serve_option: Annotated[
+        list[str], Option(help="Put into the command line of every server started, e.g. --dtype=bfloat16.")
+    ] = field(default_factory=list)
+    baseline: Annotated[str | None, Option(help="The side that others are compared with (default: the first).")] = None
+    api_key: Annotated[
+        str | None, Option(envvar="EYAS_API_KEY", show_envvar=True, help="Sent to every side as its key.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How much is asked, and how it arrives."""
+
+    concurrency: Annotated[str, Option(help="Clients at once, each waiting for its answer (closed loop).")] = ""
+    rate: Annotated[str, Option(help="Requests a second at random moments (open loop, Poisson).")] = ""
+    requests: Annotated[int, Option(min=1, help="At least so many requests a run.")] = 16
+    per_client: Annotated[float, Option(min=1, help="In a closed loop, at least so many by each client.")] = 2.0
+    repeats: Annotated[int, Option(min=1, help="Runs of every load with every side; the median counts.")] = 3
+    warmup: Annotated[int, Option(min=0, help="Uncounted requests by each client, for each load and side.")] = 1
+    order_seed: Annotated[int, Option(min=0, help="Of the prompts' order and the arrivals.")] = 0
+    timeout: Annotated[float, Option(min=1, help="Seconds for a whole answer.")] = 600.0
+
+
+def serve(
+    sides: SideOptions,
+    loads: LoadOptions,
+    sampling: SamplingOptions,
+    prompt_file: Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")],
+    limit: Limit = None,
+    tokenizer: Annotated[
+        str | None, Option(help="Apply this model's chat template here and send token ids (same prompts everywhere).")
+    ] = None,
+    json: JsonFile = None,
+    markdown: Annotated[bool, Option("--markdown", help="Write the table as Markdown.")] = False,
+    plot: Annotated[Path | None, Option(dir_okay=False, help="Plots by load, an .svg file.")] = None,
+) -> int:
+    """Load servers side by side: throughput, latency and accept length by load, and where speculation stops paying.
+
+    Any OpenAI-compatible server can be a side. Give --ignore-eos for equal work: every answer is --max-new-tokens long.
+    """
+    import asyncio
+
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.report.figures import serve_figure
+    from eyas.bench.report.plots import check_plot
+    from eyas.bench.serving.load import read_items
+    from eyas.bench.serving.report import DEFINITIONS, ServeReport, lines_of, markdown_of, table_of
+    from eyas.bench.serving.run import ServePlan, measure_sides
+    from eyas.bench.serving.servers import IdleMeter, check_names
+
+    params = sampling_params(sampling)
+    check_json(json)
+    check_plot(plot)
+    levels = _levels(loads)
+    plan = ServePlan(loads.repeats, loads.requests, loads.per_client, loads.warmup, loads.order_seed)
+    items = read_items(prompt_file, limit, loads.order_seed, _tokenizer(tokenizer))
+    given, servers = _given(sides), _servers(sides)
+    names = [*servers, *(["off"] if sides.off else []), *(side.name for side in given)]
+    baseline = sides.baseline or names[0]
+    check_names(names, baseline)
+    with ExitStack() as stack:
+        started = {name: stack.enter_context(server) for name, server in servers.items()}
+        compared = [*_started(started, sides), *given]
+        behind = started | ({"off": started[_speculating(sides)[0]]} if sides.off else {})
+        idle = IdleMeter(behind)
+        with row_bar(len(levels) * plan.repeats * len(compared)) as advance:
+            results = asyncio.run(
+                measure_sides(
+                    compared,
+                    levels,
+                    items,
+                    params,
+                    plan,
+                    timeout=loads.timeout,
+                    api_key=sides.api_key,
+                    around=idle,
+                    advance=advance,
+                )
+            )
+    settings = {
+        "sides": {side.name: side.settings() for side in compared},
+        "servers": {name: server.command for name, server in servers.items()},
+        "prompts": [path.name for path in prompt_file],
+        "limit": limit,
+        "plan": vars(plan),
+        "sampling": params.model_dump(mode="json"),
+    }
+    report = ServeReport(baseline, lines_of(results, baseline), settings, describe_machine(), idle.shares())
+    write_files(report.as_dict(), json, serve_figure, plot)
+    console = output()
+    console.print(markdown_of(report) if markdown else table_of(report, f"{len(items)} prompts"))
+    for sentence in (*report.verdicts(), *DEFINITIONS):
+        console.print(sentence)
+    for name, share in report.idle.items():
+        if share > 0.02:
+            note(f"warning: the server {name!r} used {share:.0%} of a core while another side was measured")
+    return finish(report.machine, report.errors())
+
+
+def _levels(options: LoadOptions) -> list[Load]:
+    from eyas.bench.serving.load import Load
+
+    if bool(options.concurrency) == bool(options.rate):
+        raise UsageError("say how requests arrive: --concurrency 1,4,16 for clients at once, or --rate 0.5,2 a second")
+    clients = whole_numbers(options.concurrency, "--concurrency")
+    levels = [*(Load("closed", n) for n in clients), *(Load("open", r) for r in numbers(options.rate, "--rate"))]
+    return list(dict.fromkeys(levels))
+
+
+def _given(options: SideOptions) -> list[Side]:
+    """The servers that run already."""
+    from eyas.bench.serving.servers import parse_side
+
+    given = [parse_side(text) for text in options.side]
+    if options.endpoint is not None:
+        given.append(parse_side(options.endpoint, "endpoint"))
+    if not given and options.model is None:
+        raise UsageError("nobody to ask: give --side NAME=URL, --endpoint URL, or --model to start servers")
+    return given
+
+
+def _speculating(options: SideOptions) -> list[str]:
+    """Names of the sides with a drafter that are started: their trees."""
+    return list(dict.fromkeys(options.tree or ["auto"])) if options.draft_model is not None else []
+
+
+def _servers(options: SideOptions) -> dict[str, ServerProcess]:
+    """The servers to start, by the name of their side; none runs yet."""
+    from eyas.bench.serving.servers import eyas_server
+
+    speculating = _speculating(options)
+    if options.model is None and (options.draft_model is not None or options.serve_option):
+        raise UsageError("--draft-model and --serve-option are about servers started here: give --model")
+    if not speculating and (options.tree or options.off):
+        raise UsageError("--tree and --off are about a drafter: give --draft-model")
+    if options.model is None:
+        return {}
+    common = ["--model", options.model, *options.serve_option]
+    drafting = [*common, "--draft-model", str(options.draft_model)]
+    trees = {tree: eyas_server(tree, [*drafting, "--tree", tree]) for tree in speculating}
+    return {"plain": eyas_server("plain", [*common, "--method", "none"]), **trees}
+
+
+def _started(servers: dict[str, ServerProcess], options: SideOptions) -> list[Side]:
+    """The sides behind the servers that were started."""
+    from eyas.bench.serving.servers import Side
+
+    sides = [Side(name, server.url) for name, server in servers.items()]
+    if options.off:
+        sides.append(Side("off", servers[_speculating(options)[0]].url, speculate=False))
+    return sides
+
+
+def _tokenizer(name: str | None) -> object:
+    if name is None:
+        return None
+    from eyas.targets import load_tokenizer
+
+    return load_tokenizer(name)

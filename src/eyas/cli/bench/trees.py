@@ -1,0 +1,98 @@
+"""`eyas bench trees`: the best draft tree for a drafter on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+from eyas.cli.common.build import open_target, sampling_params
+from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.measuring import check_json, finish, settings_of, whole_numbers, write_files
+from eyas.cli.common.options import (
+    Coupled,
+    DrafterFileOptions,
+    JsonFile,
+    MeasureOptions,
+    SamplingOptions,
+    TargetOptions,
+)
+from eyas.errors import UsageError
+
+
+def trees(
+    target: TargetOptions,
+    files: DrafterFileOptions,
+    sampling: SamplingOptions,
+    measuring: MeasureOptions,
+    draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
+    tree_depth: Annotated[str, Option(help="Levels of dynamic trees to try.")] = "3,5,7",
+    tree_top_k: Annotated[str, Option(help="Beams of dynamic trees to try.")] = "4,8",
+    tree_nodes: Annotated[str, Option(help="Nodes of dynamic trees to try.")] = "8,15,24,32,60",
+    chain: Annotated[str, Option(help="Chains to try; '' for none.")] = "2,3,5",
+    coarse: Annotated[int, Option(min=1, help="Prompts a file in the first pass, each run once.")] = 2,
+    finalists: Annotated[int, Option(min=1, help="Trees in the last pass, which runs every prompt.")] = 4,
+    by: Annotated[
+        Literal["tokens_per_second", "speedup", "accept_length"], Option(help="What decides.")
+    ] = "tokens_per_second",
+    coupled: Coupled = None,
+    write: Annotated[bool, Option("--write", help="Set default_tree in the drafter's config.json.")] = False,
+    plot: Annotated[Path | None, Option(dir_okay=False, help="Heat map, an .svg file.")] = None,
+    json: JsonFile = None,
+) -> int:
+    """Try draft trees: all on a few prompts, the best third on more, the finalists on every prompt with all repeats.
+
+    Everything is interleaved with plain decoding. Figures of the finalists come from the last pass alone.
+    """
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.offline.runner import PLAIN, Plan, read_tasks
+    from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, write_default_tree
+    from eyas.bench.report.figures import tree_figure
+    from eyas.bench.report.plots import check_plot
+    from eyas.drafters.loading import load_drafter
+    from eyas.engine import Engine, Speculation
+    from eyas.engine.load import tree_for
+    from eyas.targets import load_tokenizer
+    from eyas.tree import parse_tree
+
+    params = sampling_params(sampling)
+    check_json(json)
+    check_plot(plot)
+    if write and not Path(draft_model).is_dir():
+        raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
+    tried = grid(
+        whole_numbers(tree_depth, "--tree-depth"),
+        whole_numbers(tree_top_k, "--tree-top-k"),
+        whole_numbers(tree_nodes, "--tree-nodes"),
+        whole_numbers(chain, "--chain"),
+    )
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
+    loaded = open_target(target.model, target)
+    drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
+    tokenizer = load_tokenizer(target.model)
+    engines = {PLAIN: Engine(loaded, tokenizer, batch_size=measuring.batch_size)}
+    for setting in tried:
+        spec = tree_for(drafter, parse_tree(setting.name))
+        speculation = Speculation(drafter, spec, coupled is not False)
+        engines[setting.name] = Engine(loaded, tokenizer, speculation, batch_size=measuring.batch_size)
+    plan = Plan(measuring.repeats, measuring.warmup)
+    sweep = TreeSweep(engines, tried, tasks, params, plan, by, coarse=coarse, finalists=finalists)
+    with row_bar(sweep.work) as advance:
+        choice = sweep.run(advance)
+    errors = [error for task in tasks for error in task.errors]
+    settings = settings_of(target.model, loaded, target, measuring, params) | {"coupled": coupled is not False}
+    report = TreeReport(draft_model, tried, sweep.passes, choice, settings, describe_machine(), errors)
+    write_files(report.as_dict(), json, tree_figure, plot)
+    console = output()
+    console.print(report.table())
+    if len(sweep.passes) > 1:
+        console.print(
+            "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the same "
+            "number compare."
+        )
+    console.print(f"Pick: {choice.reason}")
+    if write:
+        write_default_tree(Path(draft_model), choice.best.name)
+        note(f"default_tree of {draft_model} is now {choice.best.name}")
+    return finish(report.machine, errors)

@@ -1,0 +1,1 @@
+"""What several verbs share: options, engines built from options, display, errors."""

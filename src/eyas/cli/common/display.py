@@ -1,0 +1,116 @@
+"""What the terminal shows: marked text, the legend, the line of figures."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from eyas.types import Chunk, Stats
+
+
+def mark(text: str) -> str:
+    """Text that came from accepted draft tokens: underlined, and green unless NO_COLOR is set."""
+    return typer.style(text, underline=True, fg=None if os.environ.get("NO_COLOR") else typer.colors.GREEN)
+
+
+class LiveText:
+    """An answer as it grows on standard output, draft tokens marked if that is a terminal."""
+
+    def __init__(self, tokenizer: Any, *, speculating: bool) -> None:
+        from eyas.text.detokenizer import Detokenizer
+
+        self._pieces = Detokenizer(tokenizer)
+        self._marked = speculating and sys.stdout.isatty()
+        if self._marked:
+            note(f"{mark('marked')}: drafted and accepted; unmarked: the target's own tokens")
+
+    def add(self, chunk: Chunk) -> None:
+        """Write what a round added."""
+        for place, token in enumerate(chunk.token_ids):
+            piece = self._pieces.push(token)
+            if piece:
+                sys.stdout.write(mark(piece) if self._marked and place < chunk.accepted else piece)
+        if chunk.completion is not None:
+            sys.stdout.write(self._pieces.finish() + "\n")
+        sys.stdout.flush()
+
+
+def stats_line(stats: Stats, lossy: bool = False) -> str:
+    """One line of figures; `docs/metrics.md` defines them."""
+    parts = [f"{stats.tokens} tokens in {stats.target_passes} target passes"]
+    if stats.drafted_depth:
+        by_position = " ".join(f"{rate:.2f}" for rate in stats.accepted_by_position)
+        parts += [f"accept length {stats.accept_length:.2f}", f"accepted by position {by_position}"]
+    parts += [
+        f"prefill {stats.prefill_seconds:.2f} s",
+        f"decode {stats.decode_seconds:.2f} s",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+    ]
+    return " | ".join(parts) + (" | LOSSY acceptance" if lossy else "")
+
+
+def note(message: str) -> None:
+    """A line on standard error, where everything goes that is not output."""
+    typer.echo(message, err=True)
+
+
+def output() -> Console:
+    """Standard output for tables: wrapped to a terminal, else wide and unwrapped, so that nothing is cut."""
+    from rich.console import Console
+
+    screen = sys.stdout.isatty()
+    return Console(width=None if screen else 200, highlight=False, markup=False, soft_wrap=not screen)
+
+
+@contextmanager
+def row_bar(total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error; yields what advances it by one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Progress on standard error; yields what is told the stage, how many are done, and of how many if known."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+
+
+@contextmanager
+def quietly_refreshing(view: Callable[[], Any], show: bool) -> Iterator[Callable[[], None]]:
+    """A live picture of `view()` on the terminal while the block runs; yields what redraws it (often enough)."""
+    if not show:
+        yield lambda: None
+        return
+    from rich.live import Live
+
+    drawn = 0.0
+    with Live(view(), refresh_per_second=1, auto_refresh=False) as live:
+
+        def refresh() -> None:
+            nonlocal drawn
+            if time.monotonic() - drawn > 0.05:
+                live.update(view(), refresh=True)
+                drawn = time.monotonic()
+
+        yield refresh
+        live.update(view(), refresh=True)

@@ -1,0 +1,94 @@
+"""What the measuring verbs share: checks before anything runs, settings as they are kept, errors at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.cli.common.display import note
+from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.options import MeasureOptions, RuntimeOptions
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.targets import Target
+    from eyas.types import SamplingParams
+
+
+def check_json(path: Path | None) -> None:
+    """Refuse a file that can't be written."""
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"--json {path}: there is no directory {path.parent} to write it to; make it first")
+
+
+def settings_of(
+    model: str, loaded: Target, runtime: RuntimeOptions, measuring: MeasureOptions, params: SamplingParams
+) -> dict[str, Any]:
+    """What a measurement was taken with, drafters and trees aside."""
+    return {
+        "model": model,
+        "dtype": runtime.dtype,
+        "device": str(loaded.device),
+        "attention": runtime.attention,
+        "compile": runtime.compile,
+        **plan_settings(measuring, params),
+    }
+
+
+def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str, Any]:
+    """What was asked, and how often."""
+    return {
+        "batch_size": measuring.batch_size,
+        "repeats": measuring.repeats,
+        "warmup": measuring.warmup,
+        "limit": measuring.limit,
+        "sampling": params.model_dump(mode="json"),
+    }
+
+
+def write_files(
+    content: dict[str, Any], json: Path | None, figure: Callable[[dict[str, Any]], bytes], plot: Path | None
+) -> None:
+    """The report and its plot, whichever was asked for."""
+    from eyas.bench.ledger import write_json
+    from eyas.bench.report.plots import save
+
+    if json is not None:
+        write_json(json, content)
+    if plot is not None:
+        save(figure(content), plot)
+
+
+def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
+    """Say what is wrong with the figures and with the rows; the exit code."""
+    from eyas.bench.machine import busy
+
+    if (warning := busy(machine)) is not None:
+        note(f"warning: {warning}")
+    for error in errors:
+        note(f"error: {error}")
+    return FAILURE if errors else 0
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """A comma-separated list of numbers above 0; an empty text is an empty list."""
+    try:
+        found = [float(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        found = [0.0]
+    if not all(0 < number < math.inf for number in found):
+        raise UsageError(f"{option} {text!r}: write numbers above 0, with commas between them")
+    return found
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """A comma-separated list of numbers of at least 1; an empty text is an empty list."""
+    try:
+        found = [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        found = [0]
+    if any(number < 1 for number in found):
+        raise UsageError(f"{option} {text!r}: write whole numbers, at least 1, with commas between them")
+    return found

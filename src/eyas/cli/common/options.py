@@ -1,0 +1,238 @@
+"""Every option that more than one verb takes, declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+from typer import Option
+
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.data.store.encoding import StateEncoding
+    from eyas.data.store.layout import FinalKind
+
+_PROMPT_FILE = Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
+PromptFile = Annotated[Path, _PROMPT_FILE]
+_PROMPT_FILES = Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")
+MaybePromptFile = Annotated[Path | None, _PROMPT_FILE]
+Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
+BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
+MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens of one answer.")]
+Trees = Annotated[
+    list[str],
+    Option(
+        "--tree",
+        help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES, shared:DEPTH,WIDTH,BUDGET or, where engines "
+        "are measured, auto; may be repeated.",
+    ),
+]
+Coupled = Annotated[
+    bool | None,
+    Option("--coupled/--no-coupled", help="Rank draft tokens with the sampler's own noise (default: yes)."),
+]
+Json = Annotated[bool, Option("--json", help="Write JSON to standard output.")]
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How a target is run."""
+
+    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32"
+    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None
+    attention: Annotated[str | None, Option(help="sdpa or eager.")] = None
+    compile: Annotated[bool, Option("--compile", help="Compile the target with torch.compile.")] = False
+
+
+@dataclass(frozen=True)
+class TargetOptions(RuntimeOptions):
+    """Which target, and how it is run."""
+
+    model: Annotated[str, Option(help="The target: a directory or Hub id.")] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class MaybeTargetOptions(RuntimeOptions):
+    """Where the target may be somebody else's."""
+
+    model: Annotated[
+        str | None, Option(help="The target: a directory or Hub id; needed unless there is --endpoint.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class DrafterFileOptions:
+    """How a drafter directory is read."""
+
+    draft_weights: Annotated[
+        str | None, Option(help="Weight file in the drafter directory (a pickle is read only if named here).")
+    ] = None
+    ignore_config_key: Annotated[
+        list[str], Option(help="A key of the drafter's config.json to overlook; may be repeated.")
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DraftOptions(DrafterFileOptions):
+    """Whether and how to speculate."""
+
+    draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None
+    method: Annotated[
+        str | None,
+        Option(help="eagle1, eagle3, mla or mlp (default: what the drafter's files say); none for plain decoding."),
+    ] = None
+    num_speculative_tokens: Annotated[
+        str | None,
+        Option("--num-speculative-tokens", "-n", help="N: a chain of N draft tokens; auto: see --tree auto."),
+    ] = None
+    tree: Annotated[
+        str | None,
+        Option(
+            help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or shared:DEPTH,WIDTH,BUDGET (default: the drafter's "
+            "own); auto or auto:chain: as large as pays, by measured costs."
+        ),
+    ] = None
+    costs: Annotated[
+        Path | None,
+        Option(dir_okay=False, help="For auto: where measured costs are kept (default: measured at every start)."),
+    ] = None
+    coupled: Coupled = None
+    acceptance: Annotated[
+        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts whatever the target finds plausible.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen; the defaults are greedy."""
+
+    max_new_tokens: MaxNewTokens = 256
+    temperature: Annotated[float, Option(help="0 = greedy.")] = 0.0
+    top_p: Annotated[float, Option(help="1 = off.")] = 1.0
+    top_k: Annotated[int, Option(help="0 = off.")] = 0
+    min_p: Annotated[float, Option(help="0 = off.")] = 0.0
+    seed: Annotated[int, Option(help="The same seed gives the same output, speculation or not.")] = 0
+    repetition_penalty: Annotated[float, Option(help="1 = off.")] = 1.0
+    presence_penalty: Annotated[float, Option(help="0 = off.")] = 0.0
+    frequency_penalty: Annotated[float, Option(help="0 = off.")] = 0.0
+    min_tokens: Annotated[int, Option(help="No stop token before this many tokens.")] = 0
+    stop_token_id: Annotated[list[int], Option(help="Another id that ends an answer; may be repeated.")] = field(
+        default_factory=list
+    )
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Don't stop at the model's own end tokens.")] = False
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What is measured on, and how often."""
+
+    prompt_file: Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")] = (
+        field(kw_only=True)
+    )
+    repeats: Annotated[int, Option(min=1, help="Runs of every prompt with every method; the median counts.")] = 3
+    warmup: Annotated[int, Option(min=0, help="Uncounted runs of a file's first prompt with every method.")] = 1
+    batch_size: BatchSize = 1
+    limit: Limit = None
+
+
+JsonFile = Annotated[Path | None, Option("--json", dir_okay=False, help="Write everything to this file.")]
+
+
+# Option groups: a dataclass of `Annotated` fields stands for its options, so verbs share them without copies.
+#
+#     def generate(target: TargetOptions, json: bool = False) -> None: ...
+#
+# becomes a command with every option of `TargetOptions`, and is called with the group put together again.
+
+
+class Given(frozenset[str]):
+    """The names of the options that were given, and not left at their defaults. A verb that takes it is told."""
+
+
+class Spread:
+    """A function's signature with its groups taken apart, and the way back."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._groups: dict[str, type[Any]] = {}
+        self._given: str | None = None
+        parameters: list[Parameter] = []
+        hints = get_type_hints(function, include_extras=True)
+        for name, parameter in signature(function).parameters.items():
+            hint = hints[name]
+            if hint is Given:
+                self._given = name
+            elif isinstance(hint, type) and is_dataclass(hint):
+                self._groups[name] = hint
+                parameters += _options(hint)
+            else:
+                parameters.append(_keyword(name, parameter.default, hint))
+        self.signature = Signature(parameters)
+
+    def gather(self, values: dict[str, Any], given: Given | None = None) -> dict[str, Any]:
+        """The function's arguments from the options' values, and the names of those that were given."""
+        rest = dict(values) | ({} if self._given is None else {self._given: given or Given()})
+        groups = {
+            name: group(**{field.name: rest.pop(field.name) for field in fields(group)})
+            for name, group in self._groups.items()
+        }
+        return rest | groups
+
+
+def _options(group: type[Any]) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [_keyword(field.name, _default(field), hints[field.name]) for field in fields(group)]
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return Parameter.empty if field.default_factory is MISSING else field.default_factory()
+
+
+def _keyword(name: str, default: Any, hint: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+# How features are stored, as the command line says it: for `data capture` and `plan`.
+
+
+Taps = Annotated[str, Option(help="Boundaries such as 2,16,29; auto: by the target's architecture.")]
+States = Annotated[str, Option(help="How states are stored: fp8, bf16 or float32.")]
+Final = Annotated[
+    str, Option(help="Final states to store: answers, all, or top:K (the teacher's K best tokens in their place).")
+]
+
+
+def parse_taps(text: str) -> tuple[int, ...] | None:
+    """`auto` (None) or boundaries with commas between them."""
+    if text == "auto":
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--taps {text}: write auto, or boundaries such as 2,16,29") from None
+
+
+def parse_states(text: str) -> StateEncoding:
+    """The encoding's name."""
+    from eyas.data.store.encoding import StateEncoding
+
+    for known in get_args(StateEncoding):
+        if text == known:
+            encoding: StateEncoding = known
+            return encoding
+    raise UsageError(f"--states {text}: write {', '.join(get_args(StateEncoding))}")
+
+
+def parse_final(text: str) -> tuple[FinalKind, int | None]:
+    """`answers`, `all`, or `top:K` with its K."""
+    kind, _, count = text.partition(":")
+    if kind == "top" and count.isdecimal() and int(count) > 0:
+        return "top", int(count)
+    if text == "answers" or text == "all":
+        return ("all" if text == "all" else "answers"), None
+    raise UsageError(f"--final {text}: write answers, all, or top:K such as top:64")

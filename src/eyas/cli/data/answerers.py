@@ -1,0 +1,171 @@
+"""The ways to have chats answered: their options, and from those to whoever answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from eyas.cli.common.build import open_engine, sampling_params
+from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.data.regenerate import Answerer, CompletionSettings
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """How the engine in this process is filled."""
+
+    batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """How an endpoint is reached."""
+
+    endpoint: Annotated[str | None, Option(help="An OpenAI-compatible server, e.g. http://localhost:8000/v1.")] = None
+    api_key_env: Annotated[str | None, Option(help="The environment variable that holds the endpoint's key.")] = None
+    concurrency: Annotated[int, Option(min=1, help="Requests under way at a time.")] = 16
+    timeout: Annotated[float, Option(min=0.001, help="Seconds that an answer may take.")] = 600.0
+    max_attempts: Annotated[int, Option(min=1, help="Tries before a chat is given up.")] = 6
+
+
+@dataclass(frozen=True)
+class BatchFileOptions:
+    """OpenAI Batch files instead of an endpoint."""
+
+    batch_write: Annotated[Path | None, Option(dir_okay=False, help="Write the requests to this file.")] = None
+    batch_read: Annotated[
+        list[Path], Option(exists=True, dir_okay=False, help="Read results from this file; may be repeated.")
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What an endpoint, or a batch, is asked."""
+
+    tool_choice: Annotated[str | None, Option(help="auto, none or required, for chats with tools.")] = None
+    reasoning: Annotated[str, Option(help="keep or drop the reasoning of answers.")] = "keep"
+    extra_body: Annotated[str | None, Option(help="A JSON object put into every request; null removes a key.")] = None
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Every option that says who answers, and how. Combinations in which one would be ignored are refused."""
+
+    target: TargetOptions
+    draft: DraftOptions
+    slots: SlotOptions
+    endpoint: EndpointOptions
+    files: BatchFileOptions
+    request: RequestOptions
+    sampling: SamplingOptions
+
+    def check(self) -> None:
+        """Raises UsageError for options that don't go together."""
+        ways = {
+            "--endpoint": self.endpoint.endpoint is not None,
+            "--batch-write": self.files.batch_write is not None,
+            "--batch-read": bool(self.files.batch_read),
+        }
+        chosen = [name for name, given in ways.items() if given]
+        if len(chosen) > 1:
+            raise UsageError(f"{' and '.join(chosen)} are different ways to be answered: give one of them")
+        way = chosen[0] if chosen else "the engine in this process"
+        here = [self.target, self.draft, self.slots]
+        if chosen:
+            _refuse(way, [*here, *([] if way == "--endpoint" else [self.endpoint])])
+        else:
+            _refuse(f"{way} (no --endpoint and no batch file is given)", [self.endpoint, self.request])
+
+    def completions(self) -> CompletionSettings:
+        """What an endpoint or a batch is asked."""
+        from eyas.data.regenerate import CompletionSettings
+
+        if self.request.tool_choice not in (None, "auto", "none", "required"):
+            raise UsageError(f"--tool-choice {self.request.tool_choice}: write auto, none or required")
+        return CompletionSettings(
+            model=self.target.model,
+            sampling=sampling_params(self.sampling),
+            keep_reasoning=one_of("--reasoning", self.request.reasoning, "keep", "drop") == "keep",
+            tool_choice=self.request.tool_choice,
+            extra_body=_extra(self.request.extra_body),
+        )
+
+    def answerer(self) -> Answerer:
+        """Whoever answers; loads a model if it is the engine."""
+        if self.endpoint.endpoint is not None:
+            return self._endpoint(self.endpoint.endpoint)
+        if self.files.batch_read:
+            from eyas.data.regenerate import BatchAnswerer
+
+            return BatchAnswerer(self.files.batch_read, self.completions())
+        return self._engine()
+
+    def _endpoint(self, url: str) -> Answerer:
+        from eyas.data.regenerate import Connection, EndpointAnswerer
+        from eyas.data.regenerate.endpoint import RetryPolicy
+
+        options, key = self.endpoint, None
+        if options.api_key_env is not None:
+            key = os.environ.get(options.api_key_env)
+            if not key:
+                raise UsageError(f"--api-key-env {options.api_key_env}: there is no such environment variable")
+        retry = RetryPolicy(attempts=options.max_attempts)
+        connection = Connection(concurrency=options.concurrency, timeout=options.timeout, retry=retry)
+        return EndpointAnswerer(url, self.completions(), connection, key)
+
+    def _engine(self) -> Answerer:
+        params = sampling_params(self.sampling)
+        draft = self.draft
+        if draft.draft_model is None and draft.tree is None and draft.num_speculative_tokens is None:
+            draft = replace(draft, method="none")
+        engine = open_engine(self.target, draft, self.slots.batch_size)
+        from eyas.data.regenerate.in_process import EngineAnswerer
+        from eyas.types import Request
+
+        engine.check(Request((0,), params))  # what is wrong with every chat is wrong with the options
+        return EngineAnswerer(engine, params)
+
+
+def one_of(option: str, value: str, *allowed: str) -> str:
+    """`value`, if it is allowed."""
+    if value not in allowed:
+        raise UsageError(f"{option} {value}: write {' or '.join(allowed)}")
+    return value
+
+
+def _refuse(way: str, groups: Sequence[Any]) -> None:
+    given = [
+        "--" + option.name.replace("_", "-")
+        for group in groups
+        for option in fields(group)
+        if _default(option) is not MISSING and getattr(group, option.name) != _default(option)
+    ]
+    if given:
+        raise UsageError(f"{', '.join(given)} would be ignored: the answers come from {way}")
+
+
+def _default(option: Any) -> Any:
+    return option.default_factory() if option.default_factory is not MISSING else option.default
+
+
+def _extra(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        extra = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--extra-body is no JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise UsageError(
+            '--extra-body must be a JSON object, e.g. \'{"chat_template_kwargs": {"enable_thinking": false}}\''
+        )
+    return extra

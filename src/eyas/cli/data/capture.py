@@ -1,0 +1,139 @@
+"""`eyas data capture`: the target's states for every chat, stored once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from eyas.cli.common.display import note
+from eyas.cli.common.options import Final, States, Taps, parse_final, parse_states, parse_taps
+
+if TYPE_CHECKING:
+    from eyas.data.capture.capture import Capture, CaptureConfig
+
+
+def capture(
+    model: Annotated[str, Option(help="The target: a directory or Hub id.")],
+    chats: Annotated[Path, Option(exists=True, help="A chat folder (`eyas data prepare`) or a .jsonl file of chats.")],
+    output: Annotated[Path, Option(file_okay=False, help="The store's folder.")],
+    taps: Taps = "auto",
+    states: States = "fp8",
+    final: Final = "answers",
+    max_length: Annotated[int, Option(min=3, help="Rows are cut to this many tokens.")] = 2048,
+    batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass through the target, padding counted.")] = 8192,
+    shard_mib: Annotated[float, Option(min=0.001, help="Most MiB of a shard.")] = 512,
+    held_out_share: Annotated[float, Option(min=0, max=1, help="Validation's share of a .jsonl file.")] = 0.02,
+    dtype: Annotated[str, Option(help="The target's: bfloat16, float32 or float16.")] = "bfloat16",
+    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what it will take, and stop.")] = False,
+) -> None:
+    """Run the target once over all chats and store its states. Interrupted, the same command goes on.
+
+    With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share the work.
+    """
+    from eyas.data.capture.capture import CaptureConfig
+
+    kind, top = parse_final(final)
+    config = CaptureConfig(
+        taps=parse_taps(taps), states=parse_states(states), final=kind, top=top,
+        longest=max_length, batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20),
+    )  # fmt: skip
+    prepared = _prepare(model, chats, output, config, held_out_share, dtype, device)
+    first = _process()[0] == 0
+    if first:
+        _announce(prepared)
+    if dry_run:
+        prepared.check_disk()
+        if first and prepared.own():
+            note(_duration(prepared))
+        return
+    with prepared.begun():
+        if first and prepared.own():
+            note(_duration(prepared))
+        _run(prepared, first)
+
+
+def _run(prepared: Capture, shown: bool) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+    hidden = not (shown and sys.stderr.isatty())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=sum(plan.size.tokens for plan in prepared.own()), speed="")
+
+        def advance(tokens: int) -> None:
+            bar.update(task, advance=tokens, speed=f"{bar.tasks[0].speed or 0:,.0f} tokens/s")
+
+        manifest = prepared.run(advance)
+    if manifest is not None:
+        note(f"{prepared.folder} is whole: {len(manifest.shards)} shards, {prepared.total_bytes:,} bytes")
+    elif shown:
+        note(f"this process is done; the manifest is written once all {len(prepared.plans)} shards are there")
+
+
+def _announce(prepared: Capture) -> None:
+    from eyas.data.store import classic_bytes
+
+    settings = prepared.settings
+    sizes = settings.splits.values()
+    tokens = sum(split.tokens for split in sizes)
+    for reason in prepared.reasons[:5]:
+        note(f"dropped: {reason}")
+    for name, split in settings.splits.items():
+        note(
+            f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.taught:,} taught, {split.dropped:,} dropped"
+        )
+    note(prepared.why_taps)
+    total, classic = prepared.total_bytes, classic_bytes(tokens, settings.layout.hidden)
+    note(
+        f"{total:,} bytes in {len(prepared.plans)} shards, {total / tokens:,.0f} a token: "
+        f"{total / classic:.2f} of the classic layout"
+    )
+
+
+def _duration(prepared: Capture) -> str:
+    speed = prepared.speed()
+    left = prepared.own()
+    seconds = sum(plan.size.tokens for plan in left) / speed
+    done = "" if len(left) == len(prepared.plans) else f" for {len(left)} of {len(prepared.plans)} shards"
+    return f"about {seconds / 60:,.1f} minutes{done} at {speed:,.0f} tokens/s, writing not counted"
+
+
+def _prepare(
+    model: str, chats: Path, output: Path, config: CaptureConfig, share: float, dtype: str, device: str | None
+) -> Capture:
+    from eyas.cli.common.build import quiet
+    from eyas.data.capture.capture import Capture
+    from eyas.data.capture.rows import read_rows
+    from eyas.targets import load_target, load_tokenizer
+
+    quiet()
+    rank, world, local = _process()
+    on = f"cuda:{local}" if device is None and world > 1 and _has_cuda() else device
+    target = load_target(model, dtype=dtype, device=on)
+    longest = min(config.longest, target.max_length or config.longest)
+    config = config.model_copy(update={"longest": longest})
+    found = read_rows(load_tokenizer(model), chats, share, longest, target.vocab_size)
+    name = Path(model).name if Path(model).exists() else model
+    return Capture(target, found, config, output, name=name, chats=chats.name, rank=rank, world=world)
+
+
+def _process() -> tuple[int, int, int]:
+    """Rank, how many, and rank on this machine, as torchrun says."""
+    import os
+
+    found = [
+        os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    ]
+    return int(found[0]), int(found[1]), int(found[2])
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

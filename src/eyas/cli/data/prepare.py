@@ -1,0 +1,129 @@
+"""`eyas data prepare`: from sources to a chat folder."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from eyas.cli.common.display import counting, note, output
+from eyas.cli.common.options import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def prepare(
+    sources: Annotated[
+        list[str],
+        Argument(
+            metavar="SOURCE...",
+            help="A JSON Lines, JSON or Parquet file, a folder of them, `stdlib` (Python's own library) or the name of "
+            "a data set, each with options after commas: weight=2 (its share of the chats), split=train, subset=..., "
+            "layout=openai|sharegpt|alpaca, name=... (hf:NAME is always a data set).",
+        ),
+    ],
+    output_: Annotated[Path, Option("--output", "-o", help="The chat folder to make.")],
+    model: Annotated[
+        str | None, Option(help="The target: its chat template renders the chats. A directory or Hub id.")
+    ] = None,
+    samples: Annotated[int | None, Option(min=1, help="So many chats (default: all that the shares allow).")] = None,
+    seed: Annotated[int, Option(help="Which chats, and in what order.")] = 0,
+    held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions for validation.")] = 0.02,
+    exclude: Annotated[
+        list[Path] | None, Option(help="A prompt file of an evaluation: chats that ask its questions are dropped.")
+    ] = None,
+    drop_unanswered: Annotated[
+        bool, Option("--drop-unanswered", help="Drop chats that end with a question (default: keep, to be answered).")
+    ] = False,
+    max_length: Annotated[int | None, Option(min=2, help="Most tokens of a chat.")] = None,
+    too_long: Annotated[str, Option(help="What to do with longer ones: drop, or cut after an answer.")] = "drop",
+    min_answer_tokens: Annotated[int, Option(min=0, help="Drop chats with fewer answer tokens.")] = 0,
+    json: Json = False,
+) -> None:
+    """Blend chats from files, data sets and Python's library; deduplicate, split, render for a target, report.
+
+    Chats are copies if all before their last answer is the same, but for case, whitespace and Unicode form (NFKC).
+    Chats that begin with the same question, compared in the same way, land on the same side of the split.
+    """
+    from eyas.config import validated
+    from eyas.data.chats.config import PrepareConfig
+    from eyas.data.chats.prepare import prepare as make
+    from eyas.data.chats.sources import parse_source
+
+    config = validated(
+        PrepareConfig,
+        {
+            "sources": [parse_source(text) for text in sources],
+            "output": output_,
+            "model": model,
+            "samples": samples,
+            "seed": seed,
+            "held_out_share": held_out_share,
+            "exclude": exclude or [],
+            "drop_unanswered": drop_unanswered,
+            "max_length": max_length,
+            "too_long": too_long,
+            "min_answer_tokens": min_answer_tokens,
+        },
+        "this command",
+    )
+    with counting() as progress:
+        report = make(config, progress)
+    if json:
+        typer.echo(jsonlib.dumps(report, ensure_ascii=False))
+    else:
+        _show(report, output_)
+
+
+def _show(report: dict[str, Any], folder: Path) -> None:
+    screen = output()
+    screen.print(_sources_table(report))
+    screen.print(_splits_table(report))
+    for source in report["sources"]:
+        for reason, dropped in source["dropped"].items():
+            screen.print(f"dropped, {source['name']}: {dropped['count']} x {reason}")
+            for place in dropped["first"]:
+                screen.print(f"    {place}")
+    for line in report["notes"]:
+        screen.print(f"note: {line}")
+    note(f"{folder} is whole")
+
+
+def _sources_table(report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table("source", title="what was read")
+    for name in ("rows", "dropped", "not needed", "cut", "chats", "share"):
+        table.add_column(name, justify="right")
+    for source in report["sources"]:
+        dropped = sum(reason["count"] for reason in source["dropped"].values())
+        asked = "" if source["share_asked"] is None else f" (asked {source['share_asked']:.0%})"
+        numbers = (source["rows"], dropped, source["not_needed"], source["cut"], source["chats"])
+        table.add_row(source["name"], *map(str, numbers), f"{source['share']:.0%}{asked}")
+    return table
+
+
+def _splits_table(report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    rendered = report["settings"]["model"] is not None
+    table = Table("split", title="what was written")
+    for name in ("chats", "turns", "answers", "unanswered", "tokens" if rendered else "characters"):
+        table.add_column(name, justify="right")
+    table.add_column("length 5% 50% 95% 100%", justify="right")
+    if rendered:
+        for name in ("answer tokens", "share", "distinct"):
+            table.add_column(name, justify="right")
+    for name, split in report["splits"].items():
+        lengths = [split["length"]["quantiles"].get(key, 0) for key in ("0.05", "0.5", "0.95", "1")]
+        cells = [str(split[key]) for key in ("chats", "turns", "answers", "unanswered")]
+        cells += [str(split["length"]["total"]), " ".join(map(str, lengths))]
+        if rendered:
+            cells += [str(split.get("answer_tokens", 0)), f"{split.get('answer_share', 0):.0%}"]
+            cells.append(str(split.get("distinct_answer_tokens", 0)))
+        table.add_row(name, *cells)
+    return table

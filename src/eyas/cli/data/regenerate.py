@@ -1,0 +1,177 @@
+"""`eyas data regenerate`: the target answers the chats itself."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from eyas.cli.common.display import note, output
+from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions
+from eyas.cli.data.answerers import BatchFileOptions, EndpointOptions, RequestOptions, SlotOptions, Ways, one_of
+
+if TYPE_CHECKING:
+    from eyas.data.regenerate import Rule, Summary, Tally
+
+
+def regenerate(
+    target: TargetOptions,
+    draft: DraftOptions,
+    slots: SlotOptions,
+    endpoint: EndpointOptions,
+    files: BatchFileOptions,
+    request: RequestOptions,
+    sampling: SamplingOptions,
+    chats: Annotated[Path, Option(exists=True, help="A chat folder, or a .jsonl file of chats.")],
+    output: Annotated[
+        Path, Option("--output", "-o", help="Where the answered chats go: a folder for a folder, a file for a file.")
+    ],
+    turns: Annotated[str, Option(help="last: the turn a chat ends with. all: every turn in order.")] = "last",
+    unfinished: Annotated[
+        str, Option(help="keep or drop chats with an answer that reached the length limit.")
+    ] = "keep",
+    json: Json = False,
+) -> int:
+    """Answer chats anew: in this process, through --endpoint, or with batch files.
+
+    Interrupted at any moment, the same command goes on where it was. With --endpoint and batch files --model is the
+    name of the model to ask for.
+    """
+    from eyas.data.regenerate import BatchAnswerer, Rule
+    from eyas.data.regenerate import regenerate as run
+
+    ways = Ways(target, draft, slots, endpoint, files, request, sampling)
+    ways.check()
+    drop = one_of("--unfinished", unfinished, "keep", "drop") == "drop"
+    rule = Rule("all" if one_of("--turns", turns, "last", "all") == "all" else "last", drop)
+    if files.batch_write is not None:
+        return _write(ways, files.batch_write, chats, output, rule, json)
+    answerer = ways.answerer()
+    with Progress() as progress:
+        summary = run(chats, output, answerer, rule, progress.watch)
+    if json:
+        typer.echo(jsonlib.dumps(as_dict(summary, progress.tally), ensure_ascii=False))
+    else:
+        show(summary, progress.tally)
+    complain(summary)
+    if isinstance(answerer, BatchAnswerer) and answerer.unreadable:
+        note(f"{answerer.unreadable} lines of the result files are no results; they were passed over")
+    return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
+
+
+def _write(ways: Ways, path: Path, chats: Path, output: Path, rule: Rule, json: bool) -> int:
+    from eyas.data.regenerate import write_requests
+
+    written = write_requests(chats, output, path, ways.completions(), rule)
+    if json:
+        typer.echo(jsonlib.dumps([{"path": str(part.path), "requests": part.requests} for part in written]))
+        return 0
+    for part in written:
+        typer.echo(f"{part.requests} requests in {part.path}")
+    typer.echo(
+        "Upload them as batches, then read the results with --batch-read." if written else "Nothing is left to ask."
+    )
+    return 0
+
+
+# What `eyas data regenerate` shows: progress while it runs, then what became of the chats.
+
+
+SHOWN = 5
+ROWS = {
+    "chats": "chats written",
+    "answers": "answers in them",
+    "tokens": "tokens of the answers",
+    "unfinished": "answers cut off by the length limit",
+    "calls": "answers that call tools",
+    "refusals": "answers marked as refusals",
+    "cut": "chats that end early: other tool calls than the original's",
+    "rerendered": "answers that a later turn's template rendered otherwise (no exact tokens)",
+    "dropped": "chats left out: unfinished",
+    "nothing_to_answer": "chats left out: nothing to answer",
+    "unasked": "chats still to be asked",
+}
+ALWAYS = ("chats", "answers", "tokens")
+
+
+class Progress:
+    """A bar on standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        screen = sys.stderr.isatty()
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not screen)
+        self._task = self._bar.add_task("chats", total=None)
+        self.tally: Tally | None = None
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def watch(self, tally: Tally) -> None:
+        """Show how far the run is."""
+        self.tally = tally
+        text = f"chats, {tally.tokens_per_second:.0f} tokens/s"
+        if tally.stats.drafted_depth:
+            text += f", accept length {tally.stats.accept_length:.2f}"
+        if tally.unanswered:
+            text += f", {tally.unanswered} unanswered"
+        self._bar.update(self._task, completed=tally.settled, total=tally.total, description=text)
+
+
+def show(summary: Summary, tally: Tally | None) -> None:
+    """A table of what was written."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    for name, text in ROWS.items():
+        if getattr(summary, name) or name in ALWAYS:
+            table.add_row(str(getattr(summary, name)), text)
+    for name, value in _speed(tally).items():
+        table.add_row(str(value), f"{name.replace('_', ' ')} in this run")
+    output().print(table)
+
+
+def complain(summary: Summary) -> None:
+    """How many chats got no answer and how many rows are no chats, with the first few, on standard error."""
+    for told in summary.unreadable[:SHOWN]:
+        note(f"error: {told}")
+    for name, reason in summary.unanswered[:SHOWN]:
+        note(f"error: chat {name}: {reason}")
+    if summary.unreadable or summary.unanswered:
+        note(
+            f"{len(summary.unanswered)} chats got no answer (the same command tries them again), "
+            f"{len(summary.unreadable)} rows can't be used; the first of them are above"
+        )
+
+
+def as_dict(summary: Summary, tally: Tally | None) -> dict[str, Any]:
+    """The JSON form."""
+    return {**summary.as_dict(), "this_run": _speed(tally)}
+
+
+def _speed(tally: Tally | None) -> dict[str, Any]:
+    if tally is None:
+        return {"answers": 0}
+    speed: dict[str, Any] = {
+        "answers": tally.answers,
+        "tokens": tally.tokens,
+        "tokens_per_second": round(tally.tokens_per_second, 1),
+    }
+    if tally.stats.drafted_depth:
+        speed["accept_length"] = round(tally.stats.accept_length, 3)
+    return speed

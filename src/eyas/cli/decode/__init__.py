@@ -1,0 +1,1 @@
+"""The verbs that decode: generate, chat, verify, demo."""

@@ -1,0 +1,72 @@
+"""`eyas chat`: a conversation that keeps its cache between turns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+from typer import Option
+
+from eyas.cli.common.build import open_engine, sampling_params
+from eyas.cli.common.display import LiveText, note, stats_line
+from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
+from eyas.errors import RequestError, UsageError
+
+
+def chat(
+    target: TargetOptions,
+    draft: DraftOptions,
+    sampling: SamplingOptions,
+    system: Annotated[str | None, Option(help="System message.")] = None,
+) -> int:
+    """Talk to the target; /reset starts over, /exit (or the end of input) leaves."""
+    from eyas.engine import Conversation
+    from eyas.text.chats import Message
+    from eyas.text.prompts import encode_chat
+    from eyas.types import Request
+
+    params = sampling_params(sampling)
+    engine = open_engine(target, draft, batch_size=1)
+    if not getattr(engine.tokenizer, "chat_template", None):
+        raise UsageError(f"the tokenizer of {target.model} has no chat template: use eyas generate")
+    engine.check(Request((0,), params))
+    conversation = Conversation(engine)
+    opening = [] if system is None else [Message(role="system", content=system)]
+    messages, code = list(opening), 0
+    for line in _lines():
+        if line == "/exit":
+            break
+        if line == "/reset":
+            messages = list(opening)
+            note("(a new conversation)")
+            continue
+        try:
+            asked = [*messages, Message(role="user", content=line)]
+            request = Request(encode_chat(engine.tokenizer, asked), params)
+            engine.check(request)
+        except RequestError as error:
+            note(f"error: {error} (/reset starts over)")
+            code = FAILURE
+            continue
+        live = LiveText(engine.tokenizer, speculating=engine.speculation is not None)
+        for chunk in conversation.turn(request):
+            live.add(chunk)
+            if chunk.completion is not None:
+                messages = [*asked, Message(role="assistant", content=chunk.completion.text)]
+                note(stats_line(chunk.completion.stats, chunk.completion.lossy))
+    return code
+
+
+def _lines() -> Iterator[str]:
+    """What the user says, line by line; a prompt sign only for a person."""
+    while True:
+        if sys.stdin.isatty():
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()

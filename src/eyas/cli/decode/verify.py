@@ -1,0 +1,123 @@
+"""`eyas verify`: a losslessness certificate."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from math import inf
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from eyas.cli.common.build import numbers, open_target, sampling_params
+from eyas.cli.common.display import note, output
+from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.options import (
+    Coupled,
+    DrafterFileOptions,
+    Json,
+    Limit,
+    MaxNewTokens,
+    PromptFile,
+    SamplingOptions,
+    TargetOptions,
+    Trees,
+)
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.bench.offline.certificate import Certificate, Divergence
+    from eyas.drafters.decoding import NetworkDrafter
+    from eyas.tree import TreeSpec
+
+
+def verify(
+    target: TargetOptions,
+    files: DrafterFileOptions,
+    draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
+    prompt_file: PromptFile,
+    tree: Trees = [],  # noqa: B006  # copied by typer
+    temperatures: Annotated[str, Option(help="Comma-separated.")] = "0,0.7,1",
+    batch_sizes: Annotated[str, Option(help="Comma-separated.")] = "1,4",
+    max_new_tokens: MaxNewTokens = 64,
+    seed: Annotated[int, Option(min=0, help="Seed of the sampled runs.")] = 0,
+    limit: Limit = None,
+    coupled: Coupled = None,
+    json: Json = False,
+) -> int:
+    """Run with and without speculation over temperatures, trees and batch sizes, and compare every token."""
+    heats = numbers(temperatures, "--temperatures")
+    if not all(0 <= heat < inf for heat in heats):
+        raise UsageError(f"--temperatures {temperatures}: a temperature is a number, at least 0")
+    sizes = numbers(batch_sizes, "--batch-sizes")
+    if not all(size >= 1 and size.is_integer() for size in sizes):
+        raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
+    from eyas.bench.offline.certificate import Certificate, Certifier, Grid
+    from eyas.drafters.loading import load_drafter
+    from eyas.targets import load_tokenizer
+    from eyas.text.prompts import read_prompts
+    from eyas.tree import parse_tree
+
+    asked = {text: parse_tree(text) for text in tree}
+    rows = read_prompts(prompt_file, limit)
+    params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
+    loaded = open_target(target.model, target)
+    drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
+    certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
+    cells = []
+    for cell in certifier.cells(rows, Grid(heats, _trees(asked, drafter), [int(size) for size in sizes])):
+        note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
+        cells.append(cell)
+    certificate = Certificate(target.model, draft_model, loaded.dtype, cells)
+    for error in certificate.errors:
+        note(f"error: {error}")
+    if json:
+        typer.echo(jsonlib.dumps(certificate.as_dict()))
+    else:
+        _print(certificate)
+    return 0 if certificate.equal and not certificate.errors else FAILURE
+
+
+def _trees(asked: dict[str, TreeSpec], drafter: NetworkDrafter) -> dict[str, TreeSpec]:
+    """The trees asked for, or a chain and the drafter's own."""
+    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.tree import parse_tree
+
+    own = drafter.network.config.default_tree or DEFAULT_TREE
+    trees = asked or {text: parse_tree(text) for text in ("chain:4", own)}
+    return {text: tree_for(drafter, tree) for text, tree in trees.items()}
+
+
+def _print(certificate: Certificate) -> None:
+    from rich.table import Table
+
+    from eyas.bench.offline.certificate import promise
+
+    table = Table("T", "tree", "batch", "rows", "tokens", "accept length", "result", title="Certificate")
+    for cell in certificate.cells:
+        table.add_row(
+            f"{cell.temperature:g}",
+            cell.tree,
+            str(cell.batch_size),
+            str(cell.rows),
+            str(cell.tokens),
+            f"{cell.accept_length:.2f}",
+            cell.verdict,
+        )
+    console = output()
+    console.print(table)
+    for cell in certificate.cells:
+        for parted in cell.divergences:
+            console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(parted)}")
+    console.print(f"Compared with plain decoding of one row at a time. Promised in {promise(certificate.dtype)}.")
+    ties = any(cell.divergences for cell in certificate.cells)
+    console.print(("EQUAL BUT FOR NEAR-TIES" if ties else "EQUAL") if certificate.equal else "NOT EQUAL")
+
+
+def _describe(parted: Divergence) -> str:
+    place = f"row {parted.row}, turn {parted.turn}, position {parted.position}"
+    tokens = f"plain {parted.plain}, here {parted.speculative}"
+    if parted.gap is None:
+        return f"{place}: {tokens}: one answer ends there: a real difference"
+    kind = "near-tie" if parted.tie else "a real difference"
+    return f"{place}: {tokens}; gap {parted.gap:.3g} logits, near-tie up to {parted.tolerance:.3g}: {kind}"

@@ -1,0 +1,1 @@
+"""The verbs about a drafter on disk: inspect, doctor, export."""

@@ -1,0 +1,109 @@
+"""`eyas doctor`: is a drafter read as it was trained?"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from eyas.cli.common.build import open_target
+from eyas.cli.common.display import counting, note, output
+from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.options import DrafterFileOptions, Json, TargetOptions
+
+if TYPE_CHECKING:
+    from eyas.doctor.diagnosis import Diagnosis, Visit
+
+
+def doctor(
+    target: TargetOptions,
+    files: DrafterFileOptions,
+    draft_model: Annotated[str, Option(help="The drafter: a directory, GGUF file or Hub id.")],
+    num_speculative_tokens: Annotated[
+        int, Option("--num-speculative-tokens", "-n", min=1, help="Length of the chains that are measured.")
+    ] = 5,
+    max_new_tokens: Annotated[
+        int, Option(min=16, help="Most tokens of one answer; the more, the smaller the faults that are seen.")
+    ] = 192,
+    fix: Annotated[
+        Path | None, Option(help="Write a corrected copy of a misread drafter into this new folder.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Say which reading of a drafter's files its weights were trained for (exit code 1: another one, or none)."""
+    from eyas.doctor.diagnosis import Visit
+    from eyas.doctor.repair import refuse_used
+    from eyas.doctor.report import report
+    from eyas.drafters.checkpoint import open_checkpoint
+    from eyas.drafters.loading import local_directory
+    from eyas.targets import load_tokenizer
+
+    if fix is not None:
+        refuse_used(fix)
+    path = local_directory(draft_model)
+    loaded = open_target(target.model, target)
+    checkpoint = open_checkpoint(
+        path, weights=files.draft_weights, ignore=files.ignore_config_key, layers=loaded.num_layers
+    )
+    tokenizer = load_tokenizer(target.model)
+    visit = Visit(checkpoint, loaded, tokenizer, num_speculative_tokens, max_new_tokens)
+    with counting() as progress:
+        diagnosis = visit.diagnose(progress)
+    found = report(diagnosis, checkpoint.report.doubts)
+    found["fixed"] = None if fix is None else _fixed(visit, diagnosis, fix)
+    if json:
+        typer.echo(jsonlib.dumps(found))
+    else:
+        _print(found)
+    return FAILURE if diagnosis.examined.faults else 0
+
+
+def _fixed(visit: Visit, diagnosis: Diagnosis, place: Path) -> str | None:
+    """Where a corrected copy was written, if one would help."""
+    if visit.fix(diagnosis, place):
+        return str(place)
+    note(f"note: nothing is written to {place}: no change of the drafter's files would help")
+    return None
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    title = f"{found['answer_tokens']} tokens of {found['prompts']} answers, chains of {found['chain']}"
+    table = Table("", "read", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title)
+    for header in ("accepted by\nposition, %", "gain in overlap,\npoints", "z", ""):
+        table.add_column(header, justify="left" if header.startswith("accepted") else "right")
+    table.add_row("", "as the files say", _rates(found["as_is"]["teacher_forced"]), "", "", "")
+    for row in found["readings"]:
+        gain = f"{100 * row['gain']:+.1f} ± {100 * row['error']:.1f}"
+        table.add_row(
+            row["aspect"], row["reading"], _rates(row), gain, f"{row['z']:.1f}", "better" if row["wins"] else ""
+        )
+    blind = found["without_the_targets_states"]
+    table.add_row("", "the best one, shown other positions' states", _rates(blind), "", "", "")
+    console = output()
+    console.print(table)
+    for name, words in (("as_is", "as the files say"), ("best", "with the best reading")):
+        forced, decoded = found[name]["teacher_forced"], found[name]["decoded"]
+        console.print(
+            f"accept length {words}: teacher-forced {forced['accept_length']:.2f}, "
+            f"decoded {decoded['accept_length']:.2f} (by position, %: {_rates(decoded)})"
+        )
+    for doubt in found["doubts"]:
+        console.print(f"open in the files, settled by what follows: {doubt}")
+    console.print(found["says"])
+    for finding in found["findings"]:
+        console.print(
+            f"- {finding['aspect']}; trained for: {finding['trained_for']}; repair: {finding['repair']} "
+            f"(teacher-forced accept length {finding['accept_length']:.2f} from there on)"
+        )
+    if found["fixed"]:
+        console.print(f"{found['fixed']}: corrected, read back, and measured again: as good as the best reading")
+
+
+def _rates(figures: dict[str, Any]) -> str:
+    return " ".join(f"{100 * rate:.0f}" for rate in figures["accepted_by_position"])

@@ -1,0 +1,87 @@
+"""`eyas export`: a drafter in the form another engine reads."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from eyas.cli.common.build import quiet
+from eyas.cli.common.display import note
+from eyas.cli.common.options import DrafterFileOptions, Json
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from eyas.interop.export.subject import Serving
+
+
+def export(
+    drafter: Annotated[str, Argument(help="A drafter directory, GGUF file or Hub id.", metavar="DRAFTER")],
+    to: Annotated[str, Option(help="safeailab, sglang, vllm, speculators, atom, tensorrt-llm or gguf (llama.cpp).")],
+    output: Annotated[Path, Option(help="The folder to write.")],
+    files: DrafterFileOptions,
+    target: Annotated[
+        str | None, Option(help="The target it drafts for: checked, and copied from where the consumer needs it.")
+    ] = None,
+    taps: Annotated[
+        str | None, Option(help="Boundaries the drafter reads, such as 2,16,29, where its file leaves that open.")
+    ] = None,
+    dtype: Annotated[
+        str | None, Option(help="float32, bfloat16 or float16: write the weights so, if that rounds nothing.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a drafter for another engine, read it back, compare its logits, and say how to serve it there."""
+    boundaries = None if taps is None else _boundaries(taps)
+    quiet()
+    from eyas.drafters.loading import local_directory
+    from eyas.interop.export.export import consumer_named
+    from eyas.interop.export.export import export as write
+    from eyas.targets.loading import resolve_dtype
+
+    consumer_named(to)
+    path = local_directory(drafter)
+    wanted = None if dtype is None else resolve_dtype(dtype)
+    done = write(
+        path,
+        to,
+        output,
+        None if target is None else serving_of(target, path, wanted, files),
+        taps=boundaries,
+        dtype=wanted,
+        weights=files.draft_weights,
+        ignore=files.ignore_config_key,
+    )
+    if json:
+        found = {"path": str(done.place), "consumer": done.consumer.name, "command": done.command}
+        typer.echo(jsonlib.dumps(found | {"changes": list(done.changes), "logit_difference": done.difference}))
+        return
+    for change in done.changes:
+        note(f"note: {change}")
+    note(f"{done.place} reads back as the same drafter (largest difference of a logit: {done.difference:.2g})")
+    typer.echo(done.command)
+
+
+def _boundaries(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--taps {text!r}: write boundaries with commas between them, such as 2,16,29") from None
+
+
+def serving_of(target: str, drafter: Path, dtype: torch.dtype | None, files: DrafterFileOptions) -> Serving:
+    """The target's sizes, embedding, head and tokenizer; none of its other weights are read."""
+    from eyas.assets import named_target
+    from eyas.drafters.checkpoint import open_checkpoint
+    from eyas.interop.export.subject import Serving
+    from eyas.targets.loading import load_ends, load_tokenizer
+
+    name = named_target(target)
+    checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
+    ends = load_ends(name, dtype=dtype or checkpoint.dtype, device="cpu")
+    return Serving(name, ends, load_tokenizer(name))

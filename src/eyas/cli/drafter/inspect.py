@@ -1,0 +1,100 @@
+"""`eyas inspect`: what a directory is."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from dataclasses import replace
+from textwrap import indent
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from eyas.assets import named_target
+from eyas.cli.common.build import quiet
+from eyas.cli.common.display import output
+from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.options import Json
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.interop.inspect.drafter_report import DrafterReport
+    from eyas.interop.inspect.target_report import TargetReport
+
+
+def inspect(
+    source: Annotated[str, Argument(help="A directory or Hub id.", metavar="DIR_OR_ID")],
+    model: Annotated[str | None, Option(help="The target a drafter is meant for.")] = None,
+    json: Json = False,
+) -> int:
+    """Say what a target or drafter directory is, and what is suspicious about it (exit code 1: it can't be used)."""
+    quiet()
+    report = _examine(named_target(source), None if model is None else named_target(model))
+    if json:
+        typer.echo(jsonlib.dumps(report.as_dict()))
+    else:
+        _print(report.as_dict())
+    return FAILURE if report.problems else 0
+
+
+def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
+    from eyas.drafters.files import Headers, read_headers
+    from eyas.interop.inspect.drafter_report import report_drafter
+    from eyas.interop.inspect.locate import detect, locate
+    from eyas.interop.inspect.target_report import report_target
+
+    found = locate(source)
+    if found.path is None or found.path.is_dir():
+        headers = Headers() if found.path is None else read_headers(found.path)
+        kind = detect(found.config, headers)
+        if kind == "unknown":
+            raise UsageError(f"{source}: config.json names no architecture, and no tensors of a drafter are there")
+        if kind == "target":
+            return report_target(source, None if found.path is None else headers)
+    assert found.path is not None  # a drafter's files are always fetched
+    facts = None if model is None else report_target(model, None).facts
+    report = report_drafter(found.path, facts)
+    if model is None or facts is None or report.target_fingerprint is None or locate(model).path is None:
+        return report
+    # the weights are at hand, and the drafter says which ones it was made for
+    return report_drafter(found.path, replace(facts, fingerprint=_fingerprint(model)))
+
+
+def _fingerprint(model: str) -> str:
+    from eyas.targets import load_target
+    from eyas.targets.fingerprint import fingerprint
+
+    return fingerprint(load_target(model, dtype="bfloat16", device="cpu", packed=False).model)
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for name, value in report.items():
+        if name not in ("problems", "warnings") and value not in (None, [], {}, ""):
+            table.add_row(name.replace("_", " "), _windows(value) if name == "attention" else _plain(value))
+    console = output()
+    console.print(table)
+    for kind in ("problems", "warnings"):
+        for message in report[kind]:
+            console.print(f"{kind[:-1]}: {message}")
+
+
+def _windows(attention: dict[str, int | None]) -> str:
+    return "\n".join(f"{kind}: {window or 'all'} positions" for kind, window in attention.items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(_entry(key, each) for key, each in value.items() if each is not None)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _entry(key: str, value: Any) -> str:
+    text = _plain(value)
+    return f"{key}:\n{indent(text, '  ')}" if isinstance(value, dict) else f"{key}: {text}"

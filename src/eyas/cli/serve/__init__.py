@@ -1,0 +1,1 @@
+"""The server verb, for this engine and for others."""

@@ -1,0 +1,168 @@
+"""`eyas serve --engine`: another engine's server, started in this process's place or printed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer import Option
+
+from eyas.cli.common.build import quiet, tree_text
+from eyas.cli.common.display import note
+from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.interop.serving.commands import Drafting
+    from eyas.interop.serving.engines import Command, Engine
+
+OWN = "eyas"
+HERE = ("model", "draft_model", "method", "num_speculative_tokens", "tree", "draft_weights", "ignore_config_key")
+"""Options that are understood here; the others are the engine's."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Who serves."""
+
+    engine: Annotated[str, Option(help="eyas, vllm, sglang or llama.cpp.")] = OWN
+    print_command: Annotated[bool, Option("--print-command", help="Print another engine's command, don't run it.")] = (
+        False
+    )
+    engine_command: Annotated[
+        str | None, Option(help="How it is started, such as ENV/bin/vllm serve (default: what is installed).")
+    ] = None
+    engine_option: Annotated[
+        list[str], Option(help="Put at the end of its command, such as --enforce-eager; may be repeated.")
+    ] = field(default_factory=list)
+    export_to: Annotated[
+        Path | None, Option(file_okay=False, help="Where the drafter is exported if the engine can't read it as it is.")
+    ] = None
+    export_target: Annotated[
+        str | None, Option(help="For that, with llama.cpp: the target as transformers reads it.")
+    ] = None
+
+
+def refuse_engine_options(options: EngineOptions) -> None:
+    """They mean nothing where eyas serves itself."""
+    given = [each.name for each in fields(options) if each.name != "engine" and getattr(options, each.name)]
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise UsageError(f"{flags}: about other engines; say which with --engine vllm, sglang or llama.cpp")
+
+
+def serve_elsewhere(
+    options: EngineOptions,
+    target: TargetOptions,
+    draft: DraftOptions,
+    wanted: Mapping[str, Any],
+    secret: tuple[str, str] | None,
+) -> int:
+    """Become the engine's server; exit code 1 if it isn't installed, and its command is printed only.
+
+    `wanted`: the options that were given; `secret`: an environment variable with a key, and that key.
+    """
+    surroundings = dict(os.environ)  # what libraries add to theirs is not the engine's business
+    quiet()
+    from eyas.assets import named_target
+    from eyas.interop.serving.engines import ENGINES, serve_command
+    from eyas.interop.serving.options import translated
+    from eyas.interop.serving.speculation import read_gguf_target
+
+    if options.engine not in ENGINES:
+        raise UsageError(f"unknown engine {options.engine!r}: write {OWN}, {', '.join(ENGINES)}")
+    engine, name = ENGINES[options.engine], named_target(target.model)
+    rest = {key: value for key, value in wanted.items() if key not in HERE}
+    program = engine.find() if options.engine_command is None else shlex.split(options.engine_command)
+    said = [*translated(engine.title, engine.words, rest), *options.engine_option]  # may fail: before a drafter is read
+    drafting = _drafting(engine, options, target.model, draft)
+    if drafting is None and engine.name == "llama.cpp":
+        read_gguf_target(name)
+    command = serve_command(engine, program, name, drafting, said, None if secret is None else secret[1])
+    missing = _missing(engine, program)
+    if options.print_command or missing is not None:
+        typer.echo(command.text({} if secret is None else {secret[1]: secret[0]}))
+    if options.print_command:
+        return 0
+    if missing is not None:
+        note(f"{missing}; this is its command")
+        return FAILURE
+    become(command, surroundings)
+
+
+def _missing(engine: Engine, program: Sequence[str] | None) -> str | None:
+    """Why it can't be started."""
+    if program is None:
+        return f"{engine.title} isn't installed here (--engine-command says where else it is)"
+    if not program or shutil.which(program[0]) is None:
+        return f"there is no program {' '.join(program) or 'in --engine-command'!r}"
+    return None
+
+
+def become(command: Command, surroundings: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the server: signals reach it, and its exit code is ours."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; the server shall find them as they were
+        signal.signal(ignored, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command.argv[0], command.argv, {**surroundings, **command.environment})
+
+
+def _drafting(engine: Engine, options: EngineOptions, model: str, draft: DraftOptions) -> Drafting | None:
+    """What is said of the drafter; None where the engine decodes plainly."""
+    from eyas.drafters.loading import local_directory
+    from eyas.interop.serving.speculation import Wish, drafting
+
+    wished = _wished_tree(draft)
+    if draft.draft_model is None:
+        if options.export_to is not None:
+            raise UsageError("--export-to is about a drafter: give --draft-model")
+        return None
+    path, reads = local_directory(draft.draft_model), options.export_target
+    if engine.name != "llama.cpp":
+        if reads is not None:
+            raise UsageError("--export-target is for llama.cpp, whose target is a GGUF file: leave it out")
+        reads = model
+    elif (reads is None) != (options.export_to is None):
+        raise UsageError("for llama.cpp --export-to and --export-target MODEL belong together: the target's tokenizer "
+                         "goes into the drafter's file")  # fmt: skip
+
+    def serving() -> Any:
+        from eyas.cli.drafter.export import serving_of
+
+        return serving_of(str(reads), path, None, draft)
+
+    return drafting(
+        engine,
+        Wish(
+            path,
+            draft.draft_model,
+            model,
+            None if reads is None else serving,
+            draft.method,
+            wished,
+            "--tree" if draft.num_speculative_tokens is None else "--num-speculative-tokens",
+            options.export_to,
+            draft.draft_weights,
+            tuple(draft.ignore_config_key),
+        ),
+    )
+
+
+def _wished_tree(draft: DraftOptions) -> str | None:
+    """The tree that was asked for, spelled right."""
+    from eyas.tree import parse_tree
+
+    text = tree_text(draft) if draft != DraftOptions() else None
+    if text is not None and not text.startswith("auto"):
+        parse_tree(text)
+    return text

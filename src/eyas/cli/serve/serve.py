@@ -1,0 +1,155 @@
+"""`eyas serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from eyas.cli.common.build import open_engine, tree_text
+from eyas.cli.common.display import note
+from eyas.cli.common.options import DraftOptions, Given, TargetOptions
+from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
+from eyas.errors import UsageError
+from eyas.runtime import keep_few_kernels, keep_freed_memory
+
+if TYPE_CHECKING:
+    from eyas.engine import Engine
+    from eyas.serve.context import ServeSettings
+
+KEY_VARIABLE = "EYAS_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where it listens, and what it lets in."""
+
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = every one.")] = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535, help="0 = any free one.")] = 8000
+    api_key: Annotated[
+        list[str], Option(help=f"A key that opens the API; may be repeated (default: ${KEY_VARIABLE}, else no key).")
+    ] = field(default_factory=list)
+    served_model_name: Annotated[
+        list[str], Option(help="What requests call the model; may be repeated (default: --model, and its last part).")
+    ] = field(default_factory=list)
+    allow_origin: Annotated[
+        list[str], Option(help="A web origin that may call the API, * for any; may be repeated.")
+    ] = field(default_factory=list)
+    request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
+    drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
+    max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
+    log_interval: Annotated[float, Option(min=0, help="Seconds between lines of statistics; 0 = none.")] = 10.0
+    log_format: Annotated[str, Option(help="text, or json: an object a line.")] = "text"
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """How much runs, waits and is kept at once."""
+
+    max_running: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 64
+    max_waiting: Annotated[int, Option(min=1, help="Sequences that may wait; more are answered 429.")] = 512
+    max_model_len: Annotated[
+        int | None, Option(min=2, help="Most tokens of prompt and answer (default: the model's context).")
+    ] = None
+    max_cached_tokens: Annotated[
+        int | None, Option(min=1, help="Most tokens in the cache of keys and values (default: what memory allows).")
+    ] = None
+    prefix_tokens: Annotated[int, Option(min=0, help="Most tokens kept for prompts that begin alike.")] = 16384
+    prefill_chunk: Annotated[int, Option(min=1, help="Most prompt tokens read between two rounds.")] = 512
+
+
+def serve(
+    target: TargetOptions,
+    draft: DraftOptions,
+    server: ServerOptions,
+    capacity: CapacityOptions,
+    other: EngineOptions,
+    given: Given,
+) -> int:
+    """Serve the OpenAI API, and a page to try it at /; or have another engine serve the drafter."""
+    if other.engine != OWN:
+        every = vars(server) | vars(capacity) | vars(target) | vars(draft)
+        wanted = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
+        key = None if server.api_key else os.environ.get(KEY_VARIABLE)
+        return serve_elsewhere(other, target, draft, wanted, (KEY_VARIABLE, key) if key else None)
+    refuse_engine_options(other)
+    keep_freed_memory()  # before there are threads: the engine gets one of its own
+    keep_few_kernels()
+    try:
+        from eyas.serve.http.app import ENDPOINTS, create_app
+        from eyas.serve.http.run import bind
+        from eyas.serve.http.run import serve as run
+        from eyas.serve.observe.logs import Logs, log_to
+        from eyas.serve.observe.metrics import Metrics
+    except ImportError as error:
+        raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
+    from eyas.serve.engine_thread import EngineThread
+    from eyas.serve.observe.observer import Observers
+    from eyas.serve.playground.gauges import Gauges
+
+    draft = _with_defaults(draft)
+    tree_text(draft)  # what is wrong with the options is said before anything is opened
+    if server.log_format not in ("text", "json"):
+        raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
+    settings = _settings(target, server, capacity)
+    gauges = Gauges()
+    metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
+    observer = Observers([metrics, logs, gauges])
+    listener = bind(server.host, server.port, settings.write_seconds)
+    log_to(sys.stderr, "json" if server.log_format == "json" else "text")
+    thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
+    host, port = listener.getsockname()[:2]
+    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
+    try:
+        run(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
+    finally:
+        logs.close()
+    return 0
+
+
+def _with_defaults(draft: DraftOptions) -> DraftOptions:
+    """A server without a drafter decodes plainly; one with a drafter sizes every round's trees by measured cost."""
+    if draft == DraftOptions():
+        return DraftOptions(method="none")
+    if draft.draft_model is not None and draft.tree is None and draft.num_speculative_tokens is None:
+        return replace(draft, tree="auto")
+    return draft
+
+
+def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
+    from eyas.types import Limits
+
+    limits = Limits(
+        max_running=capacity.max_running,
+        max_cached_tokens=capacity.max_cached_tokens,
+        max_waiting=capacity.max_waiting,
+        prefill_chunk=capacity.prefill_chunk,
+        prefix_tokens=capacity.prefix_tokens,
+    )
+    engine = open_engine(target, draft, limits=limits)
+    # what is there now stays: else whoever sends a million little lists has the collector walk over all of it
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:
+    from pydantic import SecretStr
+
+    from eyas.serve.context import ServeSettings
+
+    path = Path(target.model)
+    return ServeSettings(
+        model_names=tuple(server.served_model_name) or tuple(dict.fromkeys((target.model, path.name or target.model))),
+        api_keys=tuple(SecretStr(key) for key in server.api_key or [os.environ.get(KEY_VARIABLE, "")] if key),
+        max_model_len=capacity.max_model_len,
+        max_body_bytes=server.max_body_bytes,
+        request_seconds=server.request_seconds,
+        drain_seconds=server.drain_seconds,
+        allowed_origins=tuple(server.allow_origin),
+    )

@@ -1,0 +1,49 @@
+"""`eyas sweep`: many drafters from one recipe, ranked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from eyas.cli.common.build import quiet
+from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.guard import FAILURE
+
+
+def sweep(
+    file: Annotated[Path, Argument(exists=True, dir_okay=False, help="A YAML file: recipe, output, knobs, search.")],
+    overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace values of it.")] = None,
+) -> int:
+    """Train a recipe with many settings, rank them by decoded accept length, then measure their speed.
+
+    Trials are `eyas train` processes with folders of their own under OUTPUT/trials. Run it again to resume: finished
+    trials are kept, interrupted ones go on, failed ones are tried again. OUTPUT/results.json has the results, plots lie
+    beside it.
+    """
+    quiet()
+    from eyas.bench.ledger import write_json
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.report.plots import save
+    from eyas.config import load_config
+    from eyas.sweep.config import SweepConfig
+    from eyas.sweep.report import knob_figure, report_dict, table_of, trade_figure
+    from eyas.sweep.sweep import Sweep
+
+    config = load_config(SweepConfig, file, overrides or ())
+    run = Sweep(config, note)
+    run.train()
+    choice = run.time(row_bar)
+    report = report_dict(run, choice, describe_machine())
+    write_json(config.output / "results.json", report)
+    if choice is not None:
+        save(knob_figure(report), config.output / "knobs.svg")
+        save(trade_figure(report), config.output / "trade.svg")
+    console = output()
+    console.print(table_of(run))
+    if choice is not None:
+        console.print(f"Best: {choice.reason}")
+    for outcome in run.failed:
+        note(f"error: trial {outcome.trial.name}: {outcome.failure}")
+    return FAILURE if run.failed else 0

@@ -1,0 +1,23 @@
+"""`eyas train`: run a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+
+def train(
+    recipe: Annotated[Path, Argument(exists=True, dir_okay=False, help="A YAML file; see recipes/.")],
+    overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace values of it.")] = None,
+) -> None:
+    """Train what a recipe describes: a target or a drafter. Interrupted, the same command goes on.
+
+    With `torchrun --nproc-per-node N -m eyas train ...` N processes train a drafter together (loop.parallel).
+    """
+    from eyas.cli.common.build import quiet
+    from eyas.train.recipes import run_recipe
+
+    quiet()
+    run_recipe(str(recipe), overrides or ())

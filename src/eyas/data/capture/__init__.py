@@ -1,0 +1,1 @@
+"""Run the target once over all chats and store its hidden states."""

@@ -1,0 +1,249 @@
+"""Run the target once over all chats and keep its states: a store, shard by shard, safe to kill at any moment.
+
+Shards are cut before anything runs, and each is a pure function of its rows. So the work divides by shard number
+among any number of processes, which never talk: a shard is made if it isn't there, and whoever finds all shards
+there writes the manifest.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field
+
+from eyas.config import StrictModel
+from eyas.data.capture.rows import CaptureRows, ShardPlan, cut_shards
+from eyas.data.capture.shard import length_groups, shard_tensors, traced_rows
+from eyas.data.plan import variants
+from eyas.data.store.encoding import StateEncoding
+from eyas.data.store.layout import FinalKind, Layout, Size, size_of
+from eyas.data.store.manifest import (
+    MANIFEST,
+    PART,
+    SETTINGS,
+    Manifest,
+    Settings,
+    ShardFacts,
+    SplitFacts,
+    TargetFacts,
+    differences,
+    locked,
+    read_settings,
+    rows_hash,
+    write_json,
+)
+from eyas.data.store.shard import shard_digest, write_shard
+from eyas.data.tokens.batches import padded
+from eyas.errors import StoreError
+from eyas.runtime import versions
+from eyas.targets import Target
+from eyas.targets.architecture import choose_taps, why_taps
+from eyas.targets.fingerprint import ends_fingerprint, fingerprint
+
+SHARD_BYTES = 2**29
+_SPARE_BYTES = 2**20
+"""Left for manifest and settings."""
+
+
+class CaptureConfig(StrictModel):
+    """What to store, and how."""
+
+    taps: tuple[int, ...] | None = None
+    """Boundaries; None: chosen from the target's architecture."""
+    states: StateEncoding = "fp8"
+    final: FinalKind = "answers"
+    top: int | None = Field(default=None, gt=0)
+    longest: int = Field(default=2048, gt=2)
+    batch_tokens: int = Field(default=8192, gt=0)
+    shard_bytes: int = Field(default=SHARD_BYTES, gt=0)
+
+
+class Capture:
+    """A capture that knows all it will write before it starts. Process `rank` of `world` makes every world-th shard."""
+
+    def __init__(
+        self,
+        target: Target,
+        found: CaptureRows,
+        config: CaptureConfig,
+        folder: Path,
+        *,
+        name: str,
+        chats: str,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        """`name` and `chats` are what the manifest calls the target and the data."""
+        self.folder, self.rows = folder, found.rows
+        self.reasons = found.reasons
+        self._target, self._rank, self._world = target, rank, world
+        self.settings = capture_settings(target, name, chats, found, config)
+        self.plans = cut_shards(found.rows, self.settings.layout, config.shard_bytes)
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Of all shard files, exactly."""
+        return sum(self.settings.layout.shard_bytes(plan.size) for plan in self.plans)
+
+    @property
+    def why_taps(self) -> str:
+        """A sentence about where the taps lie."""
+        return why_taps(self._target.config, self.settings.taps)
+
+    def missing(self) -> list[ShardPlan]:
+        """Shards that aren't finished, whoever's they are."""
+        return [plan for plan in self.plans if self._digest(plan) is None]
+
+    def own(self) -> list[ShardPlan]:
+        """Shards that this process will make."""
+        mine = {plan.file for plan in self.plans[self._rank :: self._world]}
+        return [plan for plan in self.missing() if plan.file in mine]
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Hold the folder while the block runs. Raises StoreError if it holds another capture, another process is at
+        work in it, or the disk is too small.
+        """
+        before = read_settings(self.folder)
+        if before is not None and before.identity != self.settings.identity:
+            changed = "; ".join(differences(before, self.settings))
+            raise StoreError(
+                f"{self.folder} holds another capture ({changed}): choose another folder, or delete this one"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder, alone=self._world == 1):
+            if self._world == 1:
+                for torn in self.folder.glob(f"*{PART}"):  # what a killed process was at
+                    torn.unlink()
+            if before is None and self._rank == 0:
+                if self._world == 1 and any(self.folder.iterdir()):
+                    raise StoreError(f"{self.folder} holds something else: choose an empty or a new folder")
+                write_json(self.folder / SETTINGS, self.settings)
+            self.check_disk()
+            yield
+
+    def check_disk(self) -> None:
+        """Raise StoreError, with what would fit, if the missing shards don't."""
+        layout = self.settings.layout
+        needed = sum(layout.shard_bytes(plan.size) for plan in self.missing())
+        free = shutil.disk_usage(_existing(self.folder)).free - _SPARE_BYTES
+        if needed <= free:
+            return
+        sizes = [facts.size for facts in self.settings.splits.values()]
+        fitting = [
+            f"{option} ({total:,})"
+            for option, other in smaller_layouts(layout).items()
+            if (total := sum(map(other.data_bytes, sizes))) <= free
+        ]
+        rows = sum(size.rows for size in sizes)
+        fitting.append(f"{max(0, free) * rows // self.total_bytes:,} of the {rows:,} rows")
+        raise StoreError(
+            f"the store needs {needed:,} bytes and {self.folder} has {max(0, free):,} free; what would fit: "
+            + ", or ".join(fitting)
+        )
+
+    def speed(self, batches: int = 3) -> float:
+        """Tokens a second, measured on a few batches of this process's next shard; nothing is stored."""
+        plan = self.own()[0]
+        rows = self.rows[plan.split][plan.first : plan.stop]
+        groups = length_groups(rows, self.settings.batch_tokens)
+        chosen = groups[:: max(1, len(groups) // batches)][:batches]
+        tried = [padded([rows[i] for i in members]) for members in chosen]
+        for batch in tried[:1]:  # to warm up
+            list(traced_rows(self._target, batch, self.settings.layout))
+        start = time.perf_counter()
+        for batch in tried:
+            list(traced_rows(self._target, batch, self.settings.layout))
+        return sum(int(batch.lengths.sum()) for batch in tried) / (time.perf_counter() - start)
+
+    def run(self, advance: Callable[[int], None] = lambda _: None) -> Manifest | None:
+        """Make this process's missing shards; the manifest if all shards are there then, else None.
+
+        `advance` is told the tokens done. Raises StoreError if the disk fills up: finished shards stay.
+        """
+        layout, identity = self.settings.layout, self.settings.identity
+        for plan in self.own():
+            rows = self.rows[plan.split][plan.first : plan.stop]
+            tensors = shard_tensors(self._target, rows, layout, self.settings.batch_tokens, advance)
+            write_shard(self.folder / plan.file, layout, plan.size, tensors, identity)
+        return self.finish()
+
+    def finish(self) -> Manifest | None:
+        """Write the manifest if every shard is there. Two processes that both find them write the same one."""
+        digests = [self._digest(plan) for plan in self.plans]
+        shards = tuple(
+            ShardFacts(
+                file=plan.file, split=plan.split, bytes=self.settings.layout.shard_bytes(plan.size), sha256=digest,
+                **plan.size._asdict(),
+            )
+            for plan, digest in zip(self.plans, digests, strict=True)
+            if digest is not None
+        )  # fmt: skip
+        if len(shards) < len(self.plans):
+            return None
+        manifest = Manifest(settings=self.settings, shards=shards, versions=versions())
+        write_json(self.folder / MANIFEST, manifest)
+        return manifest
+
+    def _digest(self, plan: ShardPlan) -> str | None:
+        expected = self.settings.layout.shard_bytes(plan.size)
+        return shard_digest(self.folder / plan.file, expected, self.settings.identity)
+
+
+def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig) -> Settings:
+    """All that decides the store's bytes. Raises RequestError for taps the target doesn't have, StoreError where the
+    final state is asked for as a tap and not kept everywhere.
+    """
+    taps = choose_taps(target.config) if config.taps is None else config.taps
+    target.check_taps(taps)
+    after = target.num_layers + 1
+    if after in taps and config.final != "all":
+        raise StoreError(
+            f"boundary {after} is the final state at every position, and --final {config.final} doesn't keep that: "
+            "use --final all"
+        )
+    layout = Layout(
+        hidden=target.hidden_size,
+        vocab=target.vocab_size,
+        taps=tuple(k for k in taps if k != after),
+        states=config.states,
+        final=config.final,
+        top=config.top,
+    )
+    splits = {}
+    for split, rows in found.rows.items():
+        size = size_of(rows)
+        splits[split] = SplitFacts(**size._asdict(), dropped=found.dropped[split], hash=rows_hash(rows))
+    facts = TargetFacts(
+        name=name,
+        fingerprint=fingerprint(target.model),
+        ends=ends_fingerprint(target.model, target.layers),
+        dtype=str(target.dtype).removeprefix("torch."),
+        layers=target.num_layers,
+    )
+    return Settings(
+        target=facts,
+        taps=taps,
+        layout=layout,
+        chats=chats,
+        longest=config.longest,
+        batch_tokens=config.batch_tokens,
+        shard_bytes=config.shard_bytes,
+        splits=splits,
+    )
+
+
+def smaller_layouts(layout: Layout) -> dict[str, Layout]:
+    """Options that take less room than `layout`, the exactest first."""
+    token = Size(1, 1, 1)
+    return {o: other for o, other in variants(layout).items() if other.data_bytes(token) < layout.data_bytes(token)}
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return folder if folder.exists() else _existing(folder.absolute().parent)

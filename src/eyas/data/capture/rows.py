@@ -1,0 +1,99 @@
+"""The rows a capture is of: chats as token rows, without those that teach nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eyas.data.chats.folder import splits
+from eyas.data.store.layout import Layout, Size, size_of
+from eyas.data.tokens.batches import cut_row, learnable
+from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
+from eyas.errors import DataError
+
+
+@dataclass
+class CaptureRows:
+    """Rows of every split, in the order of the chats."""
+
+    rows: dict[str, list[TokenRow]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    """Why chats couldn't be tokenized, one line each."""
+
+
+def read_rows(tokenizer: Any, chats: Path, held_out_share: float, longest: int, vocab: int) -> CaptureRows:
+    """Tokenize a chat folder or file and cut every row to `longest` tokens.
+
+    A chat that can't be tokenized, or has no answer token to learn from, is dropped and counted. Raises DataError
+    if no training row is left.
+    """
+    found = CaptureRows()
+    for split, members in splits(chats, held_out_share).items():
+        kept: list[TokenRow] = []
+        dropped = 0
+        for chat in members:
+            try:
+                row = cut_row(tokenize_chat(tokenizer, chat), longest)
+                _check_ids(row, vocab)
+            except DataError as error:
+                found.reasons.append(str(error))
+                dropped += 1
+                continue
+            if learnable(row):
+                kept.append(row)
+            else:
+                dropped += 1
+        found.rows[split], found.dropped[split] = kept, dropped
+    if not found.rows["train"]:
+        why = f"; the first of them: {found.reasons[0]}" if found.reasons else ""
+        raise DataError(
+            f"{chats} has no training chat with an answer token within its first {longest} tokens "
+            f"({found.dropped['train']} were dropped{why})"
+        )
+    return found
+
+
+def _check_ids(row: TokenRow, vocab: int) -> None:
+    if len(row.tokens) and not 0 <= int(row.tokens.min()) <= int(row.tokens.max()) < vocab:
+        raise DataError(
+            f"chat {row.id}: token {int(row.tokens.max())} is outside the target's vocabulary of {vocab}: its tokens "
+            "were made with another tokenizer"
+        )
+
+
+# Which rows go into which shard: a pure function of the rows and the layout, so any process can tell any shard.
+
+
+class ShardPlan(NamedTuple):
+    """Consecutive rows [first, stop) of a split."""
+
+    file: str
+    split: str
+    first: int
+    stop: int
+    size: Size
+
+
+def cut_shards(splits: dict[str, list[TokenRow]], layout: Layout, most_bytes: int) -> list[ShardPlan]:
+    """Shards of at most `most_bytes` of data each (a row that is bigger goes alone), split by split."""
+    return [plan for split, rows in splits.items() for plan in _cut(split, rows, layout, most_bytes)]
+
+
+def _cut(split: str, rows: Sequence[TokenRow], layout: Layout, most_bytes: int) -> Iterator[ShardPlan]:
+    first, total = 0, Size(0, 0, 0)
+    number = 0
+    for i, row in enumerate(rows):
+        grown = Size(*(a + b for a, b in zip(total, size_of([row]), strict=True)))
+        if i > first and layout.data_bytes(grown) > most_bytes:
+            yield ShardPlan(_name(split, number), split, first, i, total)
+            number, first, grown = number + 1, i, size_of([row])
+        total = grown
+    if first < len(rows):
+        yield ShardPlan(_name(split, number), split, first, len(rows), total)
+
+
+def _name(split: str, number: int) -> str:
+    return f"{split}-{number:05}.safetensors"

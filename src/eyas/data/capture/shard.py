@@ -1,0 +1,108 @@
+"""One shard's tensors: its rows through the target in batches of like length, states put back in the rows' order.
+
+Legend: B chats, S positions, N rows, T tokens, F final positions, A taps, Ht hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.data.features import taught, top_rows
+from eyas.data.store.encoding import Encoded, encode_states, pack_mask
+from eyas.data.store.layout import ItemType, Layout, size_of
+from eyas.data.store.shard import StoredRow, row_checksum
+from eyas.data.tokens.batches import TokenBatch, grouped, padded
+from eyas.data.tokens.tokenize import TokenRow
+from eyas.targets import Target
+
+_TYPES: dict[ItemType, torch.dtype] = {
+    "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
+    "F16": torch.float16, "F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
+}  # fmt: skip
+
+
+def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
+    """Which rows go through the target together: shortest first, rows x longest within `budget` tokens."""
+    lengths = [len(row.tokens) for row in rows]
+    return list(grouped(sorted(range(len(rows)), key=lambda i: lengths[i]), lengths, budget))
+
+
+def shard_tensors(
+    target: Target, rows: list[TokenRow], layout: Layout, budget: int, advance: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """Everything `layout.tensors` names. `advance` is told the tokens of each batch done."""
+    specs = layout.tensors(size_of(rows))
+    out = {name: torch.empty(spec.shape, dtype=_TYPES[spec.item]) for name, spec in specs.items()}
+    masks = np.concatenate([row.loss_mask for row in rows])
+    out["lengths"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int32)
+    out["tokens"] = torch.from_numpy(np.concatenate([row.tokens for row in rows])).to(torch.int32)
+    out["loss_mask"] = torch.from_numpy(pack_mask(masks))
+    token_starts = _starts([len(row.tokens) for row in rows])
+    finals = [len(row.tokens) if layout.final == "all" else int(row.loss_mask[1:].sum()) for row in rows]
+    final_starts = _starts(finals)
+    checksums = np.zeros(len(rows), dtype=np.uint32)
+    for members in length_groups(rows, budget):
+        batch = padded([rows[i] for i in members])
+        for i, row in zip(members, traced_rows(target, batch, layout), strict=True):
+            _put(out, row, token_starts[i], final_starts[i])
+            checksums[i] = row_checksum(row, rows[i].loss_mask)
+        advance(int(batch.lengths.sum()))
+    out["checksums"] = torch.from_numpy(checksums)
+    return out
+
+
+def traced_rows(target: Target, batch: TokenBatch, layout: Layout) -> Iterator[StoredRow]:
+    """The features of each row of a batch, encoded as they will be stored, on the CPU."""
+    tokens, lengths = batch.tokens.to(target.device), batch.lengths.to(target.device)
+    traced = target.trace(tokens, lengths, layout.taps)
+    real = torch.arange(tokens.shape[1], device=target.device) < lengths.unsqueeze(1)  # [B, S]
+    where = real if layout.final == "all" else taught(batch.loss_mask.to(target.device))
+    counts, asked = batch.lengths.tolist(), where.sum(1).tolist()
+    states = traced.final[where]  # [F, Ht] of all rows, end to end
+    taps = _split(encode_states(traced.taps[real], layout.states), counts) if layout.taps else None
+    final = top = None
+    if layout.top is None:
+        final = _split(encode_states(states, layout.states), asked)
+    else:
+        best = top_rows(target.head, states, layout.vocab, layout.top)
+        ids = best.ids.cpu().to(torch.uint16 if layout.vocab <= 2**16 else torch.int32)
+        parts = (ids, best.logprobs.to(torch.float16).cpu(), best.tail.cpu())
+        top = list(zip(*(torch.split(part, asked) for part in parts), strict=True))
+    for b, count in enumerate(counts):
+        yield StoredRow(
+            batch.tokens[b, :count].to(torch.int32),
+            None if taps is None else taps[b],
+            None if final is None else final[b],
+            None if top is None else top[b],
+        )
+
+
+def _split(encoded: Encoded, counts: list[int]) -> list[Encoded]:
+    values = torch.split(encoded.values.cpu(), counts)
+    if encoded.exponents is None:
+        return [Encoded(part, None) for part in values]
+    exponents = torch.split(encoded.exponents.cpu(), counts)
+    return [Encoded(part, scale) for part, scale in zip(values, exponents, strict=True)]
+
+
+def _put(out: Mapping[str, Tensor], row: StoredRow, start: int, final_start: int) -> None:
+    """Copy a row's features to where they lie in the shard."""
+    placed: list[tuple[str, int, Tensor]] = []
+    for name, states, begin in (("taps", row.taps, start), ("final", row.final, final_start)):
+        if states is not None:
+            placed.append((name, begin, states.values))
+            if states.exponents is not None:
+                placed.append((f"{name}_exponents", begin, states.exponents))
+    if row.top is not None:
+        names = ("top_ids", "top_logprobs", "tail")
+        placed += [(name, final_start, part) for name, part in zip(names, row.top, strict=True)]
+    for name, begin, values in placed:
+        out[name][begin : begin + len(values)].copy_(values)
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [0, *np.cumsum(counts).tolist()]

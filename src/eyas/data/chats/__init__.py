@@ -1,0 +1,1 @@
+"""From sources of chats to a chat folder: read, deduplicate, blend, split."""

@@ -1,0 +1,56 @@
+"""What `eyas data prepare` is asked for, and everything that its result depends on."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from eyas.config import StrictModel
+from eyas.data.chats.sources import STDLIB, Source, files_of
+from eyas.files import file_hash
+
+
+class PrepareConfig(StrictModel):
+    """What to prepare."""
+
+    sources: tuple[Source, ...] = Field(min_length=1)
+    output: Path
+    model: str | None = None
+    samples: int | None = Field(default=None, ge=1)
+    seed: int = 0
+    held_out_share: float = Field(default=0.02, ge=0, lt=1)
+    exclude: tuple[Path, ...] = ()
+    drop_unanswered: bool = False
+    max_length: int | None = Field(default=None, ge=2)
+    too_long: Literal["drop", "cut"] = "drop"
+    min_answer_tokens: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PrepareConfig:
+        names = [source.name for source in self.sources]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two sources are called {twice}: give one another name with ,name=...")
+        if self.model is None and (self.max_length is not None or self.min_answer_tokens):
+            raise ValueError("lengths are counted in the target's tokens: give the model")
+        if self.max_length is None and self.too_long == "cut":
+            raise ValueError("nothing is too long without a maximum length")
+        return self
+
+
+def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
+    """Equal settings make equal folders: options, the contents of local files, how the target renders chats."""
+    made = config.model_dump(mode="json", exclude={"output"})
+    made["data"] = {source.name: _data_of(source) for source in config.sources}
+    made["excluded"] = [file_hash(file) for file in config.exclude]
+    made["rendering"] = rendering
+    return made
+
+
+def _data_of(source: Source) -> str:
+    if source.place == STDLIB:
+        return f"Python {platform.python_version()}"
+    return source.place if source.path is None else file_hash(*files_of(source.path))

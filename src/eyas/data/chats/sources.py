@@ -1,0 +1,249 @@
+"""Where chats come from: files and folders, data sets by name, Python's own library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from eyas.config import StrictModel, validated
+from eyas.data.chats.layouts import LAYOUTS, read_layout
+from eyas.errors import ConfigError, DataError, RowError
+from eyas.text.chats import Chat
+
+STDLIB = "stdlib"
+BAD_TOKENS = "bad tokens or answers"
+_HUB = "hf:"
+_ID_KEYS = ("id", "question_id", "conversation_id", "prompt_id", "uuid")
+_SAVED = ("state.json", "dataset_dict.json")  # what `Dataset.save_to_disk` leaves
+
+
+class Source(StrictModel):
+    """One part of the blend; written `PLACE[,key=value...]`."""
+
+    place: str
+    weight: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Share of the chats, relative to the other sources'."""
+    layout: str | None = None
+    split: str = "train"
+    subset: str | None = None
+    name: str = Field(min_length=1, pattern=r"^[^:\s]+$")
+    """Goes before its chats' ids."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file or folder, if it is one on this machine that is read without `datasets`."""
+        path = Path(self.place)
+        if self.place == STDLIB or self.place.startswith(_HUB) or not path.exists() or _is_saved(path):
+            return None
+        return path
+
+
+class Found(NamedTuple):
+    """A chat or why there is none, and where."""
+
+    where: str
+    chat: Chat | RowError
+
+
+def parse_source(text: str) -> Source:
+    """`PLACE[,weight=2][,layout=...][,split=...][,subset=...][,name=...]`; ConfigError says what is wrong."""
+    place, *pairs = text.split(",")
+    values: dict[str, Any] = {"place": place, "name": _default_name(place)}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key == "place":
+            raise ConfigError(f"source {text!r}: {pair!r} is not key=value")
+        values[key] = value
+    source = validated(Source, values, f"source {text!r}")
+    if source.layout is not None and source.layout not in LAYOUTS:
+        raise ConfigError(f"source {text!r}: unknown layout {source.layout!r}: write {', '.join(LAYOUTS)}")
+    looks_local = place.startswith((".", "/", "~")) or place.endswith(SUFFIXES)
+    if looks_local and not Path(place).exists():
+        raise ConfigError(f"source {text!r}: there is no file or folder {place}")
+    if (source.path is not None or place == STDLIB) and (source.subset is not None or "split" in values):
+        raise ConfigError(f"source {text!r}: split and subset are for data sets, {place} has none")
+    return source
+
+
+def _default_name(place: str) -> str:
+    path = Path(place.removeprefix(_HUB))
+    return (path.stem if path.suffix in SUFFIXES else path.name).replace(":", "-").replace(" ", "-") or "source"
+
+
+def _is_saved(path: Path) -> bool:
+    return path.is_dir() and any((path / name).is_file() for name in _SAVED)
+
+
+def chats_of_source(source: Source) -> Iterator[Found]:
+    """Every chat, ids namespaced by the source's name: the row's own id, or a hash of what it says."""
+    if source.place == STDLIB:
+        yield from _library(source)
+        return
+    for row in _rows(source):
+        try:
+            yield Found(row.where, _chat(row, source))
+        except RowError as error:
+            yield Found(row.where, error)
+
+
+def _library(source: Source) -> Iterator[Found]:
+    from eyas.data.chats.stdlib import chats_of, sources
+
+    for module in sources():
+        for chat in chats_of(module):
+            yield Found(module.name, chat.model_copy(update={"id": f"{source.name}:{chat.id}"}))
+
+
+def _rows(source: Source) -> Iterator[Row]:
+    if source.path is None:
+        yield from _dataset(source)
+        return
+    for file in files_of(source.path):
+        yield from read_rows(file)
+
+
+def _chat(row: Row, source: Source) -> Chat:
+    if isinstance(row.value, RowError):
+        raise row.value
+    messages, tools = read_layout(row.value, source.layout)
+    own = next((str(row.value[key]) for key in _ID_KEYS if row.value.get(key) not in (None, "")), None)
+    told = json.dumps([own, [vars(m) for m in messages], tools], sort_keys=True, ensure_ascii=False, default=vars)
+    try:
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    except UnicodeEncodeError as error:
+        raise RowError(BROKEN_TEXT, "the row holds half a character (a lone surrogate)") from error
+    chat = Chat(id=f"{source.name}:{own or digest}", messages=tuple(messages), tools=tools)
+    tokens, answers = row.value.get("tokens"), row.value.get("answers")
+    if tokens is None or answers is None:
+        return chat
+    try:
+        return Chat.model_validate(chat.model_dump() | {"tokens": tokens, "answers": answers})
+    except ValidationError as error:
+        raise RowError(BAD_TOKENS, str(error.errors()[0]["msg"])) from error
+
+
+def _dataset(source: Source) -> Iterator[Row]:
+    """Rows of a data set by name or of a folder that `datasets` saved, streamed where it can."""
+    place = source.place.removeprefix(_HUB)
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(f"the data set {place} is read through `datasets`: pip install 'eyas[data]'") from None
+    try:
+        if _is_saved(Path(place)):
+            found = datasets.load_from_disk(place)
+            rows = found[source.split] if isinstance(found, dict) else found
+        else:
+            rows = datasets.load_dataset(place, source.subset, split=source.split, streaming=True)
+        for number, value in enumerate(rows, start=1):
+            yield Row(f"{place}/{source.split}:{number}", value)
+    except Exception as error:  # whatever the network, the hub and the data set's builder raise
+        raise DataError(
+            f"can't read the data set {place} (split {source.split}): {type(error).__name__}: {error}. "
+            "A file or folder of that name doesn't exist here either"
+        ) from error
+
+
+# Rows of JSON Lines, JSON and Parquet files, one at a time, each with the place it came from.
+
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+BROKEN_TEXT = "broken UTF-8"
+BROKEN_JSON = "not JSON"
+BROKEN_FILE = "unreadable file"
+
+_BATCH = 256  # Parquet rows in memory
+
+
+class Row(NamedTuple):
+    """What one row holds, or why it can't be read."""
+
+    where: str
+    """`file:line`"""
+    value: Any | RowError
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or every file of a folder whose kind is known; DataError if there is none."""
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise DataError(f"{path} is of no known kind: name it {', '.join(SUFFIXES)}")
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    files = [file for file in found if not _is_description(file)]
+    if not files:
+        raise DataError(f"{path} has no files of a known kind ({', '.join(SUFFIXES)})")
+    return files
+
+
+def _is_description(file: Path) -> bool:
+    """A report or index beside the data, not data."""
+    return file.name in {"report.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+
+
+def read_rows(file: Path) -> Iterator[Row]:
+    """Every row; what can't be read is a row with the reason."""
+    try:
+        if file.suffix == ".parquet":
+            yield from _parquet(file)
+        elif file.suffix == ".json" and _is_array(file):
+            yield from _array(file)
+        else:
+            yield from _lines(file)
+    except OSError as error:
+        yield Row(str(file), RowError(BROKEN_FILE, error.strerror or str(error)))
+
+
+def _lines(file: Path) -> Iterator[Row]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield Row(f"{file}:{number}", _parsed(line))
+
+
+def _parsed(line: bytes) -> Any | RowError:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return RowError(BROKEN_TEXT, f"byte {error.start + 1} of the line is no UTF-8")
+    except (json.JSONDecodeError, RecursionError) as error:
+        return RowError(BROKEN_JSON, str(error))
+
+
+def _is_array(file: Path) -> bool:
+    with file.open("rb") as data:
+        return data.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _array(file: Path) -> Iterator[Row]:
+    """One JSON array: it has to be read whole."""
+    value = _parsed(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    if isinstance(value, RowError):
+        yield Row(str(file), RowError(BROKEN_FILE, str(value)))
+        return
+    for number, row in enumerate(value, start=1):
+        yield Row(f"{file}:{number}", row)
+
+
+def _parquet(file: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(f"reading {file} needs pyarrow: pip install 'eyas[data]'") from None
+    number = 0
+    try:
+        with parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=_BATCH):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{file}:{number}", value)
+    except (pyarrow.ArrowException, OSError) as error:
+        yield Row(f"{file}:{number + 1}", RowError(BROKEN_FILE, str(error)))

@@ -1,0 +1,113 @@
+"""What became of the rows: counts by source and reason, figures by split."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from eyas.errors import RowError
+from eyas.text.chats import Chat
+
+SHOWN = 3  # places named for every reason
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+DEFINITIONS = (
+    "rows: read from the source. candidates: rows left after layout, content, evaluation and duplicate checks.",
+    "chats: in the folder. dropped: rows and candidates left out, by reason. not needed: candidates that the blend's "
+    "shares or --samples left over.",
+    "turns: messages. answers: assistant's turns. unanswered: chats that end with a question, kept for regeneration.",
+    "length: tokens of a chat as the target's template renders it; without --model, characters of its messages.",
+    "answer tokens: the tokens that the assistant has to write, end marks included.",
+)
+
+
+class SourceTally:
+    """One source."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows = self.candidates = self.chats = self.cut = self.tried = 0
+        self._dropped: Counter[str] = Counter()
+        self._first: dict[str, list[str]] = {}
+
+    def drop(self, where: str, error: RowError) -> None:
+        """Count a row that is left out."""
+        self._dropped[error.reason] += 1
+        first = self._first.setdefault(error.reason, [])
+        if len(first) < SHOWN:
+            first.append(f"{where}: {error.detail}")
+
+    def reasons(self) -> list[str]:
+        """The commonest first, each with its first place."""
+        return [
+            f"{self.name}: {count} x {reason} ({self._first[reason][0]})"
+            for reason, count in self._dropped.most_common()
+        ]
+
+    def as_dict(self, share: float | None, chats: int) -> dict[str, Any]:
+        """For the report; `share` was asked for, `chats` is the whole blend."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "candidates": self.candidates,
+            "chats": self.chats,
+            "cut": self.cut,
+            "not_needed": self.candidates - self.tried,
+            "share_asked": None if share is None else round(share, 4),
+            "share": round(self.chats / chats, 4) if chats else 0.0,
+            "dropped": {
+                reason: {"count": count, "first": self._first[reason]} for reason, count in self._dropped.most_common()
+            },
+        }
+
+
+class SplitTally:
+    """One side of the split."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lengths = array("Q")
+        self.answer_tokens: set[int] = set()
+
+    @property
+    def chats(self) -> int:
+        """How many it holds."""
+        return self._counts["chats"]
+
+    def add(self, chat: Chat) -> None:
+        """Count a chat that is written."""
+        roles = Counter(message.role for message in chat.messages)
+        self._counts.update(
+            chats=1,
+            turns=len(chat.messages),
+            answers=roles["assistant"],
+            unanswered=int(chat.messages[-1].role != "assistant"),
+            with_tools=int(bool(chat.tools) or roles["tool"] > 0),
+            with_reasoning=int(any(message.reasoning_content for message in chat.messages)),
+        )
+        if chat.tokens is None:
+            self._lengths.append(sum(len(message.content or "") for message in chat.messages))
+            return
+        self._lengths.append(len(chat.tokens))
+        for start, stop in chat.answers or ():
+            self._counts["answer_tokens"] += stop - start
+            self.answer_tokens.update(chat.tokens[start:stop])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the report."""
+        names = ("chats", "turns", "answers", "unanswered", "with_tools", "with_reasoning")
+        total = sum(self._lengths)
+        values = np.quantile(np.asarray(self._lengths), QUANTILES, method="nearest") if self._lengths else []
+        made: dict[str, Any] = {name: self._counts[name] for name in names}
+        made["length"] = {
+            "total": total,
+            "quantiles": {f"{q:g}": int(value) for q, value in zip(QUANTILES, values, strict=False)},
+        }
+        if self._counts["answer_tokens"]:
+            made["answer_tokens"] = self._counts["answer_tokens"]
+            made["answer_share"] = round(self._counts["answer_tokens"] / total, 4)
+            made["distinct_answer_tokens"] = len(self.answer_tokens)
+        return made

@@ -1,0 +1,1 @@
+"""From chats to token ids with a loss mask, and to batches."""

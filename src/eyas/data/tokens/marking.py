@@ -1,0 +1,259 @@
+"""Which characters of a rendered chat the assistant has to write, found without the template's help.
+
+A template is a program, so it is asked, not parsed. Private-use characters are put into copies of the messages and the
+copies are rendered: where the characters come out is where the words went, and without them the text must be the one
+rendered plainly. An answer begins where the prompt for it, rendered with `add_generation_prompt`, ends; it ends with
+the first token after its last word that ends a turn. Both hold for templates that strip content, drop the reasoning of
+earlier turns, move the system prompt or begin the answer in the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eyas.errors import ModelError, RowError
+from eyas.text.template import ChatTemplate, Turn
+
+UNMARKABLE = "answers can't be told from prompts"
+_ADVICE = (
+    "put {% generation %} and {% endgeneration %} around what the assistant writes in the chat template, "
+    "its end mark included"
+)
+_MARK = re.compile("[\U000f0000-\U000ffffd]")
+_THOUGHTS = re.compile(r"(</?think>)")  # templates cut answers at these
+
+Tools = Sequence[dict[str, Any]] | None
+
+
+def unmarkable(why: str) -> RowError:
+    """The error of a chat whose answers can't be found."""
+    return RowError(UNMARKABLE, f"{why}; {_ADVICE}")
+
+
+class MarkedChat:
+    """A chat rendered plainly and with marks."""
+
+    def __init__(self, template: ChatTemplate, turns: Sequence[Turn], tools: Tools) -> None:
+        """RowError if the template doesn't treat marked text like the plain one."""
+        self._template, self._tools = template, tools
+        self.turns = turns
+        self.text = template.render(turns, tools)
+        if _MARK.search(self.text):
+            raise RowError(UNMARKABLE, "the chat holds characters of the private-use plane 15, which marking needs")
+        numbers = iter(range(0xF0000, 0xFFFFE))
+        copies = [_marked(turn, numbers) for turn in turns]
+        self._copies = [copy for copy, _ in copies]
+        self._marks = [marks for _, marks in copies]  # of each turn, in its own order
+        plain, self._places = _unmarked(template.render(self._copies, tools))
+        if plain != self.text:
+            raise unmarkable("the chat template changes the text of messages, or decides by it")
+        found = [self._places[mark] for marks in self._marks for mark in marks if mark in self._places]
+        if found != sorted(found):
+            raise unmarkable("the chat template doesn't keep the messages in their order")
+
+    def places(self, turn: int) -> list[int]:
+        """Where the turn's marked words begin and end in the text; nothing for words the template leaves out."""
+        return [self._places[mark] for mark in self._marks[turn] if mark in self._places]
+
+    def following(self, turn: int) -> int:
+        """Where the words of the next turns begin, or the text ends."""
+        return next((places[0] for i in range(turn + 1, len(self.turns)) if (places := self.places(i))), len(self.text))
+
+    def start(self, turn: int, tokens: re.Pattern[str]) -> int:
+        """Where an assistant's turn begins to write: after the prompt that asks for it. `tokens` match whole ones."""
+        asked, places = self._prompt(turn, prompt=True)
+        before = [mark for marks in self._marks[:turn] for mark in marks]
+        anchor = next((mark for mark in reversed(before) if mark in self._places and mark in places), None)
+        here, there = (0, 0) if anchor is None else (self._places[anchor], places[anchor])
+        mine = self.places(turn)
+        shown = self.text[here : mine[0] if mine else self.following(turn)]
+        common = _common(shown, asked[there:])
+        if there + common == len(asked):
+            return here + common
+        # Prompts that begin the answer (`<think>`) differ from a finished turn, but not before they begin to ask.
+        bare, _ = self._prompt(turn, prompt=False)
+        if not asked.startswith(bare) or there + common <= len(bare):
+            raise unmarkable(f"the chat template renders the prompt of turn {turn + 1} differently once it is answered")
+        cut = here + common
+        whole = (found.start() for found in tokens.finditer(self.text, here) if found.start() < cut < found.end())
+        return next(whole, cut)
+
+    def unclosed(self, turn: int, last: int) -> int:
+        """Where a turn ends whose last word ends at `last` and that no token closes: calls have brackets to close."""
+        if "tool_calls" not in self.turns[turn]:
+            return last
+        text, places = self._prompt(turn + 1, prompt=False)
+        mark = next((mark for mark in reversed(self._marks[turn]) if mark in places), None)
+        if mark is None or mark not in self._places:
+            raise unmarkable(f"no token ends the calls of turn {turn + 1}")
+        closing = self.text[last : last + _common(self.text[last : self.following(turn)], text[places[mark] :])]
+        return last + len(closing.rstrip())
+
+    def _prompt(self, turn: int, prompt: bool) -> tuple[str, dict[str, int]]:
+        return _unmarked(self._template.render(self._copies[:turn], self._tools, prompt=prompt))
+
+
+def find_answers(chat: MarkedChat, ends: re.Pattern[str], tokens: re.Pattern[str]) -> list[Span]:
+    """The spans of the assistant's turns; `ends` matches the tokens that end a turn, `tokens` every whole token."""
+    spans: list[Span] = []
+    for i, turn in enumerate(chat.turns):
+        if turn["role"] != "assistant":
+            continue
+        start = chat.start(i, tokens)
+        last = max([start, *chat.places(i)])
+        end = ends.search(chat.text, last, chat.following(i))
+        span = Span(start, chat.unclosed(i, last), closed=False) if end is None else Span(start, end.end(), closed=True)
+        if spans and span.start < spans[-1].stop:
+            raise unmarkable(f"turn {i + 1} begins before the answer before it ends")
+        if span.stop > span.start:
+            spans.append(span)
+    return spans
+
+
+def trim_generated(generated: Sequence[tuple[int, int]], answers: Sequence[Span]) -> list[Span]:
+    """What the template calls generated, without the header before an answer and the line break after its end mark."""
+    spans = []
+    for start, stop in generated:
+        inside = [span for span in answers if start < span.stop and span.start < stop]
+        spans += [Span(max(start, s.start), min(stop, s.stop), s.closed and s.stop <= stop) for s in inside]
+    return spans
+
+
+def check_generated(chat: MarkedChat, spans: Sequence[tuple[int, int]]) -> None:
+    """RowError if generation marks cut through messages: so they do inside a Jinja macro."""
+    for i, turn in enumerate(chat.turns):
+        answered = turn["role"] == "assistant"
+        for start, stop in spans:
+            inside = [start <= place <= stop if answered else start < place < stop for place in chat.places(i)]
+            if any(inside) and not (answered and all(inside)):
+                raise unmarkable("the generation marks of the chat template don't follow the messages")
+
+
+def _common(a: str, b: str) -> int:
+    """How many characters they begin with together."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _marked(turn: Turn, numbers: Iterator[int]) -> tuple[Turn, list[str]]:
+    """A copy of the turn with marks in its texts, and the marks in the order of reading."""
+    marks: list[str] = []
+
+    def mark() -> str:
+        marks.append(chr(next(numbers)))
+        return marks[-1]
+
+    copy = dict(turn)
+    if turn["role"] == "assistant":
+        for field in ("reasoning_content", "content"):
+            if turn.get(field):
+                copy[field] = "".join(_edged(part, mark) for part in _THOUGHTS.split(turn[field]))
+        if "tool_calls" in turn:
+            copy["tool_calls"] = _ended(turn["tool_calls"], mark)
+    elif turn["role"] in ("user", "tool") and (words := turn.get("content", "").strip()):
+        # In the middle, where nothing looks that asks what a message begins or ends with. System prompts get no mark:
+        # some templates move them.
+        middle = turn["content"].index(words) + len(words) // 2
+        copy["content"] = turn["content"][:middle] + mark() + turn["content"][middle:]
+    return copy, marks
+
+
+def _edged(text: str, mark: Callable[[], str]) -> str:
+    """Marks around the words, inside the whitespace that templates strip."""
+    words = text.strip()
+    if not words or _THOUGHTS.fullmatch(text):
+        return text
+    at = text.index(words)
+    return text[:at] + mark() + words + mark() + text[at + len(words) :]
+
+
+def _ended(calls: list[dict[str, Any]], mark: Callable[[], str]) -> list[dict[str, Any]]:
+    """A mark after every text among the arguments, so that no end token quoted there is taken for the turn's own."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, str):
+            return value + mark() if value else value
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        return [walk(item) for item in value] if isinstance(value, list) else value
+
+    functions = ((call, call["function"]) for call in calls)
+    return [call | {"function": function | {"arguments": walk(function["arguments"])}} for call, function in functions]
+
+
+def _unmarked(text: str) -> tuple[str, dict[str, int]]:
+    """The text without marks, and where in it each mark was."""
+    places: dict[str, int] = {}
+    for count, found in enumerate(_MARK.finditer(text)):
+        if places.setdefault(found.group(), found.start() - count) != found.start() - count:
+            raise unmarkable("the chat template writes a message twice")
+    return _MARK.sub("", text), places
+
+
+# Text to tokens, each with the exact characters it covers. Legend: T tokens.
+
+
+class Span(NamedTuple):
+    """Characters [start, stop) that the assistant wrote."""
+
+    start: int
+    stop: int
+    closed: bool
+    """It ends in an end mark, which is one token whatever whitespace that token takes in after it."""
+
+
+class Encoded(NamedTuple):
+    """A text as tokens."""
+
+    tokens: NDArray[np.int64]  # [T]
+    starts: NDArray[np.int64]  # [T] first character of each; bytes of one character share it
+    stops: NDArray[np.int64]  # [T] after its last character
+
+    def inside(self, spans: Sequence[Span]) -> list[tuple[int, int]]:
+        """Token ranges that lie in the spans. A token half in a span is not the assistant's: it can't be generated."""
+        ranges = []
+        for span in spans:
+            first = int(np.searchsorted(self.starts, span.start, side="left"))
+            last = int(np.searchsorted(self.starts, span.stop, side="left"))
+            while not span.closed and last > first and self.stops[last - 1] > span.stop:
+                last -= 1
+            if last > first:
+                ranges.append((first, last))
+        return ranges
+
+
+class OffsetEncoder:
+    """A fast tokenizer without what it does after tokenizing: some of them shorten offsets by the whitespace."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ModelError(
+                f"the tokenizer {tokenizer.name_or_path} is a slow one ({type(tokenizer).__name__}): "
+                "it can't say which characters a token covers; save it as a fast tokenizer (tokenizer.json)"
+            )
+        from tokenizers import Tokenizer
+
+        own = tokenizer.backend_tokenizer
+        settings = json.loads(own.to_str()) | {"post_processor": None, "truncation": None, "padding": None}
+        self._backend = Tokenizer.from_str(json.dumps(settings))
+        self._backend.encode_special_tokens = own.encode_special_tokens
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> Encoded:
+        """The tokens of a rendered chat; nothing is added."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        offsets = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return Encoded(np.asarray(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
+
+    def check(self, text: str) -> None:
+        """ModelError if the tokens are not the ones that the tokenizer itself makes."""
+        if self._tokenizer(text, add_special_tokens=False)["input_ids"] != self.encode(text).tokens.tolist():
+            raise ModelError(
+                f"the tokenizer {self._tokenizer.name_or_path} does more than its tokenizer.json says, so tokens can't "
+                "be traced to characters; save it with save_pretrained and use that"
+            )

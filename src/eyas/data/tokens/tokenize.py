@@ -1,0 +1,158 @@
+"""Chats and documents -> token ids with a loss mask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eyas.data.tokens.marking import (
+    MarkedChat,
+    OffsetEncoder,
+    Span,
+    check_generated,
+    find_answers,
+    trim_generated,
+    unmarkable,
+)
+from eyas.errors import DataError, ModelError, RowError
+from eyas.text.chats import Chat, Message
+from eyas.text.template import ChatTemplate
+
+HIDDEN_CALLS = "the template shows no tool calls"
+
+_PROBE = (
+    Message(role="user", content="Is this a question?"),
+    Message(role="assistant", content="This is an answer."),
+    Message(role="user", content="And this?"),
+    Message(role="assistant", content="Another one."),
+)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One chat or document. Legend: T = its length."""
+
+    tokens: NDArray[np.int64]  # [T]
+    loss_mask: NDArray[np.bool_]  # [T] true where the assistant wrote the token (its end mark included)
+    id: str = ""  # the chat's
+
+
+class ChatTokenizer:
+    """Renders chats with a tokenizer's own template and says exactly which tokens the assistant has to write.
+
+    `{% generation %}` marks say what the assistant wrote, headers and what follows the end mark taken off; templates
+    without them are asked (see `marking`). Text is tokenized once, and an answer's characters say which tokens are its.
+    """
+
+    def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
+        """`stop_ids` end an answer, beside the tokenizer's own and the one the template closes answers with.
+
+        Raises ModelError if the tokenizer has no template or no offsets, or if no chat at all could be marked.
+        """
+        self.template = ChatTemplate(tokenizer)
+        self._encoder = OffsetEncoder(tokenizer)
+        self._tokens = _any_of(tokenizer.get_added_vocab())
+        self._marks_are_exact = False
+        self.end_mark: str | None = None
+        """The token that the template closes an answer with; None if it closes it with none."""
+        stops = {str(tokenizer.convert_ids_to_tokens(int(i))) for i in stop_ids} | {tokenizer.eos_token or ""}
+        try:
+            self._try_template(stops)
+        except RowError as error:
+            raise ModelError(f"{tokenizer.name_or_path}: {error.detail}") from error
+
+    def row(self, chat: Chat) -> TokenRow:
+        """Tokens and loss mask; RowError if this chat can't be rendered or marked."""
+        return _row(self.exact(chat))
+
+    def exact(self, chat: Chat) -> Chat:
+        """The chat with its tokens and answers; RowError if it can't be rendered or marked."""
+        if chat.tokens is not None:
+            return chat
+        text, spans = self.spans(chat)
+        encoded = self._encoder.encode(text)
+        tokens, answers = tuple(encoded.tokens.tolist()), tuple(encoded.inside(spans))
+        return chat.model_copy(update={"tokens": tokens, "answers": answers})
+
+    def spans(self, chat: Chat) -> tuple[str, list[Span]]:
+        """The chat as text, and which of its characters the assistant has to write."""
+        if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
+            raise RowError(HIDDEN_CALLS, "the chat calls tools, which the target's chat template leaves out")
+        turns = self.template.turns(chat.messages)
+        if not self.template.has_generation_marks(chat.tools):
+            marked = MarkedChat(self.template, turns, chat.tools)
+            return marked.text, find_answers(marked, self._ends, self._tokens)
+        text, generated = self.template.generated(turns, chat.tools)
+        if self._marks_are_exact:
+            return text, [Span(start, stop, closed=True) for start, stop in generated]
+        marked = MarkedChat(self.template, turns, chat.tools)
+        return text, trim_generated(generated, find_answers(marked, self._ends, self._tokens))
+
+    def _try_template(self, stops: set[str]) -> None:
+        """Four plain turns, to learn how the template ends answers and whether its generation marks are exact."""
+        turns = self.template.turns(_PROBE)
+        chat = MarkedChat(self.template, turns, None)
+        self._encoder.check(chat.text)
+        last = chat.places(len(turns) - 1)
+        if not last:
+            raise unmarkable("the chat template doesn't show what the assistant says")
+        closing = self._tokens.search(chat.text, last[-1])
+        self.end_mark = None if closing is None else closing.group()
+        self._ends = _any_of({*stops, self.end_mark or ""})
+        if self.template.has_generation_marks(None):
+            generated = self.template.generated(turns, None)[1]
+            check_generated(chat, generated)
+            answers = find_answers(chat, self._ends, self._tokens)
+            self._marks_are_exact = generated == [(span.start, span.stop) for span in answers]
+
+
+def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
+    """The chat's own tokens if it carries them, else as the tokenizer's template renders it; see `ChatTokenizer`."""
+    if chat.tokens is not None:
+        return _row(chat)
+    try:
+        return _chat_tokenizer(tokenizer, str(tokenizer.chat_template)).row(chat)
+    except RowError as error:
+        raise RowError(error.reason, f"chat {chat.id}: {error.detail}") from error
+
+
+def _row(chat: Chat) -> TokenRow:
+    """Of a chat that carries its tokens."""
+    assert chat.tokens is not None
+    mask = np.zeros(len(chat.tokens), dtype=np.bool_)
+    for start, stop in chat.answers or ():
+        mask[start:stop] = True
+    return TokenRow(np.asarray(chat.tokens, dtype=np.int64), mask, chat.id)
+
+
+@lru_cache(maxsize=8)
+def _chat_tokenizer(tokenizer: Any, template: str) -> ChatTokenizer:  # noqa: ARG001  # a template can be replaced
+    return ChatTokenizer(tokenizer)
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the words, the longest that fits; with none, nothing."""
+    longest_first = sorted(filter(None, words), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def tokenize_document(tokenizer: Any, text: str, end_id: int) -> TokenRow:
+    """Plain text closed by `end_id`; every token counts."""
+    tokens = np.asarray([*tokenizer(text, add_special_tokens=False)["input_ids"], end_id], dtype=np.int64)
+    return TokenRow(tokens, np.ones(len(tokens), dtype=np.bool_))
+
+
+def pack(rows: Iterable[TokenRow], length: int) -> NDArray[np.int64]:
+    """Lay rows end to end and cut to blocks [N, length]; the tail that fills no block is dropped."""
+    streams = [row.tokens for row in rows]
+    stream = np.concatenate(streams) if streams else np.zeros(0, dtype=np.int64)
+    count = len(stream) // length
+    if count == 0:
+        raise DataError(f"{len(stream)} tokens don't fill one block of {length}; add data or shorten the blocks")
+    return stream[: count * length].reshape(count, length)

@@ -1,0 +1,140 @@
+"""What an MLA drafter is made of: EAGLE-3's keys and DeepSeek's sizes, as the field writes them."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from eyas.drafters.config import WIDEST, decoder_dict
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.kinds.eagle3 import FusedTapsConfig, FusedTapsNetwork, read_fused_taps, taps_dict
+from eyas.drafters.layers import Attend, RMSNorm, Rope, rotate
+from eyas.targets.slots import KVShape
+
+# What DeepSeek configs say of experts and of derived sizes. The MLP here is dense: experts would be extra tensors.
+_MOE_AND_DERIVED = frozenset(
+    "head_dim num_key_value_heads qk_head_dim ep_size first_k_dense_replace moe_intermediate_size moe_layer_freq "
+    "n_group n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_nextn_predict_layers "
+    "num_mtp_layers num_local_experts output_router_logits routed_scaling_factor scoring_func seq_aux topk_group "
+    "topk_method aux_loss_alpha".split()
+)
+
+
+class MlaConfig(FusedTapsConfig):
+    """Sizes of the latents and of a head's parts."""
+
+    q_lora_rank: int | None = Field(ge=1, le=WIDEST)
+    """None = queries come from one plain projection."""
+    kv_lora_rank: int = Field(ge=1, le=WIDEST)
+    qk_nope_head_dim: int = Field(ge=1, le=WIDEST)
+    qk_rope_head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
+    v_head_dim: int = Field(ge=1, le=WIDEST)
+    rope_interleave: bool = True
+
+    @property
+    def rope_size(self) -> int:
+        return self.qk_rope_head_dim
+
+
+def read(fields: Fields) -> MlaConfig:
+    """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
+    for key in _MOE_AND_DERIVED & set(fields.values):
+        fields.ignore(key, "of experts or derived: the MLP here is dense, and experts would be extra tensors")
+    read_fused_taps(fields)
+    fields.default("q_lora_rank", None)
+    return fields.finish(MlaConfig)
+
+
+def config_to_dict(config: MlaConfig) -> dict[str, Any]:
+    """The config.json form that SGLang, vLLM, ATOM and eyas read."""
+    values = decoder_dict(config, "Eagle3DeepseekV2ForCausalLM")
+    return values | {"q_lora_rank": config.q_lora_rank} | taps_dict(config)
+
+
+# EAGLE-3 with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), for targets that have it themselves.
+#
+# Keys and values are kept as what they are made from: one latent and one rotated key per position, shared by all heads.
+# The up-projections are absorbed: queries are brought into the latent's space before the attention and the mixed
+# latents out of it afterwards, which is the same product in another order. So the cache has the target's MLA shape.
+#
+# Shapes: B batch, S positions, N heads, C latent (kv_lora_rank), P / R plain / rotated channels of a head, Dv value
+# size.
+
+
+class Absorbed(nn.Linear):
+    """A projection read as a matrix, never run as a layer; so it isn't packed either."""
+
+
+class LatentAttention(nn.Module):
+    """Attention whose input may be wider than its output, under DeepSeek's parameter names."""
+
+    def __init__(self, config: MlaConfig, width: int) -> None:
+        super().__init__()
+        self.heads, self.latent = config.num_attention_heads, config.kv_lora_rank
+        self.plain, self.rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
+        self.interleaved = config.rope_interleave
+        q_size, bias, eps = self.heads * (self.plain + self.rotated), config.attention_bias, config.rms_norm_eps
+        if config.q_lora_rank is None:
+            self.q_proj = nn.Linear(width, q_size, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(width, config.q_lora_rank, bias=bias)
+            self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps=eps)
+            self.q_b_proj = nn.Linear(config.q_lora_rank, q_size, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(width, self.latent + self.rotated, bias=bias)
+        self.kv_a_layernorm = RMSNorm(self.latent, eps=eps)
+        self.kv_b_proj = Absorbed(self.latent, self.heads * (self.plain + config.v_head_dim), bias=False)
+        self.o_proj = nn.Linear(self.heads * config.v_head_dim, config.hidden_size, bias=bias)
+        # `attend` scales by the size of the keys it sees, C + R; what is meant is the size of a head, P + R
+        ratio = (self.latent + self.rotated) / (self.plain + self.rotated)
+        self.scale = ratio**0.5 * yarn_mscale(config.rope_parameters) ** 2
+
+    @property
+    def kv_shape(self) -> tuple[KVShape, KVShape]:
+        """What a cache holds of keys and of values."""
+        return KVShape(1, self.latent + self.rotated), KVShape(1, self.latent)
+
+    def forward(self, x: Tensor, rope: Rope, layer: int, attend: Attend) -> Tensor:
+        """x [B, S, width] -> [B, S, H]."""
+        q_plain, q_turned = self._queries(x).tensor_split((self.plain,), dim=-1)  # [B, N, S, P], [B, N, S, R]
+        latent, k_turned = self.kv_a_proj_with_mqa(x).tensor_split((self.latent,), dim=-1)
+        latent = self.kv_a_layernorm(latent).unsqueeze(1)  # [B, 1, S, C]
+        up = torch.unflatten(self.kv_b_proj.weight, 0, (self.heads, -1))  # [N, P + Dv, C]
+        to_keys, to_values = up.tensor_split((self.plain,), dim=1)
+        q = torch.cat((q_plain @ to_keys, self._turn(q_turned, rope)), dim=-1)  # [B, N, S, C + R]
+        k = torch.cat((latent, self._turn(k_turned.unsqueeze(1), rope)), dim=-1)  # [B, 1, S, C + R]
+        mixed = attend(layer, q * self.scale, k, latent) @ to_values.transpose(1, 2)  # [B, N, S, Dv]
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _queries(self, x: Tensor) -> Tensor:
+        """[B, S, width] -> [B, N, S, P + R]."""
+        q = self.q_proj(x) if hasattr(self, "q_proj") else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        out: Tensor = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return out
+
+    def _turn(self, x: Tensor, rope: Rope) -> Tensor:
+        """RoPE on x [B, heads, S, R], whose pairs lie side by side when interleaved."""
+        if self.interleaved:
+            x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+        return rotate(x, rope)
+
+
+class MlaNetwork(FusedTapsNetwork):
+    """EAGLE-3 but for the attention."""
+
+    config: MlaConfig
+
+    def attention(self, width: int) -> nn.Module:
+        return LatentAttention(self.config, width)
+
+
+def yarn_mscale(rope: dict[str, object]) -> float:
+    """How much YaRN sharpens the attention; it enters the scale squared (once for queries, once for keys)."""
+    factor, weight = rope.get("factor"), rope.get("mscale_all_dim")
+    if rope.get("rope_type", "default") == "default" or not isinstance(factor, int | float) or factor <= 1:
+        return 1.0
+    return 0.1 * weight * log(factor) + 1.0 if isinstance(weight, int | float) and weight else 1.0

@@ -1,0 +1,91 @@
+"""What an MLP drafter is made of; its config.json is our own format and holds exactly these fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eyas.drafters.config import FeatureConfig
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.layers import Attend, RMSNorm
+from eyas.drafters.network import DraftNetwork
+
+MODEL_TYPE = "eyas_mlp"
+
+
+class MlpConfig(FeatureConfig):
+    """Depth and options; `embedding: none` is a network that reads the state alone."""
+
+    depth: int = Field(default=2, ge=1)
+    gate: bool = True
+    """Mix the prediction with the state it came from, by one learned number."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """In training only."""
+    norm: bool = False
+    """A norm before the head: for features taken before the target's own final norm."""
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
+
+    @model_validator(mode="after")
+    def _one_tap(self) -> MlpConfig:
+        if self.taps is not None and len(self.taps) != 1:
+            raise ValueError(f"taps {list(self.taps)}: an mlp drafter reads one boundary")
+        return self
+
+
+def read(fields: Fields) -> MlpConfig:
+    """Read our own configuration, which itself says what is shared; refuse unknown keys."""
+    fields.values["target_hidden_size"] = fields.values.get("hidden_size")
+    return fields.finish(MlpConfig)
+
+
+def config_to_dict(config: MlpConfig) -> dict[str, Any]:
+    """The config.json form."""
+    values = config.model_dump(mode="json", exclude={"target_hidden_size"}, exclude_none=True)
+    return {"model_type": MODEL_TYPE, "architectures": ["EyasMlpDrafter"]} | values
+
+
+# A head of a few linear layers: from a state of the target and the next token's embedding to the next state.
+#
+#     pred = SiLU(linear(... SiLU(linear(cat(embedding, state)))))
+#     output = s * pred + (1 - s) * state,   s = sigmoid(gate)
+#
+# It has no attention, so a draft costs almost nothing and nothing is cached; it guesses from one state alone.
+#
+# Shapes: B batch, S positions, H hidden (the target's).
+
+
+class MlpNetwork(DraftNetwork):
+    """`depth` times linear, SiLU and dropout; then the gate."""
+
+    config: MlpConfig
+
+    def __init__(self, config: MlpConfig) -> None:
+        super().__init__(config)
+        size = config.hidden_size
+        first = size if config.embedding == "none" else 2 * size
+        self.layers = nn.ModuleList(nn.Linear(size if i else first, size) for i in range(config.depth))
+        self.dropout = nn.Dropout(config.dropout)
+        if config.gate:
+            self.gate = nn.Parameter(torch.zeros(1))
+        if config.norm:
+            self.norm = RMSNorm(size, eps=config.rms_norm_eps)
+
+    def step(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        positions: Tensor,  # noqa: ARG002
+        attend: Attend,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """As the base says; positions don't matter and nothing is attended to."""
+        x = hidden if self.config.embedding == "none" else torch.cat((self.embed(tokens), hidden), dim=-1)
+        for layer in self.layers:
+            x = self.dropout(F.silu(layer(x)))
+        if self.config.gate:
+            share = self.gate.sigmoid()
+            x = share * x + (1 - share) * hidden
+        return x, (self.norm(x) if self.config.norm else x)

@@ -1,0 +1,248 @@
+"""What sequences that begin alike share: a tree of blocks of tokens, each with what was cached for them.
+
+A block is known by its tokens and by all that come before it, so a path from the root is a prefix some sequence had.
+Blocks hold `BLOCK` tokens; only a sequence's last may be shorter, and has no children. What is looked up may end inside
+a block: of what is cached for it the first part is as good. Blocks without children are forgotten when the room runs
+out, those not used for longest first. No tensors here: the payload is the caller's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Generic, TypeVar
+
+from eyas.drafters import Drafter
+from eyas.drafters.base import SavedPairs
+from eyas.engine.sequence import LiveSequence
+from eyas.errors import InvariantError
+from eyas.targets import Target
+from eyas.targets.slots import Saved
+
+BLOCK = 32
+
+P = TypeVar("P")
+
+
+@dataclass(eq=False)
+class Block(Generic[P]):
+    """Tokens `[start, start + len(tokens))` of all sequences that begin with its path."""
+
+    tokens: tuple[int, ...]
+    start: int
+    parent: Block[P] | None
+    payload: P | None
+    children: dict[tuple[int, ...], Block[P]] = field(default_factory=dict)
+    used: int = 0
+
+
+class PrefixStore(Generic[P]):
+    """At most `limit` tokens in blocks."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        """Tokens held."""
+        self._root: Block[P] = Block((), 0, None, None)
+        self._count = 0
+        self._clock = 0
+        self._leaves: list[tuple[int, int, Block[P]]] = []  # a heap by last use; entries may be out of date
+        self._entries = 0
+
+    def match(self, tokens: Sequence[int]) -> list[tuple[int, int, P]]:
+        """The longest prefix of `tokens` that is held: each block's start, how much of it is shared, its payload."""
+        self._clock += 1
+        found: list[tuple[int, int, P]] = []
+        block, place = self._root, 0
+        while place < len(tokens):
+            rest = tuple(tokens[place : place + BLOCK])
+            child = block.children.get(rest)
+            count = len(rest)
+            if child is None:
+                child, count = _closest(block, rest)
+            if child is None or child.payload is None:
+                break
+            child.used = self._clock
+            found.append((place, count, child.payload))
+            block, place = child, place + count
+            if count < BLOCK:
+                break
+        return found
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        save: Callable[[int, int], P],
+        renew: Callable[[P, int, int], P],
+        tail: bool = True,
+    ) -> None:
+        """Hold `tokens`: `save(start, stop)` makes the payload of a block that isn't there yet.
+
+        What is there already is replaced by `renew(payload, start, stop)`. Without `tail` only whole blocks are kept.
+        """
+        self._clock += 1
+        block = self._root
+        for start in range(0, len(tokens), BLOCK):
+            rest = tuple(tokens[start : start + BLOCK])
+            stop = start + len(rest)
+            child = block.children.get(rest)
+            if child is not None and child.payload is not None:
+                child.payload = renew(child.payload, start, stop)
+            else:
+                if len(rest) < BLOCK and (not tail or _closest(block, rest)[1] == len(rest)):
+                    return
+                for shorter in [c for key, c in block.children.items() if key == rest[: len(key)]]:
+                    self._remove(shorter)
+                block.used = self._clock
+                if not self._make_room(len(rest)):
+                    return
+                child = Block(rest, start, block, save(start, stop))
+                block.children[rest] = child
+                self.size += len(rest)
+                self._count += 1
+                self._push(child)
+            child.used = self._clock
+            block = child
+
+    def check(self) -> None:
+        """InvariantError if the tree and its counts disagree."""
+        size = count = 0
+        for block in self._walk():
+            size, count = size + len(block.tokens), count + 1
+            if block.payload is None or block.parent is None or block.parent.children.get(block.tokens) is not block:
+                raise InvariantError(f"prefix block at {block.start} hangs loose")
+            if len(block.tokens) < BLOCK and block.children:
+                raise InvariantError(f"prefix block at {block.start} is short and has children")
+        if (size, count) != (self.size, self._count) or size > self.limit:
+            raise InvariantError(f"prefix blocks hold {size} tokens, {self.size} were counted, limit {self.limit}")
+        entered = {id(block) for _, _, block in self._leaves}
+        if any(not block.children and id(block) not in entered for block in self._walk()):
+            raise InvariantError("a prefix block could never be evicted")
+
+    def _walk(self) -> Iterator[Block[P]]:
+        stack = list(self._root.children.values())
+        while stack:
+            block = stack.pop()
+            stack += block.children.values()
+            yield block
+
+    def _make_room(self, count: int) -> bool:
+        """Forget old leaves until `count` tokens fit; False if what was used just now is all there is."""
+        while self.size + count > self.limit:
+            leaf = self._oldest_leaf()
+            if leaf is None:
+                return False
+            self._remove(leaf)
+        return True
+
+    def _oldest_leaf(self) -> Block[P] | None:
+        while self._leaves:
+            used, _, block = self._leaves[0]
+            if block.payload is None or block.children:
+                heapq.heappop(self._leaves)
+            elif block.used != used:
+                heapq.heappop(self._leaves)
+                self._push(block)
+            else:
+                return None if used == self._clock else block
+        return None
+
+    def _remove(self, block: Block[P]) -> None:
+        parent = block.parent
+        assert parent is not None
+        del parent.children[block.tokens]
+        block.payload = None
+        self.size -= len(block.tokens)
+        self._count -= 1
+        if not parent.children and parent is not self._root:
+            self._push(parent)
+
+    def _push(self, block: Block[P]) -> None:
+        self._entries += 1
+        heapq.heappush(self._leaves, (block.used, self._entries, block))
+        if len(self._leaves) > 64 + 4 * self._count:
+            current = {id(entry[2]): entry for entry in self._leaves if entry[2].payload is not None}
+            self._leaves = [entry for entry in current.values() if not entry[2].children]
+            heapq.heapify(self._leaves)
+
+
+def _closest(block: Block[P], tokens: tuple[int, ...]) -> tuple[Block[P] | None, int]:
+    """The child that shares most of `tokens`, and how many."""
+    best, most = None, 0
+    for key, child in block.children.items():
+        if key[0] != tokens[0]:
+            continue
+        shared = next((i for i, (a, b) in enumerate(zip(key, tokens, strict=False)) if a != b), None)
+        count = min(len(key), len(tokens)) if shared is None else shared
+        if count > most:
+            best, most = child, count
+    return best, most
+
+
+# Copies of what slots held, for sequences that begin alike: the target's columns and the drafter's pairs.
+#
+# The drafter's pair at position i needs token i + 1, so a block of tokens [a, b) holds the target's columns [a, b) and
+# the pairs [a - 1, b - 1). A prefix of B tokens thus gives B - 1 of both, and the next pass reads one token again. At
+# least one pair must be read anew in any case: of all pairs the drafter keeps only the last one's state. Pairs the
+# drafter hasn't read yet (nobody wanted a draft) are kept unread, and replaced when somebody has read them.
+
+
+@dataclass(frozen=True)
+class SavedBlock:
+    """What was cached for a block of tokens."""
+
+    columns: Saved
+    pairs: SavedPairs | None
+    """None without a drafter, or where it wasn't told: the request didn't speculate."""
+
+
+class PrefixReuse:
+    """A store of prefixes and the slots they are copied from and to."""
+
+    def __init__(self, target: Target, drafter: Drafter | None, limit: int) -> None:
+        self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
+        self._target, self._drafter = target, drafter
+
+    def load(self, sequence: LiveSequence) -> int:
+        """Copy the longest held prefix into a sequence's empty slot; returns how many tokens that were."""
+        slot = sequence.slot
+        assert slot is not None
+        found = self.store.match(sequence.window(0, sequence.known))
+        drafter = self._drafter_of(sequence)
+        if drafter is not None:
+            found = list(takewhile(lambda block: block[2].pairs is not None, found))
+        reusable = sum(count for _, count, _ in found) - 1
+        if reusable < 1:
+            return 0
+        for start, count, saved in found:
+            self._target.cache.copy_in(slot, saved.columns, min(count, reusable - start))
+            if drafter is not None and saved.pairs is not None:
+                drafter.load(slot, saved.pairs, start + count - 1 - max(start - 1, 0))
+        return reusable
+
+    def save(self, sequence: LiveSequence, tail: bool) -> None:
+        """Keep copies of what a sequence's slot holds; without `tail` only in whole blocks, as it goes on."""
+        slot = sequence.slot
+        assert slot is not None
+        size = min(sequence.cached, sequence.known)
+        drafter = self._drafter_of(sequence)
+
+        def pairs(start: int, stop: int) -> SavedPairs | None:
+            return None if drafter is None else drafter.save(slot, max(start - 1, 0), stop - 1)
+
+        def save(start: int, stop: int) -> SavedBlock:
+            return SavedBlock(self._target.cache.copy_out(slot, start, stop), pairs(start, stop))
+
+        def renew(saved: SavedBlock, start: int, stop: int) -> SavedBlock:
+            if drafter is None or (saved.pairs is not None and not saved.pairs.unread):
+                return saved
+            read = drafter.length(slot) - drafter.unread(slot)
+            return replace(saved, pairs=pairs(start, stop)) if saved.pairs is None or read >= stop - 1 else saved
+
+        self.store.insert(sequence.window(0, size), save, renew, tail)
+
+    def _drafter_of(self, sequence: LiveSequence) -> Drafter | None:
+        """Who hears of the sequence."""
+        return self._drafter if sequence.request.speculate else None

@@ -1,0 +1,1 @@
+"""Drafters written in the forms that other engines read."""

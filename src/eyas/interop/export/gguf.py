@@ -1,0 +1,170 @@
+"""An `eagle3` file for llama.cpp: boundaries, absolute `d2t`, queries and keys with their pairs side by side."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import pi
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.drafters.config import GroupedConfig
+from eyas.drafters.formats.gguf import gguf_package
+from eyas.drafters.formats.gguf_eagle3 import (
+    ARCHITECTURE,
+    KEYS,
+    LAYERS,
+    PROVENANCE,
+    ROPE,
+    ROPE_FACTORS,
+    TENSORS,
+    TREE,
+    side_by_side,
+)
+from eyas.errors import ExportError
+from eyas.interop.export.subject import Subject
+
+_FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
+
+
+def write_gguf(subject: Subject, file: Path) -> None:
+    """Write `file`. Raises ExportError, and UsageError without the gguf package."""
+    gguf = gguf_package()
+    config = subject.config
+    assert isinstance(config, GroupedConfig)
+    assert subject.serving is not None
+    if subject.dtype not in _FILE_TYPES:
+        raise ExportError(f"weights of type {subject.dtype}: llama.cpp reads float32, float16 and bfloat16")
+    tokenizer = tokenizer_keys(subject.serving.tokenizer, config.vocab_size)
+    writer = gguf.GGUFWriter(file, ARCHITECTURE)
+    writer.add_name("EAGLE-3 drafter")
+    writer.add_file_type(_FILE_TYPES[subject.dtype])
+    _write_config(writer, subject)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")  # the engine tokenises with the target's own; this one is never used
+    writer.add_token_list(tokenizer.tokens)
+    writer.add_token_types(tokenizer.types)
+    writer.add_token_merges(tokenizer.merges)
+    for add, number in (
+        (writer.add_bos_token_id, tokenizer.bos),
+        (writer.add_eos_token_id, tokenizer.eos),
+        (writer.add_pad_token_id, tokenizer.pad),
+    ):
+        if number is not None:
+            add(number)
+    for name, tensor in _tensors(subject, config).items():
+        _add(writer, gguf, name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_config(writer: Any, subject: Subject) -> None:
+    config, rope = subject.config, subject.get("rope_parameters")
+    for theirs, ours in KEYS.items():
+        value = subject.get(ours)
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(f"{ARCHITECTURE}.{theirs}", value)
+    writer.add_array(f"{ARCHITECTURE}.{LAYERS}", list(config.taps or ()))
+    writer.add_key_length(subject.get("head_dim"))
+    writer.add_value_length(subject.get("head_dim"))
+    writer.add_rope_dimension_count(subject.get("head_dim"))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_string(f"{ARCHITECTURE}.rope.scaling.type", rope["rope_type"])
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        original = rope.get("original_max_position_embeddings") or subject.get("max_position_embeddings")
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_yarn_beta_fast(float(rope.get("beta_fast") or 32))
+        writer.add_rope_scaling_yarn_beta_slow(float(rope.get("beta_slow") or 1))
+    writer.add_string(ROPE, json.dumps(rope))
+    if config.default_tree is not None:
+        writer.add_string(TREE, config.default_tree)
+    if subject.provenance:
+        writer.add_string(PROVENANCE, json.dumps(dict(subject.provenance)))
+
+
+def _tensors(subject: Subject, config: GroupedConfig) -> dict[str, Tensor]:
+    """Everything under llama.cpp's names."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    found = {}
+    for theirs, ours in TENSORS.items():
+        if ours not in subject.tensors or (ours == "d2t" and not subject.reduced):
+            continue
+        tensor = subject.tensors[ours].detach().cpu()
+        for part, count in heads.items():
+            if ours.endswith(f"{part}.weight"):
+                tensor = side_by_side(tensor, count)
+        found[theirs] = tensor + torch.arange(len(tensor)) if ours == "d2t" else tensor
+    if config.rope_parameters["rope_type"] == "llama3":
+        found[ROPE_FACTORS] = llama3_factors(config)
+    return found
+
+
+def llama3_factors(config: GroupedConfig) -> Tensor:
+    """[D / 2]: what llama3 scaling divides each frequency by."""
+    rope = config.rope_parameters
+    plain = rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+    turns = rope["original_max_position_embeddings"] * plain / (2 * pi)  # within the original context
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    factors: Tensor = 1 / ((1 - share) / rope["factor"] + share)
+    return factors.float()
+
+
+def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
+    """One tensor; vectors in float32, as llama.cpp's kernels want them."""
+    if tensor.dtype == torch.int64:
+        writer.add_tensor(name, tensor.numpy(), raw_dtype=gguf.GGMLQuantizationType.I64)
+    elif tensor.ndim == 1:
+        writer.add_tensor(name, tensor.float().numpy())
+    elif tensor.dtype == torch.bfloat16:
+        data = tensor.contiguous().view(torch.uint8).numpy()
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    else:
+        writer.add_tensor(name, tensor.contiguous().numpy())
+
+
+# A byte-level BPE tokenizer in the keys of GGUF; a drafter's file carries its target's.
+
+
+_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
+
+
+@dataclass(frozen=True)
+class TokenizerKeys:
+    """What `tokenizer.ggml.*` holds."""
+
+    tokens: list[str]
+    types: list[int]
+    merges: list[str]
+    bos: int | None
+    eos: int | None
+    pad: int | None
+
+
+def tokenizer_keys(tokenizer: Any, size: int) -> TokenizerKeys:
+    """For a transformers tokenizer and a model with `size` rows of embedding. Raises ExportError for other kinds."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    described = {} if backend is None else json.loads(backend.to_str())
+    model = described.get("model", {})
+    if model.get("type") != "BPE" or '"ByteLevel"' not in json.dumps(described.get("pre_tokenizer")):
+        raise ExportError(
+            "the target's tokenizer is no byte-level BPE, the only kind eyas writes into GGUF: export with --to vllm "
+            "and let llama.cpp's convert_hf_to_gguf.py --target-model-dir convert that directory"
+        )
+    tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size
+    for token, number in model["vocab"].items():
+        if number < size:
+            tokens[number], types[number] = token, _NORMAL
+    for added in described.get("added_tokens", ()):
+        if added["id"] < size:
+            tokens[added["id"]] = added["content"]
+            types[added["id"]] = _CONTROL if added["special"] else _USER
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    return TokenizerKeys(tokens, types, merges, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)

@@ -1,0 +1,1 @@
+"""What a checkpoint directory holds: reports on targets and drafters."""

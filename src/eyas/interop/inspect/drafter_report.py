@@ -1,0 +1,214 @@
+"""What a drafter directory is, and anything about it that could silently cost acceptance."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eyas.drafters.checkpoint import OPTIONAL, PROVENANCE, Checkpoint, check_tensors, expected_tensors, understand
+from eyas.drafters.config import DrafterConfig, TransformerConfig
+from eyas.drafters.files import Headers, Source, read_json
+from eyas.drafters.formats.opening import CONFIG, gguf_in, open_source
+from eyas.drafters.formats.taps import IDS
+from eyas.drafters.formats.vocabulary import complete_vocabulary
+from eyas.drafters.kinds.eagle3 import FusedTapsConfig
+from eyas.drafters.registry import kind_name, tensor_name
+from eyas.errors import CheckpointError, ConfigError
+
+CONVENTION = "tap k is the residual stream entering target layer k (0 = embeddings)"
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What must be known of a target to judge a drafter made for it."""
+
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    max_length: int | None
+    rope_theta: float | None
+    fingerprint: str | None = None
+    """None = its weights were not read."""
+
+
+@dataclass
+class DrafterReport:
+    """Facts, problems (it won't load or won't fit) and warnings (it may draft badly)."""
+
+    path: str
+    kind: str
+    parameters: int
+    dtypes: list[str]
+    files: list[str]
+    config: dict[str, Any] = field(default_factory=dict)
+    taps: list[int] | None = None
+    tap_source: str = ""
+    convention: str = CONVENTION
+    format: str = ""
+    used: list[str] = field(default_factory=list)
+    defaulted: dict[str, Any] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    own_embedding: bool = False
+    own_head: bool = False
+    provenance: Any = None
+    missing: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def target_fingerprint(self) -> str | None:
+        """Of the target it says it was trained for."""
+        found = self.provenance.get("target_fingerprint") if isinstance(self.provenance, dict) else None
+        return found if isinstance(found, str) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {"role": "drafter", "usable": not self.problems} | asdict(self)
+
+
+def report_drafter(path: Path, target: TargetFacts | None = None) -> DrafterReport:
+    """Examine a drafter directory or GGUF file; with `target`, whether they fit. What is wrong is reported, not raised.
+
+    Raises CheckpointError only where there is no configuration to report on.
+    """
+    source, problem = _open(path)
+    names = {tensor_name(name) for name in source.headers.tensors}
+    report = DrafterReport(
+        path=str(path),
+        kind=kind_name(source.config, source.headers.tensors),
+        parameters=source.headers.parameters,
+        dtypes=source.headers.dtypes,
+        files=source.headers.files,
+        format=source.format,
+        own_embedding="embed_tokens.weight" in names,
+        own_head="lm_head.weight" in names,
+        provenance=source.config.get(PROVENANCE),
+        problems=[problem] if problem else [],
+    )
+    try:
+        checkpoint = understand(source, layers=None if target is None else target.layers)
+    except (CheckpointError, ConfigError) as error:
+        report.problems.append(str(error))
+        return report
+    config = checkpoint.config
+    report.config = config.model_dump(exclude={"taps"})
+    report.taps = None if config.taps is None else list(config.taps)
+    report.tap_source = _tap_source(source.config)
+    report.convention = checkpoint.report.convention or report.convention
+    for name in ("used", "defaulted", "ignored"):
+        setattr(report, name, getattr(checkpoint.report, name))
+    report.notes += checkpoint.report.notes
+    report.warnings += checkpoint.report.doubts
+    if source.headers.files:
+        _check_tensors(report, checkpoint)
+        _check_map(report, checkpoint)
+    _suspect(report, config, source.config)
+    if target is not None:
+        _compare(report, config, target)
+    return report
+
+
+def _open(path: Path) -> tuple[Source, str]:
+    """The source; where its weights can't be read, one without them and the reason."""
+    try:
+        return open_source(path), ""
+    except CheckpointError as error:
+        if gguf_in(path) is not None or not (path / CONFIG).is_file():
+            raise
+        raw = read_json(path / CONFIG)  # raises where that was the reason
+        return Source(path, "directory", raw, str(path / CONFIG), Headers(), dict, lambda _: {}), str(error)
+
+
+def _tap_source(raw: dict[str, Any]) -> str:
+    """Which keys the taps were read from."""
+    nested = raw.get("eagle_config")
+    nested = nested if isinstance(nested, dict) else {}
+    keys = [key for key in ("taps", IDS) if raw.get(key) is not None]
+    keys += [f"eagle_config.{key}" for key in (IDS, "layer_ids") if nested.get(key) is not None]
+    return ", ".join(keys) or "not written: the kind's default"
+
+
+def _check_tensors(report: DrafterReport, checkpoint: Checkpoint) -> None:
+    expected = expected_tensors(checkpoint.kind, checkpoint.config)
+    report.missing = sorted(set(expected) - set(checkpoint.tensors) - OPTIONAL)
+    report.extra = sorted(set(checkpoint.tensors) - set(expected))
+    try:
+        check_tensors(checkpoint.tensors, expected, report.path)
+    except CheckpointError as error:
+        report.problems.append(str(error))
+
+
+def _check_map(report: DrafterReport, checkpoint: Checkpoint) -> None:
+    """Read the vocabulary map, and nothing else."""
+    small = ("d2t", "t2d")
+    try:
+        tensors = checkpoint.source.load_some([name for name in small if name in checkpoint.tensors])
+        report.notes += complete_vocabulary(tensors, checkpoint.config, report.path)
+    except CheckpointError as error:
+        report.problems.append(str(error))
+
+
+def _suspect(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> None:
+    if config.taps is not None and len(set(config.taps)) != config.tap_count:
+        report.problems.append(f"reads {config.tap_count} different taps, but the config names {list(config.taps)}")
+    if config.taps is None and isinstance(config, FusedTapsConfig):
+        report.warnings.append(
+            "no tap list in config.json: every reader falls back on its own default, and the defaults differ by one "
+            "between projects (boundaries or layer outputs)"
+        )
+    if isinstance(config, TransformerConfig):
+        _suspect_positions(report, config, raw)
+    if report.provenance is None:
+        report.warnings.append("no provenance (key `eyas`): nothing says what it was trained for or on")
+
+
+def _suspect_positions(report: DrafterReport, config: TransformerConfig, raw: dict[str, Any]) -> None:
+    if config.max_position_embeddings <= 2048:
+        report.warnings.append(
+            f"max_position_embeddings is {config.max_position_embeddings}: eyas goes on past it, two other engines "
+            "crash on longer prompts"
+        )
+    if not any(raw.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling")):
+        report.warnings.append(
+            "no rope_theta: 10000 is assumed; if the drafter was trained with another, it drafts badly"
+        )
+
+
+def _compare(report: DrafterReport, config: DrafterConfig, target: TargetFacts) -> None:
+    for what, mine, theirs in (
+        ("states", config.target_hidden_size, target.hidden_size),
+        ("vocabulary", config.vocab_size, target.vocab_size),
+    ):
+        if mine != theirs:
+            report.problems.append(f"doesn't fit the target: {what} of {mine}, the target's {theirs}")
+    if config.embedding == "shared" and config.hidden_size != target.hidden_size:
+        report.problems.append(
+            f"no embedding of its own, and the target's is {target.hidden_size} wide, not {config.hidden_size}"
+        )
+    n = target.layers
+    if config.taps is not None:
+        outside = [tap for tap in config.taps if not 0 <= tap <= n + 1]
+        if outside:
+            report.problems.append(f"taps {outside} lie outside the target's boundaries 0..{n + 1}")
+    if isinstance(config, TransformerConfig):
+        _compare_positions(report, config, target)
+    recorded = report.target_fingerprint
+    if target.fingerprint is not None and recorded is not None and recorded != target.fingerprint:
+        report.warnings.append(
+            f"trained for other weights than this target's: fingerprint {recorded}, the target's {target.fingerprint}"
+        )
+
+
+def _compare_positions(report: DrafterReport, config: TransformerConfig, target: TargetFacts) -> None:
+    theta = float(config.rope_parameters["rope_theta"])
+    if target.rope_theta is not None and theta != target.rope_theta:
+        report.warnings.append(
+            f"rope_theta is {theta:g}, the target's {target.rope_theta:g}: usual only if it was trained so"
+        )
+    if target.max_length is not None and config.max_position_embeddings < target.max_length:
+        report.warnings.append(
+            f"max_position_embeddings {config.max_position_embeddings} is less than the target's {target.max_length}"
+        )

@@ -1,0 +1,95 @@
+"""What a target directory is and whether eyas can speculate on it, from its config and tensor headers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eyas.drafters.files import Headers
+from eyas.errors import ModelError, UnsupportedModelError
+from eyas.interop.inspect.drafter_report import TargetFacts
+from eyas.targets.architecture import attention_plan, causal_lm_class, context_limit, default_taps, refuse_unsupported
+from eyas.targets.loading import load_tokenizer, read_config
+
+
+@dataclass
+class TargetReport:
+    """Facts; `problems` are why it can't be a target."""
+
+    path: str
+    architecture: str
+    parameters: int | None
+    """None = the weights are not on this machine."""
+    dtypes: list[str]
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    max_length: int | None
+    attention: dict[str, int | None]
+    """Attention types and the window each sees (null = everything)."""
+    default_taps: list[int]
+    rope_theta: float | None
+    chat_template: bool
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {"role": "target", "usable": not self.problems} | asdict(self)
+
+    @property
+    def facts(self) -> TargetFacts:
+        """What a drafter is compared with."""
+        return TargetFacts(self.layers, self.hidden_size, self.vocab_size, self.max_length, self.rope_theta)
+
+
+def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
+    """Examine a target; `headers` None = its weights aren't here."""
+    config = read_config(str(name))
+    model_class = causal_lm_class(config)
+    if model_class is None:
+        raise UnsupportedModelError(
+            f"{name}: transformers has no causal language model for {config.model_type}; a target is a decoder LM"
+        )
+    text = config.get_text_config()
+    report = TargetReport(
+        path=str(name),
+        architecture=", ".join(config.architectures or ()) or config.model_type,
+        parameters=None if headers is None else headers.parameters,
+        dtypes=[] if headers is None else headers.dtypes,
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        max_length=context_limit(text),
+        attention={},
+        default_taps=list(default_taps(text.num_hidden_layers)),
+        rope_theta=_rope_theta(text),
+        chat_template=_has_chat_template(name),
+    )
+    try:
+        refuse_unsupported(model_class, config)
+        report.attention = dict(attention_plan(text).windows)
+    except UnsupportedModelError as error:
+        report.problems.append(str(error))
+    if headers is not None and not headers.files:
+        pickles = f"only pickles ({', '.join(headers.pickles)})" if headers.pickles else "no weights"
+        report.problems.append(f"{pickles}: a target is loaded from safetensors")
+    if not report.chat_template:
+        report.warnings.append("no chat template: `messages` and `turns` rows, and eyas chat, won't work")
+    return report
+
+
+def _rope_theta(config: Any) -> float | None:
+    """One theta, if there is one: hybrid models may have one a layer type."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    found = (value.get("rope_theta") for value in (rope, *rope.values()) if isinstance(value, dict))
+    thetas = {float(theta) for theta in found if theta is not None}
+    return thetas.pop() if len(thetas) == 1 else None
+
+
+def _has_chat_template(name: str | Path) -> bool:
+    try:
+        return bool(getattr(load_tokenizer(name), "chat_template", None))
+    except ModelError:
+        return False

@@ -1,0 +1,1 @@
+"""Requests and responses of the API as pydantic models; `/openapi.json` is made from them."""

@@ -1,0 +1,1 @@
+"""The HTTP server: app, middleware, request bodies, errors, event streams."""

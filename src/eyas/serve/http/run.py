@@ -1,0 +1,91 @@
+"""A server's process: bind, load, answer, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from eyas.errors import EyasError, UsageError
+from eyas.serve.context import ServeSettings
+from eyas.serve.engine_thread import EngineThread
+
+_LINGER_SECONDS = 3
+"""After draining, what connections get to take their last bytes."""
+
+
+def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
+    """A listening socket; UsageError where the address can't be had. Port 0 takes any free one."""
+    made = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # drop peers that acknowledge nothing; connections inherit it
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_seconds * 2000))
+        made.bind(address)
+    except OSError as error:
+        if made is not None:
+            made.close()
+        raise UsageError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
+    return made
+
+
+def serve(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
+    """Run until told to end (SIGTERM, Ctrl-C) or until the engine fails, which is raised as EyasError."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_LINGER_SECONDS,
+    )
+    server = _Server(config, thread, settings)
+    thread.start()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        thread.stop()
+        thread.join(10.0)
+    if thread.error is not None:
+        if isinstance(thread.error, EyasError):
+            raise thread.error
+        raise EyasError(f"the engine failed: {type(thread.error).__name__}: {thread.error}") from thread.error
+
+
+class _Server(uvicorn.Server):
+    """Drains before it closes: the first signal stops admission, a second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, thread: EngineThread, settings: ServeSettings) -> None:
+        super().__init__(config)
+        self._thread, self._settings = thread, settings
+        self._asked_to_end = False
+        self._supervision: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
+        if self._asked_to_end:
+            self.should_exit = self.force_exit = True
+        self._asked_to_end = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._supervision = asyncio.create_task(self._supervise())
+
+    async def _supervise(self) -> None:
+        """Until the engine has ended or draining is over."""
+        while not self._asked_to_end:
+            if self._thread.status in ("failed", "stopped"):
+                self.should_exit = True
+                return
+            await asyncio.sleep(0.05)
+        self._thread.drain()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.drain_seconds
+        while loop.time() < until and self._thread.status == "draining" and not self._thread.idle:
+            await asyncio.sleep(0.05)
+        self._thread.stop()  # what still runs ends with an error that says so
+        self.should_exit = True

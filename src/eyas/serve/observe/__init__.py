@@ -1,0 +1,1 @@
+"""Observers of a server: Prometheus metrics, logs."""

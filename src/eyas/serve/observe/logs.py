@@ -1,0 +1,227 @@
+"""Logs of a server: a line a request and a line of statistics an interval; silent when idle.
+
+Prompts and answers are never written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from eyas.serve.observe.observer import Finished, Observer, Received
+from eyas.types import Stats
+
+if TYPE_CHECKING:
+    from eyas.engine.controller import ControllerState
+    from eyas.engine.round import Outcome
+    from eyas.types import EngineState
+
+_LOGGER = logging.getLogger("eyas.serve")
+
+
+def log_to(stream: IO[str], form: Form = "text", level: int = logging.INFO) -> None:
+    """Let the server's loggers and uvicorn's write lines to a stream (run uvicorn with `log_config=None`)."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(Lines(form))
+    for logger in (_LOGGER, logging.getLogger("uvicorn")):
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # a request has lines of its own
+
+
+class Logs(Observer):
+    """Writes lines; of tokens the line of their request's end tells. `close()` ends its timer."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        """A line of statistics every so many seconds while the engine makes steps; 0 = none."""
+        self._every = every
+        self._interval = Interval()
+        self._timer: threading.Timer | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def request_received(self, request: Received) -> None:
+        """Its id and size; seen at level debug, the line of its end tells the rest."""
+        fields = {
+            "id": request.id,
+            "endpoint": request.endpoint,
+            "prompt_tokens": request.prompt_tokens,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "stream": request.stream,
+            "speculate": request.speculate,
+        }
+        _write(logging.DEBUG, "received", fields)
+
+    def finished(self, finished: Finished) -> None:
+        """How it went."""
+        stats, first = finished.stats, finished.first_token_seconds
+        fields: dict[str, Any] = {
+            "id": finished.request.id,
+            "endpoint": finished.request.endpoint,
+            "reason": finished.reason,
+            "prompt_tokens": finished.request.prompt_tokens,
+            "tokens": stats.tokens,
+            "seconds": round(finished.seconds, 3),
+            "queue_seconds": round(stats.queue_seconds, 3),
+        }
+        if first is not None:
+            fields["first_token_seconds"] = round(first, 3)
+        if stats.drafted_depth:
+            fields["accept_length"] = round(stats.accept_length, 2)
+        _write(logging.WARNING if finished.reason == "error" else logging.INFO, "finished", fields)
+
+    def refused(self, endpoint: str, status: int, code: str) -> None:
+        """What was answered."""
+        fields = {"endpoint": endpoint, "status": status, "code": code}
+        _write(logging.ERROR if status >= 500 else logging.INFO, "refused", fields)
+
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+        """Count; the first step after a pause starts the clock."""
+        if not self._every:
+            return
+        with self._lock:
+            self._interval.add(state, controller, outcome)
+            if self._timer is None and not self._closed:
+                self._start()
+
+    def close(self) -> None:
+        """Write what was counted since the last line, and no more."""
+        with self._lock:
+            self._closed = True
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            self._tell()
+
+    def _start(self) -> None:
+        self._began = time.monotonic()
+        self._timer = threading.Timer(self._every, self._tick)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _tick(self) -> None:
+        """The interval is over: tell, and go on unless nothing happened."""
+        told = self._tell()
+        with self._lock:
+            if self._closed:
+                return
+            self._timer = None
+            if told:
+                self._start()
+
+    def _tell(self) -> bool:
+        with self._lock:
+            fields = self._interval.fields(max(time.monotonic() - self._began, 1e-6))
+            self._interval = self._interval.next()
+        if fields is not None:
+            _write(logging.INFO, "statistics", fields)
+        return fields is not None
+
+
+def _write(level: int, message: str, fields: dict[str, Any]) -> None:
+    if _LOGGER.isEnabledFor(level):
+        _LOGGER.log(level, message, extra={"fields": fields})
+
+
+# A log record as one line: for people, or as a JSON object.
+
+
+Form = Literal["text", "json"]
+
+
+class Lines(logging.Formatter):
+    """`time level message key=value ...` or JSON; the keys are the record's `fields` (`extra={"fields": {...}}`)."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self._json = form == "json"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line. Only a traceback, in the form for people, takes more than one."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        message, level = record.getMessage(), record.levelname.lower()
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        trace = self.formatException(record.exc_info) if record.exc_info else None
+        if self._json:
+            entry = {"time": moment, "level": level, "message": message, **fields}
+            return json.dumps(entry if trace is None else entry | {"traceback": trace}, default=str)
+        told = "".join(f" {name}={_readable(value)}" for name, value in fields.items())
+        line = f"{moment} {level} {_one_line(message)}{told}"
+        return line if trace is None else f"{line}\n{trace}"
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, list):
+        return "/".join(str(each) for each in value)
+    if isinstance(value, str):  # what clients send may hold spaces, line breaks and escapes
+        return value if value.isprintable() and value and " " not in value else json.dumps(value)
+    return json.dumps(value, default=str)
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)
+
+
+# What the engine did since the last statistics line.
+
+
+class Interval:
+    """Steps between two lines."""
+
+    def __init__(self, since: EngineState | None = None) -> None:
+        """`since`: the engine's state at the beginning; None = a new engine's."""
+        self._since = since
+        self._state: EngineState | None = None
+        self._controller: ControllerState | None = None
+        self._drafts = Stats()  # of rows that got a tree
+        self._rows = self._rounds = self._plain = 0
+
+    def add(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+        """Count a step."""
+        self._state, self._controller = state, controller
+        if outcome is None:
+            return
+        self._rounds += 1
+        self._plain += outcome.evidence is None
+        self._rows += len(outcome.accepted)
+        for accepted, offered, nodes in zip(outcome.accepted, outcome.offered, outcome.nodes, strict=True):
+            if nodes:
+                self._drafts.record(accepted, offered)
+
+    def next(self) -> Interval:
+        """The interval that follows."""
+        return Interval(self._state or self._since)
+
+    def fields(self, seconds: float) -> dict[str, Any] | None:
+        """The line's fields, for an interval so long; None if the engine made no step."""
+        state, since, controller = self._state, self._since, self._controller
+        if state is None:
+            return None
+        generated = state.generated_tokens_total - (since.generated_tokens_total if since else 0)
+        prompt = state.prompt_tokens_total - (since.prompt_tokens_total if since else 0)
+        reused = state.prefix_hit_tokens_total - (since.prefix_hit_tokens_total if since else 0)
+        preempted = state.preempted_total - (since.preempted_total if since else 0)
+        fields: dict[str, Any] = {
+            "running": state.running + state.prefilling,
+            "waiting": state.waiting,
+            "tokens_per_second": round(generated / seconds, 1),
+            "prompt_tokens_per_second": round(prompt / seconds, 1),
+            "cached_tokens": state.cached_tokens,
+        }
+        if reused:
+            fields["prefix_hit_rate"] = round(reused / prompt, 3) if prompt else 1.0
+        if preempted:
+            fields["preempted"] = preempted
+        if self._drafts.target_passes:
+            fields["accept_length"] = round(1 + self._drafts.walked / self._rows, 2)
+            fields["acceptance_by_position"] = [round(rate, 2) for rate in self._drafts.accepted_by_position]
+            fields["accepted_histogram"] = self._drafts.accepted_histogram
+            fields["plain_rounds"] = round(self._plain / self._rounds, 3)
+        if controller is not None:
+            fields["tree"] = f"{controller.depth},{controller.width},{controller.budget}"
+        return fields

@@ -1,0 +1,62 @@
+"""What the gauges show: the engine's last state and what its rounds have come to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from eyas.serve.observe.observer import Observer
+
+if TYPE_CHECKING:
+    from eyas.engine.controller import ControllerState
+    from eyas.engine.round import Outcome
+    from eyas.types import EngineState
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Sums since the server's start; swapped whole, since one thread writes and another reads."""
+
+    tokens: int = 0
+    row_rounds: int = 0
+    accepted: int = 0
+
+    def plus(self, outcome: Outcome) -> _Totals:
+        tokens = sum(len(emitted) for emitted in outcome.tokens)
+        return _Totals(
+            self.tokens + tokens, self.row_rounds + len(outcome.accepted), self.accepted + sum(outcome.accepted)
+        )
+
+
+class Gauges(Observer):
+    """Remembers the last step."""
+
+    def __init__(self) -> None:
+        self._totals = _Totals()
+        self._state: EngineState | None = None
+        self._controller: ControllerState | None = None
+
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+        """Keep the state, add the round."""
+        self._state, self._controller = state, controller
+        if outcome is not None:
+            self._totals = self._totals.plus(outcome)
+
+    def read(self) -> dict[str, Any]:
+        """The JSON of `/stats`. Totals are for differences between two readings, `seconds` apart by their clock."""
+        totals, state, controller = self._totals, self._state, self._controller
+        return {
+            "seconds": time.monotonic(),
+            "running": state.running if state else 0,
+            "waiting": state.waiting if state else 0,
+            "prefilling": state.prefilling if state else 0,
+            "cached_tokens": state.cached_tokens if state else 0,
+            "cache_limit": state.cache_limit if state else None,
+            "tokens_total": totals.tokens,
+            "row_rounds_total": totals.row_rounds,
+            "accepted_total": totals.accepted,
+            "tree": {"depth": controller.depth, "width": controller.width, "budget": controller.budget}
+            if controller
+            else None,
+        }

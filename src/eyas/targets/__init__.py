@@ -1,0 +1,9 @@
+"""The target: any transformers decoder LM behind prefill, verify and commit."""
+
+from eyas.targets.loading import load_target, load_tokenizer
+from eyas.targets.slots import KVShape, SlotCache
+from eyas.targets.target import PrefillChunk, Target, Trace, Verified
+
+__all__ = [
+    "KVShape", "PrefillChunk", "SlotCache", "Target", "Trace", "Verified", "load_target", "load_tokenizer",
+]  # fmt: skip

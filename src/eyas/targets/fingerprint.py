@@ -1,0 +1,55 @@
+"""A short name for a model's weights, to tell whether a drafter was made for this target."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from eyas.targets.linears import PackedLinear
+
+SAMPLE = 1024
+"""Values looked at in every tensor."""
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of every weight's name, shape and first 1024 values.
+
+    Taken in bf16, so that bf16 files loaded as float32 give the same one; packed or not makes no difference.
+    """
+    return _digest(_samples(model))
+
+
+def ends_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:
+    """The same of everything outside its decoder `layers`, and of the first of them.
+
+    So it can be had of a model of which no more was loaded, and still tells most fine-tunings apart.
+    """
+    prefix = next(name for name, module in model.named_modules() if module is layers)
+    later = tuple(f"{prefix}.{i}." for i in range(1, len(layers)))
+    return _digest(found for found in _samples(model) if not found[0].startswith(later))
+
+
+Sample = tuple[str, tuple[int, ...], Tensor]
+
+
+def _digest(samples: Iterable[Sample]) -> str:
+    digest = hashlib.sha256()
+    for name, shape, values in sorted(samples, key=lambda found: found[0]):
+        digest.update(f"{name}{tuple(shape)}".encode())
+        digest.update(values.to(device="cpu", dtype=torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _samples(model: nn.Module) -> Iterator[Sample]:
+    """(name, shape, first values) of every weight; a tied one once."""
+    packed = {name: part for name, part in model.named_modules() if isinstance(part, PackedLinear)}
+    for name, weight in model.named_parameters():
+        yield name, tuple(weight.shape), weight.detach().flatten()[:SAMPLE]
+    for name, linear in packed.items():
+        if not linear.tied:
+            yield f"{name}.weight", (linear.out_features, linear.in_features), linear.first(SAMPLE)
+        if linear.bias is not None:
+            yield f"{name}.bias", tuple(linear.bias.shape), linear.bias.flatten()[:SAMPLE]

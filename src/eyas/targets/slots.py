@@ -1,0 +1,247 @@
+"""The slot cache: preallocated keys and values for many sequences of different lengths.
+
+A pass writes its tokens into the *staging columns* `[start, start + Q)`, the same for every row, where `start` is
+the longest committed length among the rows: one slice copy per layer, no scatter. Committing then moves the kept
+path of each row to the row's own end, all layers in one operation. Nothing else is ever undone: what isn't
+committed is simply overwritten by the next pass.
+
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size,
+G tensors of one shape (keys or values of some layers).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from eyas.errors import CacheMemoryError
+from eyas.targets.attention import Ragged
+
+_GRANULE = 256
+
+
+class KVShape(NamedTuple):
+    """Heads and head size of one layer's keys or values."""
+
+    heads: int
+    size: int
+
+
+Saved = list[Tensor]
+"""Columns copied out of a slot: [G, Hkv, n, D] for each shape."""
+
+
+class SlotCache:
+    """Keys and values of `layers` = one (key shape, value shape) pair per layer, for `slots` sequences."""
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[KVShape, KVShape]],
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int = _GRANULE,
+    ) -> None:
+        self.lengths = [0] * slots
+        self._dtype, self._device = dtype, device
+        self._capacity = capacity
+        members: dict[KVShape, int] = {}
+        self._where: list[tuple[tuple[KVShape, int], tuple[KVShape, int]]] = []
+        for pair in layers:
+            places = []
+            for shape in pair:
+                places.append((shape, members.get(shape, 0)))
+                members[shape] = members.get(shape, 0) + 1
+            self._where.append((places[0], places[1]))
+        self._groups = {  # [G, slots, Hkv, C, D]
+            shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
+        }
+
+    @property
+    def slots(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def capacity(self) -> int:
+        """Columns allocated for every slot."""
+        return self._capacity
+
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(group.nbytes for group in self._groups.values())
+
+    def start(self, rows: range) -> int:
+        """First staging column of a pass over `rows`."""
+        return max(self.lengths[rows.start : rows.stop], default=0)
+
+    def reserve(self, columns: int) -> None:
+        """Make room for `columns` columns. Doubles, so that the copying is paid for once per doubling."""
+        if columns <= self._capacity:
+            return
+        wanted = max(columns, 2 * self._capacity)
+        self.reshape(self.slots, wanted + -wanted % _GRANULE)
+
+    def reshape(self, slots: int, capacity: int) -> None:
+        """Become `slots` x `capacity`, keeping what lies in both; nothing changes if there is no memory for it."""
+        if (slots, capacity) == (self.slots, self._capacity):
+            return
+        made = {
+            shape: self._allocate(old.shape[0], slots, shape, capacity) for shape, old in self._groups.items()
+        }  # fmt: skip
+        both, columns = min(slots, self.slots), min(capacity, self._capacity)
+        for shape, new in made.items():
+            # staged columns too: a draft may be half-way
+            new[:, :both, :, :columns] = self._groups[shape][:, :both, :, :columns]
+        self._groups, self._capacity = made, capacity
+        self.lengths = [min(length, capacity) for length in self.lengths[:both]] + [0] * (slots - both)
+
+    def write(self, layer: int, key: Tensor, value: Tensor, rows: range, start: int) -> tuple[Tensor, Tensor]:
+        """Stage key, value [R, Hkv, Q, D] of one layer; returns views of all columns up to the staged ones."""
+        end = start + key.shape[2]
+        views = []
+        for (shape, member), new in zip(self._where[layer], (key, value), strict=True):
+            columns = self._groups[shape][member, rows.start : rows.stop, :, :end]  # [R, Hkv, end, D]
+            columns[:, :, start:] = new
+            views.append(columns)
+        return views[0], views[1]
+
+    def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, for each row, the staged columns in `paths` (0 = first staged), in that order; drop the rest."""
+        start = self.start(rows)
+        slots, sources, targets = [], [], []
+        for slot, path in zip(rows, paths, strict=True):
+            length = self.lengths[slot]
+            for offset, column in enumerate(path):
+                if start + column != length + offset:
+                    slots.append(slot)
+                    sources.append(start + column)
+                    targets.append(length + offset)
+            self.lengths[slot] = length + len(path)
+        if not slots:
+            return
+        at = torch.tensor([slots, sources, targets], device=self._device)
+        for shape, group in self._groups.items():
+            heads = torch.arange(shape.heads, device=self._device)
+            first = (at[0].unsqueeze(1) * shape.heads + heads) * self._capacity  # [n, Hkv] column 0 of slot and head
+            flat = group.view(len(group), -1, shape.size)  # [G, slots * Hkv * C, D]: whole vectors are copied
+            # all are read before any is written, so overlaps are harmless
+            kept = flat.index_select(1, (first + at[1].unsqueeze(1)).flatten())
+            flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget everything of `slot` from position `length` on."""
+        self.lengths[slot] = min(self.lengths[slot], length)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a sequence to another slot and empty its old one."""
+        used = self.lengths[source]
+        for group in self._groups.values():
+            group[:, target, :, :used] = group[:, source, :, :used]
+        self.lengths[target], self.lengths[source] = used, 0
+
+    def copy_out(self, slot: int, start: int, stop: int) -> Saved:
+        """A copy of the committed columns `[start, stop)` of a slot."""
+        return [mapped_copy(group[:, slot, :, start:stop]) for group in self._groups.values()]
+
+    def copy_in(self, slot: int, saved: Saved, count: int) -> None:
+        """Append the first `count` columns that `copy_out` saved."""
+        start = self.lengths[slot]
+        self.reserve(start + count)
+        for group, kept in zip(self._groups.values(), saved, strict=True):
+            group[:, slot, :, start : start + count] = kept[:, :, :count]
+        self.lengths[slot] = start + count
+
+    def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
+        size = (count, slots, shape.heads, capacity, shape.size)
+        try:
+            # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
+            return mapped_zeros(size, self._dtype, self._device)
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+                raise
+            gib = count * slots * shape.heads * capacity * shape.size * self._dtype.itemsize / 2**30
+            raise CacheMemoryError(
+                f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
+                "smaller --batch-size, shorter prompts, fewer --max-new-tokens or a smaller --dtype"
+            ) from error
+
+
+# The slot cache as transformers sees it: a `Cache` that stages a pass's keys and values.
+
+
+class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
+    """One pass over `rows` of a slot cache; lives as long as the pass. `layout`: its rows lie end to end."""
+
+    def __init__(self, slots: SlotCache, rows: range, start: int, layout: Ragged | None = None) -> None:
+        super().__init__(layers=[])
+        self._slots, self._rows, self._start, self._layout = slots, rows, start, layout
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self._layout is not None:  # [1, Hkv, T, D]
+            key_states, value_states = self._layout.spread(key_states), self._layout.spread(value_states)
+        return self._slots.write(layer_idx, key_states, value_states, self._rows, self._start)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        return self._start
+
+
+class ShapeProbe(Cache):  # type: ignore[misc]
+    """Records what a model caches in each layer; used once, on one token, when a model is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.shapes: dict[int, tuple[KVShape, KVShape]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.shapes[layer_idx] = (_shape(key_states), _shape(value_states))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        return 0
+
+
+def _shape(states: Tensor) -> KVShape:
+    return KVShape(states.shape[1], states.shape[3])
+
+
+# Large buffers that last, on a CPU in mappings of their own: what is freed is the system's again and leaves no hole.
+#
+# The allocator is told to keep what is freed (`eyas.runtime`), which is right for temporaries. But a cache that changes
+# its shape again and again, or copies that come and go, leave holes in which small buffers settle, and the next one
+# doesn't fit any more.
+
+
+_LEAST = 1 << 17
+"""Bytes from which on a mapping is worth its pages: the allocator's own opinion, where it isn't told otherwise."""
+
+
+def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.zeros`; pages that nothing is written to take no memory. RuntimeError if there is none."""
+    nbytes = math.prod(size) * dtype.itemsize
+    plain = partial(torch.zeros, *size, dtype=dtype, device=device)
+    if device.type != "cpu" or nbytes < _LEAST:
+        return plain()
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    try:
+        pages = mmap.mmap(-1, nbytes, **private)
+    except OSError:  # no memory, which the allocator will say too, or too many mappings
+        return plain()
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(*size)
+
+
+def mapped_copy(tensor: Tensor) -> Tensor:
+    """`tensor.clone()`, contiguous. RuntimeError if there is no memory."""
+    return mapped_zeros(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)

@@ -1,0 +1,89 @@
+"""A row being answered: one prompt, or several turns of which each answer is put into the chat before the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eyas.errors import RequestError
+from eyas.text.chats import Message
+from eyas.text.prompts import BadRow, PromptRow, encode_chat, encode_text
+from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
+
+if TYPE_CHECKING:
+    from eyas.engine import Engine
+
+
+class Dialogue:
+    """The prompts and answers of one row so far; a bad row begins, and stays, with an error."""
+
+    def __init__(self, row: PromptRow | BadRow) -> None:
+        self.id = row.id
+        self.prompts: list[tuple[int, ...]] = []
+        self.completions: list[Completion] = []
+        self.error = row.error if isinstance(row, BadRow) else None
+        self._row = row
+        self._chat = list(row.messages or ()) if isinstance(row, PromptRow) else []
+
+    @property
+    def open(self) -> bool:
+        """Is there still something to answer?"""
+        if self.error is not None or isinstance(self._row, BadRow):
+            return False
+        return len(self.completions) < (1 if self._row.turns is None else len(self._row.turns))
+
+    def ask(self, engine: Engine, params: SamplingParams) -> Request | None:
+        """The next request; None, and the error is kept, if it can't run."""
+        assert isinstance(self._row, PromptRow)
+        try:
+            prompt = self._next_prompt(self._row, engine.tokenizer)
+            request = Request(prompt, params, self.id)
+            engine.check(request)
+        except RequestError as error:
+            self.error = f"{self._row.where}: {error}"
+            return None
+        self.prompts.append(prompt)
+        return request
+
+    def answer(self, completion: Completion) -> None:
+        """Take the answer to the last request."""
+        self.completions.append(completion)
+        self._chat.append(Message(role="assistant", content=completion.text))
+
+    def stats(self) -> Stats:
+        """All turns pooled."""
+        pooled = Stats()
+        for completion in self.completions:
+            pooled.merge(completion.stats)
+        return pooled
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of the row; a `turns` row holds one object a turn, and their pooled stats."""
+        if isinstance(self._row, PromptRow) and self._row.turns is not None:
+            turns = [completion.as_dict() for completion in self.completions]
+            row: dict[str, Any] = {"id": self.id, "turns": turns, "stats": self.stats().as_dict()}
+        else:
+            row = self.completions[0].as_dict() if self.completions else {"id": self.id}
+        return row if self.error is None else row | {"error": self.error}
+
+    def _next_prompt(self, row: PromptRow, tokenizer: Any) -> tuple[int, ...]:
+        if row.token_ids is not None:
+            return row.token_ids
+        if row.prompt is not None:
+            return encode_text(tokenizer, row.prompt)
+        if row.turns is not None:
+            self._chat.append(Message(role="user", content=row.turns[len(self.completions)]))
+        return encode_chat(tokenizer, self._chat)
+
+
+def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingParams) -> Iterator[tuple[Dialogue, Chunk]]:
+    """Answer everything, all first turns, then all second turns, and so on; yields what each round adds."""
+    waiting = list(dialogues)
+    while waiting := [dialogue for dialogue in waiting if dialogue.open]:
+        asked = [(dialogue, dialogue.ask(engine, params)) for dialogue in waiting]
+        running = [(dialogue, request) for dialogue, request in asked if request is not None]
+        for chunk in engine.stream([request for _, request in running]):
+            dialogue = running[chunk.index][0]
+            if chunk.completion is not None:
+                dialogue.answer(chunk.completion)
+            yield dialogue, chunk

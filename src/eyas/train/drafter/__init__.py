@@ -1,0 +1,1 @@
+"""A drafter's training run: recipe, sizes, data, validation, checkpoints."""

@@ -1,0 +1,93 @@
+"""What a drafter run learns from: rows of a store or of chats, and the features of each batch of them.
+
+Whichever the source, the same chats give the same rows, the same batches and, but for rounding, the same features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from eyas.data.capture.rows import read_rows
+from eyas.data.chats.folder import SPLITS
+from eyas.data.features import FeatureSource, OnlineSource
+from eyas.data.store import FeatureStore, HybridSource, StoreSource
+from eyas.data.tokens.batches import ChatBatches
+from eyas.data.tokens.tokenize import TokenRow
+from eyas.errors import ConfigError, DataError
+from eyas.targets import Target
+from eyas.targets.architecture import choose_taps
+from eyas.targets.fingerprint import fingerprint
+from eyas.train.drafter.shape import DrafterShape, drafter_config
+
+SourceKind = Literal["offline", "online", "hybrid"]
+
+HELD_OUT_SHARE = 0.02
+"""Of a single chat file, if the recipe says nothing."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Rows of both splits, and how their features are had: `features(batches, taps)`."""
+
+    rows: dict[str, list[TokenRow]]
+    left_out: tuple[str, ...]
+    """Why chats couldn't be used."""
+    served_taps: tuple[int, ...]
+    """The taps a store holds; none without one."""
+    fingerprint: str
+    """The target's."""
+    features: Callable[[ChatBatches, tuple[int, ...]], FeatureSource]
+
+    def __post_init__(self) -> None:
+        for name in SPLITS:
+            if not self.rows.get(name):
+                raise DataError(f"there is no chat for {name}: add chats, or hold out another share of them")
+
+
+def open_data(
+    kind: SourceKind,
+    store: Path | None,
+    chats: Path | None,
+    share: float | None,
+    longest: int,
+    target: Target,
+    tokenizer: Any,
+) -> TrainingData:
+    """Open what the recipe names. DataError and StoreError say what is missing or doesn't fit the target."""
+    opened = None if store is None else FeatureStore.open(store)
+    if opened is not None:
+        opened.check_target(target)
+
+    def features(batches: ChatBatches, taps: tuple[int, ...]) -> FeatureSource:
+        if opened is None:
+            return OnlineSource(target, batches, taps)
+        if kind == "hybrid":
+            return HybridSource(opened, target, batches, taps)
+        return StoreSource(opened, batches, taps, target.device)
+
+    served = () if opened is None else opened.served_taps
+    if chats is None:
+        if opened is None:
+            raise DataError("there is neither a store nor chats to train on")
+        rows = {name: opened.rows(name) for name in SPLITS}
+        return TrainingData(rows, (), served, opened.settings.target.fingerprint, features)
+    if chats.is_dir() and share is not None:
+        raise ConfigError(f"{chats} is a chat folder with a split of its own: leave out held_out_share")
+    found = read_rows(tokenizer, chats, HELD_OUT_SHARE if share is None else share, longest, target.vocab_size)
+    return TrainingData(found.rows, tuple(found.reasons), served, fingerprint(target.model), features)
+
+
+def with_taps(shape: DrafterShape, target: Target, served: tuple[int, ...]) -> DrafterShape:
+    """The shape with its taps written down: as given, else those of the store, else the target's best.
+
+    A kind that reads the final state alone keeps to it. `served` are a store's taps, () without one.
+    """
+    usual = drafter_config(shape, target).taps or ()
+    if shape.taps is not None or usual == (target.num_layers + 1,):
+        return shape
+    chosen = choose_taps(target.config)
+    stored = tuple(k for k in served if k <= target.num_layers)
+    return shape.model_copy(update={"taps": chosen if not stored or set(chosen) <= set(stored) else stored})

@@ -1,0 +1,91 @@
+"""How good a drafter is on chats it was not trained on: scored teacher-forced, and really decoded.
+
+Decoding runs the engine with the drafter exactly as its checkpoint will be served, a copy in the checkpoint's
+precision, so nothing of it touches what is being trained.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from eyas.config import StrictModel
+from eyas.data.chats.folder import prompt_of, spread
+from eyas.data.features import FeatureBatch, FeatureSource
+from eyas.data.tokens.tokenize import TokenRow
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.network import DraftNetwork
+from eyas.engine import Engine, Speculation
+from eyas.engine.load import tree_for
+from eyas.errors import DataError
+from eyas.targets import Target
+from eyas.train.loop.distributed import Team
+from eyas.train.loop.metrics import Means, Part
+from eyas.tree import parse_tree
+from eyas.types import Request, SamplingParams, Stats
+
+
+class ValidationConfig(StrictModel):
+    """What is looked at every `loop.validate_every` steps."""
+
+    batches: int = Field(default=4, gt=0)  # scored teacher-forced
+    decode: bool = True  # false: no target is needed in memory, and `best` goes by the simulated accept length
+    prompts: int = Field(default=8, gt=0)
+    max_tokens: int = Field(default=96, gt=0)
+    batch_size: int = Field(default=8, gt=0)  # prompts decoded together
+    tree: str | None = None  # None: the drafter's own default
+
+
+def scored(score: Callable[[FeatureBatch], Part], source: FeatureSource, count: int, team: Team) -> dict[str, float]:
+    """Means over batches 0..count-1, shared out among the processes.
+
+    All of them run equally often, as FSDP must: a process that has run out scores a batch again and doesn't count it.
+    """
+    means = Means()
+    with torch.no_grad():
+        for number in range(team.rank, -(-count // team.world) * team.world, team.world):
+            part = score(source(number % count))
+            if number < count:
+                means.add_part(part)
+    return Means.merged(team.gathered(dict(means.sums))).means()
+
+
+class HeldOutDecoding:
+    """Greedy answers to held-out prompts, always the same ones."""
+
+    def __init__(self, target: Target, tokenizer: Any, rows: Sequence[TokenRow], config: ValidationConfig) -> None:
+        self._target, self._tokenizer, self._config = target, tokenizer, config
+        room = None if target.max_length is None else target.max_length - 1
+        params = SamplingParams(max_tokens=config.max_tokens)
+        self._requests = [Request(prompt, params) for prompt in choose_prompts(rows, config.prompts, room)]
+
+    def __call__(self, network: DraftNetwork) -> Stats:
+        """Counts pooled over all prompts; `network` is left as it is."""
+        config, target = self._config, self._target
+        served = copy.deepcopy(network).to(device=target.device, dtype=target.dtype).eval()
+        if "shared" in (network.config.embedding, network.config.head):
+            served.borrow(target)
+        drafter = NetworkDrafter(served, network.config.taps or network.config.default_taps(target.num_layers))
+        tree = tree_for(drafter, None if config.tree is None else parse_tree(config.tree))
+        together = min(config.batch_size, len(self._requests))
+        engine = Engine(target, self._tokenizer, Speculation(drafter, tree), batch_size=together)
+        pooled = Stats()
+        try:
+            for completion in engine.generate(self._requests):
+                pooled.merge(completion.stats)
+        finally:
+            target.resize(0)  # the cache's memory belongs to training again
+        return pooled
+
+
+def choose_prompts(rows: Sequence[TokenRow], count: int, longest: int | None) -> list[tuple[int, ...]]:
+    """What comes before the first answer in up to `count` rows, at equal distances among those that fit."""
+    prompts = map(prompt_of, rows)
+    fitting = [prompt for prompt in prompts if prompt and (longest is None or len(prompt) <= longest)]
+    if not fitting:
+        raise DataError("no held-out chat has a prompt to decode: hold out more, or set validation.decode to false")
+    return spread(fitting, count)

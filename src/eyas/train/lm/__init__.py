@@ -1,0 +1,1 @@
+"""Pretraining of the embedded demo target; nothing else needs this room."""

@@ -1,0 +1,171 @@
+"""The causal language model objective, and the demo target trained with it from nothing but text."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eyas.config import StrictModel
+from eyas.errors import ConfigError
+from eyas.train.lm.corpus import CorpusConfig, Mixture, build_corpus
+from eyas.train.loop.checkpoint import Progress
+from eyas.train.loop.distributed import joined
+from eyas.train.loop.loop import LoopConfig, train
+from eyas.train.loop.metrics import Part
+
+
+class LmModelConfig(StrictModel):
+    """A Llama of any size. Heads are hidden_size / heads wide."""
+
+    hidden_size: int = 256
+    layers: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate_size: int = 512
+    context: int = 2048
+
+
+class LmConfig(StrictModel):
+    """Recipe of a target trained from scratch."""
+
+    output: Path
+    device: str = "cpu"
+    batch: int = 8  # blocks a micro-batch
+    short_length: int = 512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
+    short_share: float = Field(default=0.0, ge=0, le=1)  # share of the run with short blocks
+    validation_blocks: int = 16
+    model: LmModelConfig = LmModelConfig()
+    start_from: Path | None = None  # a trained folder of fewer layers, grown to `model.layers`
+    corpus: CorpusConfig
+    loop: LoopConfig
+
+
+def build_lm(config: LmModelConfig, vocab: int, eos: int, pad: int) -> LlamaForCausalLM:
+    """Fresh weights. What writes to the residual stream starts smaller the more layers there are, so that the
+    stream's size at the start doesn't depend on depth."""
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.context,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=eos,
+            pad_token_id=pad,
+            initializer_range=0.02,
+        )
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "embed" not in name:
+                nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1]))
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.div_(math.sqrt(2 * config.layers))
+    return model
+
+
+class LmObjective:
+    """Next-token cross entropy over every position of packed blocks.
+
+    Legend: B blocks, S length, H width, V vocabulary.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig) -> None:
+        self.model: nn.Module = model
+        self._decoder = model.model
+        self._head = model.lm_head
+        self._blocks = train_blocks
+        self._held_out = held_out  # [N, S]
+        self._batch = config.batch
+        self._device = torch.device(config.device)
+        self._short_length = config.short_length
+        self._short_until = round(config.short_share * config.loop.steps) * config.loop.accumulate
+
+    def _loss(self, blocks: Tensor) -> tuple[Tensor, int]:
+        """blocks [B, S] -> summed loss, positions."""
+        tokens = blocks.to(self._device)
+        hidden = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state  # [B, S, H]
+        logits = self._head(hidden[:, :-1]).flatten(0, 1)  # [B*(S-1), V]
+        targets = tokens[:, 1:].flatten()
+        return F.cross_entropy(logits.float(), targets, reduction="sum"), targets.numel()
+
+    def part(self, number: int) -> Part:
+        blocks = self._blocks.batch(number, self._batch)
+        if number < self._short_until:
+            blocks = blocks.reshape(-1, self._short_length)
+        loss, count = self._loss(blocks)
+        return Part(loss, count)
+
+    def validate(self, progress: Progress) -> dict[str, float]:  # noqa: ARG002  # it leaves no checkpoints
+        total, count = 0.0, 0
+        with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16):
+            for blocks in torch.split(self._held_out, self._batch):
+                loss, n = self._loss(blocks)
+                total, count = total + loss.item(), count + n
+        return {"validation_loss": total / count}
+
+
+def train_lm(config: LmConfig) -> None:
+    """Train, then save model and tokenizer as a stock Hugging Face folder in bf16."""
+    corpus = build_corpus(config.corpus, config.output, config.start_from)
+    torch.manual_seed(config.loop.seed)
+    tokenizer = corpus.tokenizer
+    if config.start_from is None:
+        model = build_lm(config.model, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    else:
+        shallow = LlamaForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
+        model = grow_depth(shallow, config.model.layers)
+    model.to(config.device)
+    mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
+    objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config)
+    identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
+    with joined(config.loop.parallel, torch.device(config.device)) as team:
+        if team.world > 1:
+            raise ConfigError("only drafters are trained by several processes: start lm recipes without torchrun")
+        train(objective, config.loop, config.output, team, identity)
+    final = config.output / "model"
+    model.to(torch.bfloat16).save_pretrained(final)
+    tokenizer.save_pretrained(final)
+
+
+# Depth growth: a deeper model that computes the same function, to go on training from a shallow one.
+#
+# Each layer is followed by copies of itself whose output projections are zero: at first they add nothing to the
+# residual stream. Training a shallow model and growing it costs a fraction of training the deep one throughout (the
+# idea of stacking: arXiv 1906.02341, 2405.15319; zero outputs instead of plain copies keep the loss where it was).
+
+
+def grow_depth(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
+    """`model` with `layers` layers, a multiple of what it has; same function."""
+    have = model.config.num_hidden_layers
+    if layers % have:
+        raise ConfigError(f"can't grow {have} layers to {layers}: it must be a multiple")
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = layers
+    grown = LlamaForCausalLM(config)
+    times = layers // have
+    state = {}
+    for name, tensor in model.state_dict().items():
+        head, _, tail = name.partition("model.layers.")
+        if head or not tail:
+            state[name] = tensor
+            continue
+        index, _, rest = tail.partition(".")
+        writes = rest in ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+        for copy_number in range(times):
+            value = torch.zeros_like(tensor) if writes and copy_number else tensor
+            state[f"model.layers.{int(index) * times + copy_number}.{rest}"] = value
+    grown.load_state_dict(state)
+    return grown

@@ -1,0 +1,144 @@
+"""The objective of every drafter kind: training-time test against the target's own distribution.
+
+The loss mask belongs to the token that is predicted, so the first token of an answer is trained; the divisor
+counts answer tokens that step 0 predicts and is the same for every step; rows whose greedy target token lies outside
+the draft vocabulary count like any other. Later steps have fewer rows: no chain starts before the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eyas.data.features import FeatureBatch, FeatureSource
+from eyas.drafters.network import DraftNetwork
+from eyas.errors import ConfigError
+from eyas.train.loop.metrics import Part
+from eyas.train.loss.config import LossConfig
+from eyas.train.loss.cpu_linear import fast_linears
+from eyas.train.loss.draft_loss import Sums, TokenLoss, draft_metrics
+from eyas.train.loss.token_loss import teacher_of
+from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
+
+
+class Outcome(NamedTuple):
+    """One batch as sums. A tuple, so that DDP and FSDP find the loss in what `forward` returns."""
+
+    loss: Tensor  # [] sum over what counts
+    weight: float  # how many answer tokens step 0 predicts
+    metrics: Sums
+
+
+class DraftLoss(nn.Module):
+    """The network with its loss: what DDP or FSDP2 wraps. `head` is the target's."""
+
+    def __init__(self, network: DraftNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig):
+        super().__init__()
+        self.network = network
+        self._head, self._vocab_size, self._config = head, vocab_size, config
+
+    def forward(self, batch: FeatureBatch, noise: Tensor | None = None) -> Outcome:
+        """Sums over the batch; `noise` [B, S, A, Ht] is added to the taps the network reads, not to those it learns.
+
+        Precision is the caller's autocast. Raises ConfigError for a feature loss on a network it doesn't fit.
+        """
+        taps = batch.taps.to(self.network.dtype)
+        rows = chain_rows(batch.loss_mask, self._config.unroll)
+        seen = taps if noise is None else taps + noise
+        with fast_linears(taps.device):
+            return self._run(batch, seen, taps, rows)
+
+    def _run(self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows) -> Outcome:
+        network, config, ids = self.network, self._config, self.network.target_ids
+        steps = list(unrolled(network, batch.tokens, seen, rows))
+        token_loss = TokenLoss(
+            teacher_of(batch, self._head, ids, self._vocab_size), network.logits, head_parameters(network),
+            ids, self._vocab_size, config,
+        )  # fmt: skip
+        scores = token_loss([normed for _, normed in steps], rows)
+        loss = scores.loss
+        if config.feature != "none":
+            loss = loss + self._feature_loss([fed for fed, _ in steps], taps, rows)
+        metrics = draft_metrics(rows, scores.right, scores.overlap)
+        return Outcome(loss, metrics["accept_length"][1], metrics)
+
+    def _feature_loss(self, fed: list[Tensor], taps: Tensor, rows: ChainRows) -> Tensor:
+        """Distance of the states fed back [., H] from the target's own at the position they stand for, summed."""
+        config, width = self._config, fed[0].shape[-1]
+        if taps.shape[2] != 1 or taps.shape[3] != width:
+            raise ConfigError(
+                f"feature loss {config.feature} compares states of width {width} with {taps.shape[2]} taps of width "
+                f"{taps.shape[3]}: it needs a drafter that reads one tap of its own width; set loss.feature to none"
+            )
+        truth = taps.flatten(0, 2).index_select(0, rows.answers)  # [M, H]
+        distance = F.smooth_l1_loss if config.feature == "smooth_l1" else F.mse_loss
+        total = truth.new_zeros((), dtype=torch.float32)
+        for step, states in enumerate(fed):
+            at = rows.guesses[step]
+            guess = states.index_select(0, at.clamp(min=0)).float()
+            by_row = distance(guess, truth.float(), reduction="none").mean(-1)
+            total = total + config.feature_weight * config.decay**step * (by_row * (at >= 0)).sum()
+        return total
+
+
+def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
+    """What `network.logits` trains; nothing where the head is the target's."""
+    return tuple(p for p in network.lm_head.parameters() if p.requires_grad) if network.config.head == "own" else ()
+
+
+class DraftObjective:
+    """Trains `model` on what `source` yields. `core` is what is called and may be wrapped (DDP, FSDP2)."""
+
+    core: nn.Module
+
+    def __init__(
+        self,
+        network: DraftNetwork,
+        head: Callable[[Tensor], Tensor],
+        vocab_size: int,
+        source: FeatureSource,
+        config: LossConfig,
+        bf16: bool,
+        seed: int = 0,
+    ) -> None:
+        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is that of feature noise."""
+        self.model = network
+        self.core = DraftLoss(network, head, vocab_size, config)
+        self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed
+
+    def part(self, number: int) -> Part:
+        """Loss and metrics of training batch `number`."""
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            batch = self._source(number)  # an online target keeps its own precision
+        return self._run(batch, feature_noise(batch, self._noise, (self._seed, number)) if self._noise else None)
+
+    def score(self, batch: FeatureBatch) -> Part:
+        """Loss and metrics of a given batch, without feature noise; gradients as the caller's grad mode says."""
+        return self._run(batch, None)
+
+    def _run(self, batch: FeatureBatch, noise: Tensor | None) -> Part:
+        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self._bf16):
+            outcome: Outcome = self.core(batch, noise)
+        return Part(outcome.loss, outcome.weight, outcome.metrics)
+
+
+# Noise on the features a drafter reads, as EAGLE-1 trains with: its own states, later, won't be exact either.
+
+
+def feature_noise(batch: FeatureBatch, scale: float, key: tuple[int, ...]) -> Tensor:
+    """[B, S, A, Ht] of (U - 0.5) * scale * 512 / T, U uniform in [0, 1), T a chat's tokens up to its last answer token.
+
+    The same `key` gives the same noise, whatever was drawn before, so a resumed run goes on as if never stopped.
+    """
+    device = batch.taps.device
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    generator = torch.Generator(device).manual_seed(seed)
+    uniform = torch.rand(batch.taps.shape, generator=generator, device=device)
+    ends = torch.arange(1, batch.loss_mask.shape[1] + 1, device=device) * batch.loss_mask
+    lengths = ends.amax(1).clamp(min=1)[:, None, None, None]
+    return (uniform - 0.5) * (scale * 512) / lengths

@@ -1,0 +1,85 @@
+"""Training-time test: the drafter is trained on its own output, as it will be used.
+
+Step 0 is the drafter after a commit: pair (target state at i, token i + 1) at RoPE position i predicts token
+i + 2. Step j feeds token i + 1 + j and the drafter's own output of step j - 1 (gradients flow through), at
+position i + j, and predicts token i + 2 + j. So row i over all steps is the chain of guesses that decoding
+makes after committing pair i: it sees the true pairs 0..i and its own guesses, never another row's.
+
+Shapes: B chats, S positions, A taps, Ht target hidden, H draft hidden, R rows of a later step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eyas.drafters.network import DraftNetwork
+from eyas.train.loss.chain_attention import ChainAttention
+
+
+def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRows) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (state fed back, state the head reads) of each step's rows, both [rows.counts[step], H].
+
+    tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows; later steps those of `rows`, end to end whatever chat
+    they are of. Stops early when no row is left.
+    """
+    batch, width = tokens.shape
+    positions = torch.arange(width, device=tokens.device).expand(batch, width)
+    attention = ChainAttention(rows.places)
+    hidden = network.fuse(taps).to(taps.dtype)  # under autocast too, the residual stream keeps its precision
+    last = torch.nn.functional.pad(tokens[:, 1:], (0, 1))  # the last pair of a chat has no token yet: no loss reads it
+    fed, normed = network.step(last, hidden, positions, attention)
+    yield fed.flatten(0, 1), normed.flatten(0, 1)
+    flat, at = tokens.flatten(), (rows.places % width).unsqueeze(0)
+    fed = fed.flatten(0, 1).index_select(0, rows.places).unsqueeze(0)
+    for step, count in enumerate(rows.counts[1:], start=1):
+        if not count:
+            return
+        fed, normed = network.step(
+            flat[rows.places[:count] + 1 + step].unsqueeze(0), fed[:, :count], at[:, :count] + step, attention
+        )
+        yield fed[0], normed[0]
+
+
+# Which rows of a batch each step of the training-time test computes, and where answer tokens find their guesses.
+#
+# Row i of a chat starts from the true pairs 0..i; at step j it predicts token i + 2 + j. Step 0 computes every
+# position, since later rows read its keys. A later step computes only rows whose chain, from that step on, still
+# predicts an answer token: prompt rows and rows past the last answer are left out.
+#
+# Shapes: B chats, S positions, K steps, M answer tokens, R rows of later steps.
+
+
+@dataclass(frozen=True)
+class ChainRows:
+    """Rows are kept longest chain first, so the rows of a step are the first `counts[step]`."""
+
+    places: Tensor  # [R] int64: row as index into B * S
+    counts: list[int]  # rows a step computes: B * S, then never rising
+    answers: Tensor  # [M] int64: position (index into B * S) of the state that predicts the token, its own minus one
+    guesses: Tensor  # [K, M] int64: where among the step's rows the token is guessed; -1 where no chain starts so early
+
+
+def chain_rows(loss_mask: Tensor, steps: int) -> ChainRows:
+    """loss_mask [B, S] true at answer tokens. Waits for the device twice."""
+    batch, width = loss_mask.shape
+    device = loss_mask.device
+    ahead = F.pad(loss_mask, (0, steps + 1))
+    life = torch.zeros(batch, width, dtype=torch.int64, device=device)  # last step that predicts an answer token
+    for step in range(1, steps):
+        life = torch.where(ahead[:, 2 + step : 2 + step + width], step, life)
+    life = life.flatten()
+    order = life.argsort(descending=True, stable=True)
+    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(batch * width, device=device))
+    later = torch.arange(1, steps, device=device)
+    counts = (life >= later.unsqueeze(1)).sum(1).tolist()
+
+    answers = F.pad(loss_mask[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
+    rows = answers - 1 - torch.arange(steps, device=device).unsqueeze(1)  # [K, M], as indices into B * S
+    there = rows >= answers // width * width
+    found = torch.cat((rows[:1], ranks[rows[1:].clamp(min=0)]))
+    return ChainRows(order[: counts[0] if counts else 0], [batch * width, *counts], answers, found.where(there, -1))

@@ -1,0 +1,184 @@
+"""The certificate: equal pairs pass, broken ones are caught, and only rounding is excused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.bench.offline.certificate import (
+    RELATIVE,
+    Cell,
+    Certificate,
+    Certifier,
+    Divergence,
+    Grid,
+    Scores,
+    first_difference,
+    judge,
+    promise,
+    scores_after,
+)
+from eyas.targets import Target
+from eyas.text.prompts import BadRow, PromptRow
+from eyas.tree import DraftTree, PlaceLogits, parse_tree
+from eyas.types import SamplingParams
+from eyas.verify import Sampler, SeededWalk, Walk, WalkRule
+
+from ... import tiny
+
+TOKENS = 10
+PROMPTS = tiny.prompts(5, 9)
+ROWS: list[PromptRow | BadRow] = [
+    PromptRow(f"r{i}", f"f:{i}", token_ids=tuple(prompt)) for i, prompt in enumerate(PROMPTS)
+]
+GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+TREE = {"dynamic:4,3,9": parse_tree("dynamic:4,3,9")}
+
+
+class Oracle(tiny.OracleDrafter):
+    """Often right, so that a round keeps paths from all over its tree; lost where the text is not the recorded one."""
+
+    def _ahead(self, slot: int) -> list[int] | None:
+        try:
+            return super()._ahead(slot)
+        except AssertionError:
+            return []
+
+
+def oracle(model: Any) -> Oracle:
+    return Oracle([p + tiny.continuation(model, p, TOKENS + 6) for p in PROMPTS], (1, 2))
+
+
+def cells(target: Target, rule: WalkRule | None = None, heats: Sequence[float] = (0.0,), size: int = 1) -> list[Cell]:
+    certifier = Certifier(target, None, oracle(target.model), GREEDY, rule=rule)
+    return list(certifier.cells(ROWS, Grid(heats, TREE, [size])))
+
+
+def test_a_correct_engine_is_equal() -> None:
+    plain, tree = cells(tiny.target(), size=2)
+    assert (plain.tree, tree.tree) == ("none", "dynamic:4,3,9")
+    for cell in (plain, tree):
+        assert (cell.verdict, cell.rows, cell.tokens) == ("equal", 2, 2 * TOKENS)
+    assert (plain.accept_length, tree.accept_length > 1.5) == (1.0, True)
+    assert Certificate("m", "d", torch.float32, [plain, tree]).equal
+
+
+def test_bad_rows_are_told_once_and_nothing_is_no_proof() -> None:
+    certifier = Certifier(tiny.target(), None, tiny.eagle3_drafter(), GREEDY)
+    bad: list[PromptRow | BadRow] = [BadRow("1", "f:1: broken"), PromptRow("2", "f:2", token_ids=(999,))]
+    made = list(certifier.cells(bad, Grid([0.0, 1.0], {"chain:1": parse_tree("chain:1")}, [1])))
+    certificate = Certificate("m", "d", torch.float32, made)
+    assert [cell.verdict for cell in made] == ["nothing to compare"] * 2
+    assert not certificate.equal
+    assert len(certificate.errors) == 2
+    assert "f:2: prompt has token id 999" in certificate.errors[1]
+
+
+class FirstChild:
+    """A broken rule: the root's first child is accepted unseen."""
+
+    lossless = True
+
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+        walk = SeededWalk()(logits, tree, sampler, rows)
+        if not tree.size:
+            return walk
+        child = tree.tokens[:, :1]
+        after = logits.best()[:, 1:2]
+        rest = torch.full_like(walk.tokens[:, 2:], -1)
+        path = torch.zeros_like(walk.path)
+        path[:, 1] = 1
+        return Walk(torch.cat((child, after, rest), 1), path, torch.ones_like(walk.accepted))
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_a_broken_rule_is_a_real_difference(heat: float) -> None:
+    (cell,) = cells(tiny.target(), FirstChild(), [heat])
+    assert cell.real == 2
+    assert cell.verdict == "DIFFERENT in 2 of 2 rows"
+    for parted in cell.divergences:
+        assert parted.gap is not None
+        assert parted.tolerance is not None
+        assert parted.gap > 100 * parted.tolerance
+    assert not Certificate("m", "d", torch.float32, [cell]).equal
+
+
+def test_a_broken_cache_is_a_real_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny.target()
+    commit = target.commit
+    monkeypatch.setattr(target, "commit", lambda rows, paths: commit(rows, [list(range(len(p))) for p in paths]))
+    (cell,) = cells(target)
+    assert cell.real > 0
+    assert all(parted.position > 0 for parted in cell.divergences)
+
+
+class Swapped:
+    """The right walk, but for one token that becomes another."""
+
+    lossless = True
+
+    def __init__(self, token: int, twin: int) -> None:
+        self.token, self.twin = token, twin
+
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+        walk = SeededWalk()(logits, tree, sampler, rows)
+        if not tree.size:
+            return walk
+        return replace(walk, tokens=torch.where(walk.tokens == self.token, self.twin, walk.tokens))
+
+
+@pytest.mark.parametrize(("whisker", "tie"), [(0.0, True), (3e-6, True), (1e-4, False)])
+def test_only_a_near_tie_is_excused(whisker: float, tie: bool) -> None:
+    """Two tokens with nearly the same row in the head."""
+    model = tiny.build_model("llama")
+    token = tiny.continuation(model, PROMPTS[0], 2)[1]  # the first one comes out of prefill
+    twin = next(t for t in range(tiny.VOCAB - 1, token, -1))
+    model.lm_head.weight[twin] = model.lm_head.weight[token] * (1 - whisker)
+    (cell,) = cells(Target(model), Swapped(token, twin))
+    parted = cell.divergences[0]
+    assert (parted.row, parted.position, parted.plain, parted.speculative) == ("r0", 1, token, twin)
+    assert parted.tie is tie
+    row = cell.as_dict()["divergences"][0]
+    assert (row["tie"], row["gap"]) == (tie, parted.gap)
+    if tie and not cell.real:
+        assert cell.verdict.startswith("equal but for")
+        assert Certificate("m", "d", torch.float32, [cell]).equal
+
+
+def test_a_gap_is_measured_from_the_best_score() -> None:
+    scores = Scores(torch.tensor([5.0, 4.9999, 4.0, 3.9999, float("-inf")]), 8.0)
+    gap, tolerance = judge(scores, 0, 1, torch.float32)
+    assert gap == pytest.approx(1e-4, rel=1e-2)
+    assert tolerance == pytest.approx(8e-5)
+    both_wrong = judge(scores, 2, 3, torch.float32)[0]
+    assert both_wrong == pytest.approx(1.0001, abs=1e-5)  # near each other, but neither near the best
+    assert judge(scores, 0, 4, torch.bfloat16)[0] == float("inf")
+    assert judge(scores, 0, None, torch.float32) == (None, None)
+    assert not Divergence("r", 0, 3, 1, None, None, None).tie
+    assert RELATIVE[torch.float32] < RELATIVE[torch.float16] < RELATIVE[torch.bfloat16]
+
+
+def test_the_scores_are_those_the_sampler_chose_by() -> None:
+    target, prompt = tiny.target(), PROMPTS[1]
+    answer = tiny.continuation(target.model, prompt, 3)
+    scores = scores_after(target, GREEDY, prompt, answer[:2], ())
+    truth = tiny.full_forward(target.model, [*prompt, *answer[:2]]).logits[0, -1]
+    torch.testing.assert_close(scores.values, truth, rtol=1e-4, atol=1e-4)
+    assert scores.scale == pytest.approx(float(truth.abs().max()), rel=1e-4)
+    assert int(scores.values.argmax()) == answer[2]
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1]) == first_difference([1], [1, 2]) == 1
+    assert first_difference([], [4]) == 0
+
+
+def test_what_is_promised() -> None:
+    assert promise(torch.float32).startswith("float32: every token equal")
+    assert promise(torch.bfloat16).startswith("bfloat16: batch shape moves last bits")

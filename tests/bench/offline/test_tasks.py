@@ -1,0 +1,45 @@
+"""Prompt files as tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eyas.bench.offline.runner import read_task, read_tasks, run_group
+from eyas.engine import Engine
+from eyas.text.prompts import PromptRow
+from eyas.types import SamplingParams
+
+from ... import tiny
+from ...pairs import write_rows
+
+
+def test_good_rows_are_grouped_and_bad_ones_named(tmp_path: Path) -> None:
+    rows = [{"prompt": "a"}, {"prompt": ""}, {"prompt": "b"}, {"prompt": "c"}]
+    file = write_rows(tmp_path / "maths.jsonl", rows)
+    task = read_task(file, 2)
+    assert task.name == "maths"
+    assert [[row.prompt for row in group] for group in task.groups] == [["a", "b"], ["c"]]
+    (error,) = task.errors
+    assert error.startswith("maths.jsonl:2")
+    assert [len(group) for group in read_task(file, 1, limit=3).groups] == [1, 1]
+
+
+def test_files_of_one_name_stay_apart(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    paths = [
+        write_rows(tmp_path / "a.jsonl", [{"prompt": "x"}]),
+        write_rows(tmp_path / "other" / "a.jsonl", [{"prompt": "x"}]),
+        write_rows(tmp_path / "b.jsonl", [{"prompt": "x"}]),
+    ]
+    assert [task.name for task in read_tasks([*paths, paths[0]], 1)] == [str(paths[0]), str(paths[1]), "b"]
+
+
+def test_a_group_is_decoded_together_and_a_row_that_cannot_run_is_left_out() -> None:
+    good, other = tiny.prompts(5, 9)
+    group = [PromptRow(str(i), f"f:{i}", token_ids=tuple(p)) for i, p in enumerate((good, [999], other))]
+    run = run_group(Engine(tiny.target(), batch_size=3), group, SamplingParams(max_tokens=4, ignore_eos=True))
+    assert run.token_ids == [tiny.continuation(tiny.target().model, p, 4) for p in (good, other)]
+    assert (run.stats.tokens, run.stats.prefill_tokens, run.stats.target_passes) == (8, 2, 6)
+    assert len(run.errors) == 1
+    assert run.errors[0].startswith("f:1: ")
+    assert run_group(Engine(tiny.target(), batch_size=3), group[1:2], SamplingParams()).stats.tokens == 0

@@ -1,0 +1,94 @@
+"""Servers of other programs, started and ended; a server here is Python's own, in a directory with a `health` file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from eyas.bench.serving.servers import IdleMeter, ServerProcess
+from eyas.errors import EndpointError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "health").write_text("ok", encoding="utf-8")
+    return tmp_path
+
+
+SERVE = "from http.server import SimpleHTTPRequestHandler as Handler, test; test(Handler, port={}, bind='127.0.0.1')"
+
+
+def file_server(name: str, folder: Path, first: str = "pass") -> ServerProcess:
+    """`first` is run before it serves."""
+    code = f"import os; os.chdir({str(folder)!r}); {first}; {SERVE}"
+    return ServerProcess(name, lambda port: [sys.executable, "-c", code.format(port)], ready_seconds=30)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_server_is_ready_inside_and_gone_after(folder: Path) -> None:
+    with file_server("files", folder) as server:
+        assert httpx.get(f"{server.root}/health").text == "ok"
+        assert server.url == f"{server.root}/v1"
+        pid = server.pid
+        assert server.cpu_seconds() > 0
+    assert not alive(pid)
+
+
+def test_what_it_started_goes_with_it(folder: Path) -> None:
+    sleep = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    child = f"import subprocess, sys; print(subprocess.Popen({sleep}).pid, flush=True)"
+    with file_server("files", folder, child) as server:
+        started = int(server.log_tail(99).split()[0])
+        assert alive(started)
+    until = time.monotonic() + 5
+    while alive(started) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not alive(started)
+
+
+def test_it_can_be_killed_and_started_again(folder: Path) -> None:
+    with file_server("files", folder) as server:
+        server.kill()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.root}/health")
+        assert server.start() < 30
+        assert httpx.get(f"{server.root}/health").text == "ok"
+
+
+def test_a_server_that_ends_says_why(folder: Path) -> None:
+    with (
+        pytest.raises(EndpointError, match="ended at once: no such model"),
+        file_server("broken", folder, "raise SystemExit('no such model')"),
+    ):
+        pass
+
+
+def test_a_server_that_is_never_ready_is_ended() -> None:
+    code = "import time; time.sleep(60)"
+    server = ServerProcess("slow", lambda _: [sys.executable, "-c", code], ready_seconds=0.3)
+    with pytest.raises(EndpointError, match=r"wasn't ready in 0\.3 s"), server:
+        pass
+    assert not alive(server.pid)
+
+
+def test_who_is_busy_while_another_is_measured(folder: Path) -> None:
+    burning = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass'])"
+    with file_server("quiet", folder) as quiet, file_server("burning", folder, burning) as hot:
+        meter = IdleMeter({"a": quiet, "b": hot, "c": quiet})
+        with meter("a"):
+            time.sleep(0.5)
+        with meter("b"):
+            time.sleep(0.2)
+        shares = meter.shares()
+    assert shares["burning"] > 0.1
+    assert shares["quiet"] < 0.1

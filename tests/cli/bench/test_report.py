@@ -1,0 +1,86 @@
+"""`eyas bench report`: what is there gets in, what isn't is left out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from eyas.bench.ledger import write_json
+
+from ...bench.report.test_page import checked
+from ...pairs import Pair, write_rows
+from ...runs import save_run
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def trained(pair: Pair, tmp_path: Path) -> Path:
+    folder = save_run(tmp_path / "run", pair.model, steps=(10, 20))
+    shutil.copytree(folder / "checkpoints" / "step-000020", folder / "best")
+    return folder
+
+
+def page(run: Run, trained: Path, *options: object) -> str:
+    output = trained.parent / "report.html"
+    result = run("bench", "report", trained, "--output", output, *options)
+    assert result.exit_code == 0, result.output
+    return checked(output.read_text(encoding="utf-8")).text
+
+
+def test_a_run_alone(run: Run, trained: Path) -> None:
+    text = page(run, trained)
+    for words in ("What was trained on what", "Training", "Machine and provenance", "Nothing was measured"):
+        assert words in text
+    for words in ("Checkpoints on real tasks", "Draft trees", "Data", "Store"):
+        assert words not in text
+
+
+def test_everything(run: Run, trained: Path, pair: Pair, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "48/2?"}, {"prompt": "def"}])
+    few = ("--prompt-file", rows, "--max-new-tokens", 6, "--repeats", 1, "--warmup", 0)
+    assert run("bench", "checkpoints", trained, *few, "--write").exit_code == 0
+    pair_options = ("--model", pair.model, "--draft-model", trained / "pick")
+    trees = (
+        "--tree-depth",
+        "2",
+        "--tree-top-k",
+        "2",
+        "--tree-nodes",
+        "3,4",
+        "--json",
+        trained / "bench" / "trees.json",
+    )
+    assert run("bench", "trees", *pair_options, *few, *trees).exit_code == 0
+    chats = tmp_path / "chats"
+    chats.mkdir()
+    source = {"name": "mine", "rows": 5, "chats": 3, "share": 1.0, "dropped": {"too long": {"count": 2, "first": []}}}
+    split = {"chats": 3, "length": {"total": 30, "quantiles": {"0.5": 10}}, "answer_share": 0.5}
+    report = {"made_by": "me", "sources": [source], "splits": {"train": split, "validation": split}, "settings": {}}
+    write_json(chats / "report.json", report)
+    answered = tmp_path / "answered"
+    answered.mkdir()
+    write_json(answered / "report.json", {"made_by": "regenerate", "answers": 3, "settings": {"turns": "last"}})
+    for folder in (chats, answered):
+        for name in ("train", "validation"):
+            (folder / f"{name}.jsonl").touch()
+
+    text = page(run, trained, "--chats", chats, "--chats", answered)
+    picked = json.loads((trained / "bench" / "checkpoints.json").read_text())
+    grown = json.loads((trained / "bench" / "trees.json").read_text())
+    for words in ("too long", "made by me", picked["reason"], grown["reason"], f"{grown['pick']}:", "Draft trees"):
+        assert words in text
+
+
+def test_what_is_refused(run: Run, trained: Path, tmp_path: Path) -> None:
+    result = run("bench", "report", trained, "--output", tmp_path / "no" / "report.html")
+    assert (result.exit_code, "make it first" in result.stderr) == (2, True)
+    shutil.rmtree(trained / "best")
+    result = run("bench", "report", trained, "--output", tmp_path / "report.html")
+    assert (result.exit_code, "holds no drafter yet" in result.stderr) == (1, True)
+    assert not (tmp_path / "report.html").exists()

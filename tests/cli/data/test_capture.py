@@ -1,0 +1,125 @@
+"""`eyas data capture` as it is run: killed, resumed, through torchrun; and what it says."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from eyas.data.store import FeatureStore
+from eyas.text.chats import exchange, write_chats
+
+from ...pairs import Pair
+
+Run = Callable[..., Result]
+Options = tuple[str | Path | float, ...]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    write_chats(path, [exchange(f"c{i}", f"What is {i}+{i} in May?", f"<<{i}+{i}={2 * i}>> clips") for i in range(120)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def options(pair: Pair, chats: Path) -> Options:
+    """Some eighty shards of a row or two each."""
+    return (
+        "data", "capture", "--model", pair.model, "--chats", chats, "--held-out-share", 0.1, "--dtype", "float32",
+        "--shard-mib", 0.01, "--batch-tokens", 64, "--output",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(run: Run, options: Options, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("whole") / "store"
+    result = run(*options, store)
+    assert result.exit_code == 0, result.output
+    return store
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def started(options: Options, store: Path, *before: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, *before, "-m", "eyas", *map(str, options), str(store)]
+    return subprocess.Popen(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def killed(options: Options, store: Path, wait: Callable[[int], bool]) -> bool:
+    """Run until `wait` is true of the number of files there, then kill -9; False if it ended before."""
+    process = started(options, store)
+    while process.poll() is None:
+        if wait(len(list(store.glob("*")))):
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.001)
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def test_killed_and_resumed_by_two_processes_ends_the_same(options: Options, whole: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert killed(options, store, lambda files: files > 20)
+    assert 20 < len(contents(store)) < len(contents(whole))
+    resumed = started(options, store, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    _, errors = resumed.communicate()
+    assert resumed.returncode == 0, errors.decode()
+    assert b" shards at " in errors  # what is left, not all
+    assert {n: d for n, d in contents(store).items() if ".part" not in n} == contents(whole)
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments(options: Options, whole: Path, tmp_path: Path) -> None:
+    draw = random.Random(5)
+    store, files = tmp_path / "store", len(contents(whole))
+    for _ in range(10):
+        there = len(list(store.glob("*")))
+        at = there + draw.randrange(0, max(1, (files - there) // 4))
+        delay = draw.random() * 0.02
+        killed(options, store, lambda found, at=at, delay=delay: found >= at and not time.sleep(delay))
+    process = started(options, store)
+    process.communicate()
+    assert contents(store) == contents(whole)
+
+
+def test_it_says_what_it_will_take_and_does_nothing(run: Run, options: Options, whole: Path, tmp_path: Path) -> None:
+    result = run(*options, tmp_path / "store", "--dry-run")
+    assert result.exit_code == 0, result.output
+    shards = FeatureStore.open(whole).manifest.shards
+    total = sum(shard.bytes for shard in shards)
+    assert f"{total:,} bytes in {len(shards)} shards" in result.stderr
+    assert "of the classic layout" in result.stderr
+    assert "minutes at" in result.stderr
+    assert "taps 1, 3, 4: the usual ones, all layers being alike" in result.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_bad_options(run: Run, options: Options, whole: Path, tmp_path: Path) -> None:
+    for wrong, words, code in (
+        (("--taps", "two"), "write auto, or boundaries such as 2,16,29", 2),
+        (("--taps", "1,99"), "boundaries between 0 and 5", 2),
+        (("--taps", "5"), "use --final all", 1),
+        (("--states", "int4"), "write float32, bf16, fp8", 2),
+        (("--final", "top"), "top:K such as top:64", 2),
+        (("--final", "top:0"), "top:K such as top:64", 2),
+    ):
+        result = run(*options, tmp_path / "store", *wrong)
+        assert result.exit_code == code, result.output
+        assert words in result.stderr
+    assert not (tmp_path / "store").exists()
+    result = run(*options, whole, "--states", "bf16")
+    assert result.exit_code == 1
+    assert "holds another capture (layout.states: fp8, now bf16): choose another folder" in result.stderr

@@ -1,0 +1,91 @@
+"""`eyas demo` on the tiny pair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+
+from eyas.assets import PROMPTS
+from eyas.tree import DraftTree, PlaceLogits
+from eyas.verify import Sampler, SeededWalk, Walk
+
+from ...pairs import Pair
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def demo(run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The pair stands for the embedded one; two short prompts."""
+    monkeypatch.setattr("eyas.assets.DEMO_TARGET", pair.model)
+    monkeypatch.setattr("eyas.assets.DEMO_DRAFTER", pair.drafter)
+    monkeypatch.setattr("eyas.assets.PROMPTS", (("maths", "48/2?"), ("code", "def add"), ("maths", "24?")))
+    return lambda *arguments: run("demo", "--max-new-tokens", 8, *arguments)
+
+
+def test_json(demo: Run) -> None:
+    result = demo("--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert list(report) == ["rows", "settings", "machine"]
+    assert [row["text"] for row in report["rows"]] == ["maths", "code", "all"]
+    for row in report["rows"]:
+        assert row["identical_output"] is True
+        assert row["accept_length"] >= 1.0
+        plain, fast = row["plain_tokens_per_second"], row["speculative_tokens_per_second"]
+        assert row["speedup"] == pytest.approx(fast / plain, rel=0.01)
+        assert row["efficiency"] == pytest.approx(row["speedup"] / row["accept_length"], abs=0.002)
+    assert report["settings"]["max_new_tokens"] == 8
+
+
+def test_text(demo: Run) -> None:
+    result = demo("--tree", "chain:2")
+    assert result.exit_code == 0, result.output
+    assert "[maths] 48/2?" in result.stdout
+    assert "[code] def add" in result.stdout
+    rows = [line for line in result.stdout.splitlines() if line.strip().startswith(("maths ", "code ", "all "))]
+    assert [line.split()[-1] for line in rows] == ["yes"] * 3
+    assert "identical output: every token of both runs was compared" in result.stdout
+    assert "DIFFERENT" not in result.stdout
+
+
+class Shifted:
+    """A broken rule that claims to be lossless."""
+
+    lossless = True
+
+    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+        walk = SeededWalk()(logits, tree, sampler, rows)
+        return walk if not tree.size else replace(walk, tokens=torch.where(walk.tokens > 50, 50, walk.tokens))
+
+
+def test_identical_is_computed(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas.engine.engine.SeededWalk", Shifted)
+    result = demo("--json")
+    assert result.exit_code == 1  # float32 promises every token
+    assert [row["identical_output"] for row in json.loads(result.stdout)["rows"]] == [False] * 3
+    text = demo().stdout
+    assert "DIFFERENT" in text
+    assert "eyas verify" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "message"),
+    [(("--tree", "bush"), 2, "unknown tree 'bush'"), (("--dtype", "int8"), 2, "unknown dtype 'int8'")],
+)
+def test_bad_options(demo: Run, option: tuple[str, str], code: int, message: str) -> None:
+    result = demo(*option)
+    assert result.exit_code == code
+    assert message in result.stderr
+
+
+def test_the_prompts_are_of_three_kinds() -> None:
+    kinds: list[Any] = [kind for kind, _ in PROMPTS]
+    assert {"maths", "code"} <= set(kinds)
+    assert len(kinds) == len({text for _, text in PROMPTS}) >= 4

@@ -1,0 +1,197 @@
+"""`eyas generate`: every kind of row, every way to draft, one output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from eyas.text.chats import Message
+from eyas.text.prompts import encode_chat, encode_text
+
+from ...pairs import Pair, tokenizer, write_rows
+from ...tiny import continuation
+
+Run = Callable[..., Result]
+
+STATS = [
+    "tokens",
+    "target_passes",
+    "accept_length",
+    "acceptance_rate",
+    "accepted_by_position",
+    "accepted_histogram",
+    "prefill_seconds",
+    "decode_seconds",
+    "tokens_per_second",
+]
+ROWS: list[dict[str, Any]] = [
+    {"id": "raw", "prompt": "def add(a, b):"},
+    {"id": "chat", "messages": [{"role": "system", "content": "Sell clips."}, {"role": "user", "content": "In May?"}]},
+    {"question_id": 7, "turns": ["Natalia", "and then?"], "category": "two turns"},
+    {"token_ids": [40, 41, 42, 43]},
+]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
+
+
+def objects(result: Result) -> list[Any]:
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def tokens(result: Result) -> list[Any]:
+    """The ids of every row, turn by turn."""
+    return [[turn["token_ids"] for turn in row.get("turns", [row])] for row in objects(result)]
+
+
+def expected(pair: Pair, prompt: tuple[int, ...]) -> list[int]:
+    """What transformers itself writes."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(pair.model).eval()
+    return continuation(model, prompt, 8, eos_token_id=tokenizer().eos_token_id)
+
+
+def test_one_prompt_is_one_object_with_exactly_these_keys(decode: Run, pair: Pair) -> None:
+    (row,) = objects(decode("--prompt", "How many?", "--json"))
+    assert list(row) == ["id", "token_ids", "text", "finish_reason", "stats"]
+    assert list(row["stats"]) == STATS
+    assert row["token_ids"] == expected(pair, encode_chat(tokenizer(), [Message(role="user", content="How many?")]))
+    assert row["text"] == tokenizer().decode(row["token_ids"], skip_special_tokens=True)
+    assert row["finish_reason"] in ("length", "stop")
+    assert row["stats"]["tokens"] == len(row["token_ids"]) == 8
+    assert sum(row["stats"]["accepted_histogram"]) == row["stats"]["target_passes"] <= 8
+
+
+def test_raw_skips_the_chat_template(decode: Run, pair: Pair) -> None:
+    (raw,) = objects(decode("--prompt", "How many?", "--raw", "--json"))
+    assert raw["token_ids"] == expected(pair, encode_text(tokenizer(), "How many?"))
+    (chat,) = objects(decode("--prompt", "How many?", "--json"))
+    assert raw["token_ids"] != chat["token_ids"]
+
+
+def test_text_goes_to_standard_output_and_figures_to_standard_error(decode: Run) -> None:
+    result = decode("--prompt", "How many?")
+    (row,) = objects(decode("--prompt", "How many?", "--json"))
+    assert result.stdout == row["text"] + "\n"
+    assert "8 tokens in" in result.stderr
+    assert "accept length" in result.stderr
+    assert "LOSSY" not in result.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(rows: Path, run: Run, pair: Pair) -> list[Any]:
+    arguments = ("generate", "--model", pair.model, "--method", "none", "--max-new-tokens", 8)
+    return objects(run(*arguments, "--prompt-file", rows, "--json"))
+
+
+def test_the_four_kinds_of_rows(plain: list[Any], pair: Pair) -> None:
+    assert [row.get("id") for row in plain] == ["raw", "chat", "7", "4"]
+    raw, chat, turns, ids = plain
+    assert raw["token_ids"] == expected(pair, encode_text(tokenizer(), "def add(a, b):"))
+    assert chat["token_ids"] == expected(pair, encode_chat(tokenizer(), [Message(**m) for m in ROWS[1]["messages"]]))
+    assert ids["token_ids"] == expected(pair, (40, 41, 42, 43))
+    assert list(turns) == ["id", "turns", "stats"]
+    said = [Message(role="user", content="Natalia"), Message(role="assistant", content=turns["turns"][0]["text"])]
+    second = encode_chat(tokenizer(), [*said, Message(role="user", content="and then?")])
+    assert turns["turns"][1]["token_ids"] == expected(pair, second)
+    assert turns["stats"]["tokens"] == 16
+    assert [row["stats"]["accept_length"] for row in plain] == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--num-speculative-tokens", 3),
+        ("--tree", "static:slim", "--batch-size", 3),
+        ("--tree", "dynamic:3,4,10", "--batch-size", 4),
+        ("--method", "none", "--batch-size", 2),
+    ],
+    ids=str,
+)
+def test_drafting_and_batches_change_no_token(
+    options: tuple[Any, ...], rows: Path, decode: Run, plain: list[Any]
+) -> None:
+    same = [[turn["token_ids"] for turn in row.get("turns", [row])] for row in plain]
+    assert tokens(decode("--prompt-file", rows, "--json", *options)) == same
+
+
+def test_a_number_of_tokens_is_a_chain(decode: Run) -> None:
+    named, number = (
+        objects(decode("--prompt", "How many?", "--json", *options))[0]["stats"]
+        for options in (("--tree", "chain:3"), ("-n", 3))
+    )
+    assert len(named["accepted_by_position"]) == len(number["accepted_by_position"]) == 3
+
+
+def test_seeds_decide_and_drafting_does_not(decode: Run, rows: Path) -> None:
+    heat = ("--prompt-file", rows, "--json", "--temperature", 1, "--top-p", 0.95)
+    one = tokens(decode(*heat, "--seed", 1))
+    assert one == tokens(decode(*heat, "--seed", 1, "--method", "none", "--batch-size", 4))
+    assert one == tokens(decode(*heat, "--seed", 1, "--no-coupled"))
+    assert one != tokens(decode(*heat, "--seed", 2))
+
+
+def test_typical_acceptance_is_labelled(decode: Run) -> None:
+    (row,) = objects(decode("--prompt", "How many?", "--json", "--acceptance", "typical:0.3,0.5"))
+    assert row["lossy"] is True
+    assert "LOSSY" in decode("--prompt", "How many?", "--acceptance", "typical").stderr
+
+
+def test_rows_of_a_file_are_shown_in_its_order(decode: Run, rows: Path, plain: list[Any]) -> None:
+    result = decode("--prompt-file", rows, "--batch-size", 4)
+    assert result.exit_code == 0
+    headers = [line for line in result.stdout.splitlines() if line.startswith("--- ")]
+    assert headers == ["--- raw", "--- chat", "--- 7", "--- 4"]
+    assert plain[0]["text"] in result.stdout
+
+
+def test_bad_rows_are_named_and_the_others_run(decode: Run, tmp_path: Path) -> None:
+    bad = [
+        {"prompt": "one", "token_ids": [1]},
+        "{not json",
+        {"prompt": "def add"},
+        "",
+        {"id": "late", "token_ids": [9999]},
+        {"turns": []},
+        {"id": "long", "token_ids": [50] * 256},
+        {"messages": [{"role": "user", "content": "In May?"}]},
+    ]
+    result = decode("--prompt-file", write_rows(tmp_path / "bad.jsonl", bad), "--json", "--batch-size", 2)
+    assert result.exit_code == 1
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["id"] for row in lines] == ["1", "2", "3", "late", "6", "long", "8"]
+    assert [len(row.get("token_ids", [])) for row in lines] == [0, 0, 8, 0, 0, 0, 8]
+    assert "exactly one of" in lines[0]["error"]
+    assert "outside the target's vocabulary" in lines[3]["error"]
+    assert "shorten the prompt" in lines[5]["error"]
+    for number, row in zip((1, 2, 5, 6, 7), [lines[i] for i in (0, 1, 3, 4, 5)], strict=True):
+        assert row["error"].startswith(f"bad.jsonl:{number}: ")
+        assert f"error: {row['error']}" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_file_of_bad_rows_only_fails(decode: Run, tmp_path: Path) -> None:
+    result = decode("--prompt-file", write_rows(tmp_path / "bad.jsonl", ["[]", "3"]))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "bad.jsonl:1" in result.stderr
+    assert "bad.jsonl:2" in result.stderr
+
+
+def test_a_conversation_that_outgrows_the_context_keeps_its_first_answers(decode: Run, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "turns.jsonl", [{"turns": ["Natalia", "May " * 300]}])
+    result = decode("--prompt-file", file, "--json")
+    assert result.exit_code == 1
+    row = json.loads(result.stdout)
+    assert len(row["turns"]) == 1
+    assert "turns.jsonl:1" in row["error"]

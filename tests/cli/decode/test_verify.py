@@ -1,0 +1,95 @@
+"""`eyas verify`: the certificate and its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from eyas.targets import Target
+from eyas.tree import PlaceLogits
+
+from ...pairs import Pair, write_rows
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def certify(run: Run, pair: Pair, tmp_path: Path) -> Run:
+    def call(rows: list[Any], *options: Any) -> Result:
+        file = write_rows(tmp_path / "rows.jsonl", rows)
+        pair_options = ("--model", pair.model, "--draft-model", pair.drafter, "--max-new-tokens", 6)
+        return run("verify", *pair_options, "--prompt-file", file, *options)
+
+    return call
+
+
+ROWS = [{"prompt": "def add(a, b):"}, {"id": "two", "token_ids": [50, 51, 52]}]
+
+
+def test_equal(certify: Run) -> None:
+    result = certify(ROWS, "--temperatures", "0,1", "--batch-sizes", "1,2", "--tree", "chain:2")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rstrip().endswith("\nEQUAL")
+    assert "Compared with plain decoding of one row at a time" in result.stdout
+    assert result.stderr.count(": equal\n") == 6  # T x (chain alone; none and chain in a batch of two)
+
+
+def test_json_and_the_default_trees(certify: Run) -> None:
+    result = certify(ROWS, "--temperatures", "0", "--batch-sizes", "2", "--json")
+    assert result.exit_code == 0
+    certificate = json.loads(result.stdout)
+    assert certificate["equal"] is True
+    assert [cell["tree"] for cell in certificate["cells"]] == ["none", "chain:4", "dynamic:5,6,24"]
+    for cell in certificate["cells"]:
+        assert (cell["rows"], cell["tokens"], cell["verdict"]) == (2, 12, "equal")
+    assert certificate["near_tie_relative"] == 1e-5
+
+
+def test_a_difference_is_shown_and_fails(certify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification passes whose logits are off by one token."""
+    verify = Target.verify
+
+    def tilted(target: Target, rows: range, roots: Any, tree: Any, taps: Any) -> Any:
+        verified = verify(target, rows, roots, tree, taps)
+        return verified._replace(logits=tilt(verified.logits)) if tree.size else verified
+
+    def tilt(logits: PlaceLogits) -> PlaceLogits:
+        return PlaceLogits(logits.rows.roll(1, -1), logits.index)
+
+    monkeypatch.setattr(Target, "verify", tilted)
+    result = certify(ROWS, "--temperatures", "0", "--batch-sizes", "1", "--tree", "chain:2")
+    assert result.exit_code == 1
+    assert result.stdout.rstrip().endswith("\nNOT EQUAL")
+    assert "DIFFERENT in 2 of 2 rows" in result.stderr
+    assert "row two, turn 0, position 1: plain" in result.stdout
+    assert "a real difference" in result.stdout
+
+
+def test_a_row_that_cannot_run_is_named_and_the_rest_compared(certify: Run) -> None:
+    result = certify([*ROWS, {"prompt": ""}], "--temperatures", "0", "--batch-sizes", "1", "--tree", "chain:2")
+    assert result.exit_code == 1
+    assert "error: rows.jsonl:3: prompt" in result.stderr
+    assert result.stdout.rstrip().endswith("\nEQUAL")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--temperatures", "0,-1"), "--temperatures 0,-1"),
+        (("--temperatures", "nan"), "--temperatures nan"),
+        (("--temperatures", "warm"), "--temperatures 'warm': write numbers"),
+        (("--batch-sizes", "1.5"), "--batch-sizes 1.5"),
+        (("--batch-sizes", "0"), "--batch-sizes 0"),
+        (("--tree", "bush:3"), "unknown tree 'bush:3'"),
+        (("--tree", "dynamic:2,200,300"), "asks for 200 children, the draft vocabulary has 120"),
+    ],
+)
+def test_a_bad_grid_is_a_usage_error(certify: Run, options: tuple[str, str], message: str) -> None:
+    result = certify(ROWS, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -1,0 +1,80 @@
+"""`eyas inspect`: targets and drafters, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+
+from ...pairs import Pair, save_drafter, tokenizer
+
+Run = Callable[..., Result]
+
+
+def test_a_target(run: Run, pair: Pair) -> None:
+    result = run("inspect", pair.model, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["role"], report["usable"], report["problems"]) == ("target", True, [])
+    assert (report["layers"], report["hidden_size"], report["vocab_size"]) == (4, 32, len(tokenizer()))
+    assert report["attention"] == {"full_attention": None}
+    assert report["architecture"] == "LlamaForCausalLM"
+    assert report["chat_template"] is True
+    assert report["max_length"] == 256
+    assert report["parameters"] > 2 * 32 * len(tokenizer())
+    text = run("inspect", pair.model).stdout
+    for words in ("LlamaForCausalLM", f"{report['parameters']:,}", "default taps", "full_attention: all positions"):
+        assert words in text
+
+
+def test_a_drafter_and_its_target(run: Run, pair: Pair) -> None:
+    result = run("inspect", pair.drafter, "--model", pair.model, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["role"], report["kind"], report["taps"]) == ("drafter", "eagle3", [1, 2, 4])
+    text = run("inspect", pair.drafter).stdout
+    assert "warning: no provenance" in text
+    lines = [line.strip() for line in text.splitlines()]
+    at = lines.index("rope_parameters:")
+    assert {"rope_type: default", "rope_theta: 10000.0"} == set(lines[at + 1 : at + 3])
+    assert "default_tree: None" not in text
+
+
+def test_a_drafter_that_does_not_fit_fails(run: Run, pair: Pair, tmp_path: Path) -> None:
+    result = run("inspect", save_drafter(tmp_path, target_hidden_size=48), "--model", pair.model)
+    assert result.exit_code == 1
+    assert "problem: doesn't fit the target: states of 48, the target's 32" in result.stdout
+
+
+def directory(path: Path, config: dict[str, Any]) -> Path:
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def test_an_unusable_target_says_why(run: Run, tmp_path: Path) -> None:
+    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 8, "num_hidden_layers": 2}
+    result = run("inspect", directory(tmp_path, config), "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["usable"] is False
+    assert "mamba keeps a recurrent state" in report["problems"][0]
+    assert report["attention"] == {}
+    assert "no weights: a target is loaded from safetensors" in report["problems"]
+
+
+def test_what_is_neither(run: Run, tmp_path: Path) -> None:
+    assert "has no config.json" in run("inspect", tmp_path).stderr
+    result = run("inspect", directory(tmp_path, {"hidden_size": 8}))
+    assert result.exit_code == 2
+    assert "names no architecture" in result.stderr
+    gone = run("inspect", "no/such-model")
+    assert gone.exit_code == 1
+    assert "neither a directory nor a Hub model" in gone.stderr
+
+
+def test_demo_is_the_embedded_target(run: Run) -> None:
+    report = json.loads(run("inspect", "demo", "--json").stdout)
+    assert (report["role"], report["layers"], report["hidden_size"]) == ("target", 32, 256)

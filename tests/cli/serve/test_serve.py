@@ -1,0 +1,65 @@
+"""`eyas serve` before it serves: options, their page, what is refused."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from eyas.cli.serve.elsewhere import EngineOptions
+from eyas.cli.serve.serve import CapacityOptions, ServerOptions
+
+Run = Callable[..., Result]
+PAGE = Path(__file__).parents[3] / "docs" / "serve.md"
+
+
+def test_every_option_is_on_the_page_with_its_default() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `--")]
+    rows = [row for row in rows if row.count("|") == 4]  # the tables of options, not the one of other engines' words
+    for group in (ServerOptions, CapacityOptions, EngineOptions):
+        for field in fields(group):
+            flag = "--" + field.name.replace("_", "-")
+            (row,) = [row for row in rows if f"`{flag}`" in row.split("|")[1]]
+            if isinstance(field.default, int | float | str) and field.default:
+                default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+                assert default in row.split("|")[2].replace("`", "").replace(",", "").split()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "none", "--tree", "chain:2"], "--tree would be ignored"),
+        (["--tree", "chain:2"], "needs a drafter"),
+        (["--draft-model", "demo", "--num-speculative-tokens", "2", "--tree", "auto"], "give one of them"),
+        (["--log-format", "xml"], "write text or json"),
+        (["--port", "70000"], "--port"),
+        (["--max-running", "0"], "--max-running"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_loaded(run: Run, options: list[Any], message: str) -> None:
+    result = run("serve", "--model", "nowhere", "--port", 0, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_an_address_that_is_taken_is_told(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run("serve", "--model", "demo", "--port", port)
+    assert result.exit_code == 2
+    assert f"can't listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_how_memory_is_kept_is_settled_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[str] = []
+    for name in ("keep_freed_memory", "keep_few_kernels"):
+        monkeypatch.setattr(f"eyas.cli.serve.{name}", lambda name=name: settled.append(name))
+    run("serve", "--model", "nowhere", "--port", 0, "--log-format", "xml")
+    assert settled == ["keep_freed_memory", "keep_few_kernels"]

@@ -1,0 +1,238 @@
+"""Every drafter kind and toggle for every consumer: a round trip, or a refusal that names the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.network import DraftNetwork
+from eyas.drafters.registry import KINDS
+from eyas.errors import ExportError
+from eyas.interop.export.consumers import CONSUMERS
+from eyas.interop.export.export import export
+from eyas.interop.export.subject import Serving
+from eyas.targets.attention import grouped_attention
+
+from ... import tiny
+from ...pairs import tokenizer
+
+ALL = ("safeailab", "sglang", "vllm", "speculators", "atom", "tensorrt-llm", "gguf")
+E3: dict[str, Any] = {"draft_vocab_size": 120, "taps": [2, 4, 5], "embedding": "shared"}
+E1: dict[str, Any] = {"embedding": "shared", "head": "shared"}
+FULL: dict[str, Any] = {**E3, "draft_vocab_size": None, "head": "shared"}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 2.1, 2.2, 2.3], "original_max_position_embeddings": 64, "factor": 4.0,
+}  # fmt: skip
+
+
+def rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **values}}
+
+
+Row = tuple[str, dict[str, Any], dict[str, str]]
+# name -> kind, settings, consumer -> the fields it refuses; a consumer that isn't named can represent it
+TABLE: dict[str, Row] = {
+    "eagle3": ("eagle3", E3, {"atom": "draft_vocab_size"}),
+    "eagle3, own embedding": ("eagle3", {**E3, "embedding": "own"},
+        {"sglang": "embedding", "atom": "draft_vocab_size", "tensorrt-llm": "embedding"}),
+    "eagle3, full": ("eagle3", {**FULL, "head": "own"}, {}),
+    "eagle3, full, all own": ("eagle3", {**FULL, "embedding": "own", "head": "own"},
+        {"sglang": "embedding", "tensorrt-llm": "embedding"}),
+    "eagle3, full, nothing own": ("eagle3", FULL, {}),
+    "eagle3, shared head": ("eagle3", {**E3, "head": "shared"}, {"atom": "draft_vocab_size"}),
+    "eagle3, fc_norm": ("eagle3", {**FULL, "fc_norm": True}, {"safeailab": "fc_norm", "gguf": "fc_norm"}),
+    "eagle3, norm_output": ("eagle3", {**FULL, "norm_output": True},
+        {"safeailab": "norm_output", "gguf": "norm_output"}),
+    "eagle3, both": ("eagle3", {**FULL, "norm_output": True, "fc_norm": True},
+        {"safeailab": "fc_norm norm_output", "gguf": "fc_norm norm_output"}),
+    "eagle3, norm_before_residual": ("eagle3", {**FULL, "norm_before_residual": True},
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm"), "norm_before_residual")),
+    "eagle3, norm_before_fc": ("eagle3", {**FULL, "norm_before_fc": True},
+        dict.fromkeys(("safeailab", "atom"), "norm_before_fc")),
+    "eagle3, every norm": ("eagle3", {**FULL, "norm_before_fc": True, "fc_norm": True},
+        {"safeailab": "fc_norm norm_before_fc", "atom": "norm_before_fc", "tensorrt-llm": "norm_before_fc",
+         "gguf": "fc_norm"}),
+    "eagle3, qk_norm": ("eagle3", {**FULL, "qk_norm": True},
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "qk_norm")),
+    "eagle3, two layers": ("eagle3", {**FULL, "num_hidden_layers": 2},
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "num_hidden_layers")),
+    "eagle3, attention_bias": ("eagle3", {**FULL, "attention_bias": True},
+        dict.fromkeys(("safeailab", "sglang", "atom", "gguf"), "attention_bias")),
+    "eagle3, mlp_bias": ("eagle3", {**FULL, "mlp_bias": True},
+        dict.fromkeys(("safeailab", "sglang", "atom", "gguf"), "mlp_bias")),
+    "eagle3, qk_norm and biases": ("eagle3", {**FULL, "qk_norm": True, "attention_bias": True, "mlp_bias": True},
+        {"safeailab": "qk_norm attention_bias mlp_bias", "sglang": "attention_bias mlp_bias qk_norm",
+         "vllm": "attention_bias mlp_bias", "speculators": "attention_bias mlp_bias",
+         "atom": "qk_norm attention_bias mlp_bias", "tensorrt-llm": "qk_norm",
+         "gguf": "qk_norm attention_bias mlp_bias"}),
+    "eagle3, four taps": ("eagle3", {**FULL, "taps": [1, 2, 4, 5], "num_aux_hidden_states": 4},
+        {"safeailab": "num_aux_hidden_states taps", "speculators": "num_aux_hidden_states",
+         "gguf": "num_aux_hidden_states"}),
+    "eagle3, other taps": ("eagle3", {**FULL, "taps": [1, 3, 6]}, {"safeailab": "taps"}),
+    "eagle3, default taps": ("eagle3", {**FULL, "taps": None}, {}),
+    "eagle3, taps in disorder": ("eagle3", {**FULL, "taps": [5, 2, 4]}, dict.fromkeys(ALL[:-1], "taps")),
+    "eagle3, tap 0": ("eagle3", {**FULL, "taps": [0, 2, 4]},
+        dict.fromkeys(("safeailab", "sglang", "tensorrt-llm"), "taps")),
+    "eagle3, last boundary": ("eagle3", {**FULL, "taps": [2, 4, 8]}, dict.fromkeys(("safeailab", "sglang"), "taps")),
+    "eagle3, after the norm": ("eagle3", {**FULL, "taps": [2, 4, 9]}, dict.fromkeys(ALL, "taps")),
+    "eagle3, gelu": ("eagle3", {**FULL, "hidden_act": "gelu"}, dict.fromkeys(ALL[1:], "hidden_act")),
+    "eagle3, theta": ("eagle3", {**FULL, **rope("default", rope_theta=123456.7)}, {}),
+    "eagle3, eps": ("eagle3", {**FULL, "rms_norm_eps": 1e-5}, {}),
+    "eagle3, linear": ("eagle3", {**FULL, **rope("linear", factor=2.0)}, {"atom": "rope_parameters"}),
+    "eagle3, dynamic": ("eagle3", {**FULL, **rope("dynamic", factor=2.0)}, dict.fromkeys(ALL[1:], "rope_parameters")),
+    "eagle3, llama3": ("eagle3", {**FULL, "rope_parameters": LLAMA3},
+        dict.fromkeys(("safeailab", "atom"), "rope_parameters")),
+    "eagle3, yarn": ("eagle3", {**FULL, "rope_parameters": YARN},
+        dict.fromkeys(("safeailab", "atom"), "rope_parameters")),
+    "eagle3, yarn and its factor": ("eagle3", {**FULL, "rope_parameters": {**YARN, "attention_factor": 1.1}},
+        dict.fromkeys(ALL, "rope_parameters")),
+    "eagle3, longrope": ("eagle3", {**FULL, "rope_parameters": LONG}, dict.fromkeys(ALL, "rope_parameters")),
+    "eagle3, wider": ("eagle3", {**FULL, "hidden_size": 48, "head_dim": 8, "embedding": "own", "head": "own"},
+        {"sglang": "embedding"}),
+    "eagle3, wider heads": ("eagle3", {**FULL, "head_dim": 16}, {}),
+    "eagle3, a tree": ("eagle3", {**FULL, "default_tree": "dynamic:4,3,9"}, {}),
+    "eagle1": ("eagle1", E1, {"vllm": "bias"} | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, no bias": ("eagle1", {**E1, "bias": False}, {"sglang": "bias"} | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, own embedding": ("eagle1", {**E1, "bias": False, "embedding": "own"},
+        {"sglang": "bias embedding"} | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, own head": ("eagle1", {**E1, "bias": False, "head": "own"},
+        {"safeailab": "head", "sglang": "bias head", "vllm": "head"} | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, qkv_bias": ("eagle1", {**E1, "qkv_bias": True, "bias": False},
+        {"sglang": "bias qkv_bias"} | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, biases": ("eagle1", {**E1, "attention_bias": True, "mlp_bias": True, "bias": False},
+        {"safeailab": "attention_bias mlp_bias", "sglang": "bias attention_bias mlp_bias"}
+        | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, reduced": ("eagle1", {**E1, "draft_vocab_size": 120, "bias": False},
+        {"safeailab": "draft_vocab_size", "sglang": "draft_vocab_size bias", "vllm": "draft_vocab_size"}
+        | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, wider heads": ("eagle1", {**E1, "head_dim": 16, "bias": False},
+        {"safeailab": "head_dim", "sglang": "bias"} | dict.fromkeys(ALL[3:], "kind")),
+    "eagle1, two layers": ("eagle1", {**E1, "num_hidden_layers": 2, "bias": False},
+        {"sglang": "bias"} | dict.fromkeys(ALL[3:], "kind")),
+    "mla": ("mla", E3, {"atom": "draft_vocab_size", "tensorrt-llm": "rope_parameters"}),
+    "mla, full": ("mla", FULL, {"tensorrt-llm": "rope_parameters"}),
+    "mla, yarn": ("mla", {**FULL, "rope_parameters": YARN}, {}),
+    "mla, 3.1": ("mla", {**FULL, "rope_parameters": YARN, "fc_norm": True, "norm_output": True}, {}),
+    "mla, yarn and mscale": ("mla", {**FULL, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}, {}),
+    "mla, yarn and half of it": ("mla", {**FULL, "rope_parameters": {**YARN, "mscale": 0.7}},
+        dict.fromkeys(("sglang", "vllm", "atom", "tensorrt-llm"), "rope_parameters")),
+    "mla, plain queries": ("mla", {**FULL, "rope_parameters": YARN, "q_lora_rank": None},
+        dict.fromkeys(("vllm", "atom", "tensorrt-llm"), "q_lora_rank")),
+    "mla, halves": ("mla", {**FULL, "rope_parameters": YARN, "rope_interleave": False},
+        dict.fromkeys(("sglang", "vllm", "atom", "tensorrt-llm"), "rope_interleave")),
+    "mla, norm_before_fc": ("mla", {**FULL, "rope_parameters": YARN, "norm_before_fc": True},
+        dict.fromkeys(("vllm", "atom"), "norm_before_fc")),
+    "mla, norm_before_residual": ("mla", {**FULL, "rope_parameters": YARN, "norm_before_residual": True},
+        dict.fromkeys(("sglang", "atom", "tensorrt-llm"), "norm_before_residual")),
+    "mla, attention_bias": ("mla", {**FULL, "rope_parameters": YARN, "attention_bias": True},
+        dict.fromkeys(("sglang", "vllm", "atom", "tensorrt-llm"), "attention_bias")),
+    "mla, mlp_bias": ("mla", {**FULL, "rope_parameters": YARN, "mlp_bias": True},
+        dict.fromkeys(("sglang", "vllm", "atom", "tensorrt-llm"), "mlp_bias")),
+    "mla, two layers": ("mla", {**FULL, "rope_parameters": YARN, "num_hidden_layers": 2},
+        dict.fromkeys(("sglang", "atom", "tensorrt-llm"), "num_hidden_layers")),
+    "mlp": ("mlp", {"embedding": "shared", "head": "shared"}, dict.fromkeys(ALL, "kind")),
+}  # fmt: skip
+for _name, (_kind, _settings, _refused) in TABLE.items():
+    if _kind == "mla":
+        _refused.update(dict.fromkeys(("safeailab", "speculators", "gguf"), "kind"))
+
+
+def build(name: str) -> DraftNetwork:
+    """A random drafter of a row, in bfloat16's numbers so that no format has to round."""
+    kind, settings, _ = TABLE[name]
+    vocab = len(tokenizer())
+    given = {**settings, "vocab_size": vocab, "draft_vocab_size": settings.get("draft_vocab_size") or vocab}
+    made = tiny.network(kind, **{"target_hidden_size": tiny.HIDDEN, **given})
+    if made.config.draft_vocab_size == vocab:
+        made.set_vocabulary(torch.arange(vocab))
+    return made.to(torch.bfloat16).to(torch.float32)
+
+
+@torch.inference_mode()
+def logits(network: DraftNetwork) -> Tensor:
+    """Over two steps, written out here."""
+    config, draw = network.config, torch.Generator().manual_seed(5)
+    taps = torch.randn(1, 7, config.tap_count, config.target_hidden_size, generator=draw)
+    tokens = torch.randint(config.vocab_size, (1, 7), generator=draw)
+    mask = torch.ones(1, 1, 7, 7).tril().bool()
+
+    def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return grouped_attention(q, k, v, mask)
+
+    fed, one = network.step(tokens, network.fuse(taps), torch.arange(7)[None], attend)
+    _, two = network.step(tokens.flip(1), fed, 400 + torch.arange(7)[None], attend)
+    return torch.stack((network.logits(one), network.logits(two)))
+
+
+@pytest.mark.parametrize("consumer", ALL)
+@pytest.mark.parametrize("name", TABLE)
+def test_a_round_trip_or_a_refusal(name: str, consumer: str, serving: Serving, tmp_path: Path) -> None:
+    original = build(name)
+    if "shared" in (original.config.embedding, original.config.head):
+        original.borrow(serving.ends)
+    save_network(original, tmp_path / "drafter", {"note": "x"})
+    output = tmp_path / "out"
+    refused = TABLE[name][2].get(consumer)
+    if refused is not None:
+        with pytest.raises(ExportError) as caught:
+            export(tmp_path / "drafter", consumer, output, serving)
+        lines = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
+        assert {line.partition(":")[0] for line in lines} == set(refused.split())
+        assert "Nearest way out: serve it with" in str(caught.value)
+        assert not output.exists()
+        return
+    done = export(tmp_path / "drafter", consumer, output, serving)
+    loaded = load_network(output, serving.ends)
+    found = loaded.state_dict()
+    for key, tensor in original.state_dict().items():
+        if key in found:
+            assert torch.equal(found.pop(key), tensor), key
+        else:  # left out only where it is the target's
+            assert key in ("embed_tokens.weight", "lm_head.weight")
+            assert done.changes
+    assert set(found) <= {"embed_tokens.weight", "lm_head.weight"}  # copies of the target's
+    assert loaded.config.taps == (original.config.taps or (2, 4, 5) if TABLE[name][0] != "eagle1" else None)
+    close = {"rtol": 1e-4, "atol": 1e-4} if done.changes else {"rtol": 0.0, "atol": 0.0}
+    torch.testing.assert_close(logits(loaded), logits(original), **close)
+    assert str(output) in done.command
+    assert "accept length | not measured" in (output / "README.md").read_text()
+
+
+def test_the_table_has_every_kind_and_consumer_and_toggle() -> None:
+    assert {row[0] for row in TABLE.values()} == set(KINDS)
+    assert set(CONSUMERS) == set(ALL)
+    neutral = {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+               "max_position_embeddings", "target_hidden_size", "kv_lora_rank", "qk_nope_head_dim",
+               "qk_rope_head_dim", "v_head_dim"}  # fmt: skip
+    for kind in ("eagle1", "eagle3", "mla"):
+        tried = {key for row in TABLE.values() if row[0] == kind for key in row[1]}
+        fields = set(KINDS[kind].config.model_fields) - neutral
+        missing = (
+            fields
+            - tried
+            - (
+                {
+                    "taps",
+                    "hidden_act",
+                    "rope_parameters",
+                    "rms_norm_eps",
+                    "default_tree",
+                    "num_aux_hidden_states",
+                    "rope_interleave",
+                }
+                if kind != "eagle3"
+                else set()
+            )
+        )
+        assert not missing, (kind, missing)

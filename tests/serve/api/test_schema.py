@@ -1,0 +1,75 @@
+"""Schemathesis against `/openapi.json`: whatever it makes up, no 5xx, only documented statuses and bodies."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from eyas.serve.context import ServeSettings
+from eyas.serve.engine_thread import EngineThread
+from eyas.serve.http.app import ENDPOINTS, create_app
+from eyas.serve.observe.metrics import Metrics
+
+from ..fakes import FakeEngine
+
+
+def app() -> Any:
+    thread = EngineThread(lambda: FakeEngine("Natalia"))
+    thread.start()
+    while thread.status == "loading":
+        time.sleep(0.001)
+    return create_app(thread, ServeSettings(model_names=("tiny",)), metrics=Metrics("tiny", ENDPOINTS))
+
+
+schema = schemathesis.openapi.from_asgi("/openapi.json", app())
+
+
+def bounded(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def check(case: Any) -> None:
+    """Rules between fields, and what a vocabulary holds, are no JSON schema: valid requests may be refused."""
+    model = case.body.get("model") if isinstance(case.body, dict) else None
+    if isinstance(model, str) and len(model) <= 256:
+        case.body["model"] = "tiny"
+    response = case.call_and_validate(excluded_checks=[positive_data_acceptance])
+    assert response.status_code < 500
+
+
+@schema.parametrize()
+@bounded(8)
+def test_whatever_is_made_up_is_answered_as_documented(case: Any) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "tiny", "prompt": "a", "stream": True}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True}),
+    ],
+)
+def test_streams_are_as_documented(path: str, body: dict[str, Any]) -> None:
+    """Hardly ever made up: most streams that are asked for ask for something else that is wrong."""
+    response = schema[path]["POST"].Case(body=body, media_type="application/json").call_and_validate()
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@bounded(150)
+def test_for_longer(case: Any) -> None:
+    check(case)

@@ -1,0 +1,311 @@
+"""Whatever is wrong with a request is said in OpenAI's words, by name, and never a 5xx."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from eyas.serve.api.schema.base import REFUSED, ErrorBody
+from eyas.serve.engine_thread import EngineStoppedError
+from eyas.serve.http.errors import as_api_error
+from eyas.serve.observe.observer import Observers
+
+from ..conftest import Ask, client_of, post, run
+from ..fakes import FakeEngine
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "How many?"}]
+
+
+def error(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error's fields; the body must be exactly OpenAI's."""
+    assert response.status_code == status, response.text
+    ErrorBody.model_validate(response.json())
+    found: dict[str, Any] = response.json()["error"]
+    return found
+
+
+async def raw(path: str, content: bytes, headers: dict[str, str] | None = None, **settings: Any) -> httpx.Response:
+    async with client_of(FakeEngine(), **settings) as client:
+        return await client.post(path, content=content, headers={"content-type": "application/json", **(headers or {})})
+
+
+@pytest.mark.parametrize("field", ["frobnicate", "max_new_tokens", "best_of_n"])
+def test_unknown_fields_are_refused_by_name(ask: Ask, field: str) -> None:
+    for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "a"})):
+        found = error(ask(path, **body, **{field: 1}), 400)
+        assert found["param"] == field
+        assert found["message"] == f"unknown field {field}"
+
+
+@pytest.mark.parametrize("field", sorted(REFUSED))
+def test_fields_of_openai_that_are_not_served_are_refused_with_a_reason_unless_null(ask: Ask, field: str) -> None:
+    found = error(ask(CHAT, messages=HELLO, **{field: {"some": "value"}}), 400)
+    assert found["code"] == "unsupported_parameter"
+    assert found["param"] == field
+    assert REFUSED[field] in found["message"]
+    assert ask(CHAT, messages=HELLO, **{field: None}).status_code == 200
+
+
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "store": False,
+    "service_tier": "auto",
+    "metadata": {},
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+    "tools": None,
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "stop": None,
+    "logit_bias": {},
+    "logprobs": False,
+    "stream": False,
+    "user": "me",
+}
+
+
+def test_neutral_values_of_known_fields_are_taken(ask: Ask) -> None:
+    assert ask(CHAT, messages=HELLO, **NEUTRAL).status_code == 200
+
+
+def test_messages_that_clients_send_back_are_taken(ask: Ask) -> None:
+    said = ask(CHAT, messages=HELLO).json()["choices"][0]["message"]
+    nulls = {"audio": None, "function_call": None, "tool_calls": None, "annotations": None}
+    again = [*HELLO, {**said, **nulls}, {"role": "user", "content": [{"type": "text", "text": "And then?"}]}]
+    assert ask(CHAT, messages=again).status_code == 200
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "warm"}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"n": True}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 2**80}, "max_tokens"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 10_000}, "stop"),
+    ({"stop": "x" * 10_000}, "stop"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 1000}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(5000)}}, "logit_bias"),
+    ({"top_logprobs": 5}, ""),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stream_options": {"include_usage": True}}, ""),
+    ({"stream": True, "stream_options": {"other": 1}}, "stream_options"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages"),
+    ({"eyas": {"depth": 3}}, "eyas"),
+    ({"min_tokens": 300}, "min_tokens"),
+    ({"tool_choice": "required"}, ""),
+    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+    ({"model": None}, "model"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_values_are_named(ask: Ask, body: dict[str, Any], param: str) -> None:
+    found = error(ask(CHAT, **{"messages": HELLO, **body}), 400)
+    assert (found["param"] or "").startswith(param)
+    assert len(found["message"]) < 1100
+    assert "pydantic" not in found["message"]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", [], [[]], [1, "a"], ["a", 1], [-1], [2**40], [1.5], {"a": 1}, None, ["a"] * 200]
+)
+def test_wrong_prompts_are_named(ask: Ask, prompt: Any) -> None:
+    error(ask(TEXT, prompt=prompt), 400)
+
+
+def test_tokens_outside_the_vocabulary_are_refused(ask: Ask) -> None:
+    error(ask(TEXT, prompt=[1, 2, 10**6]), 400)
+    error(ask("/detokenize", tokens=[10**6]), 400)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"model": "tiny", "messages": NaN}',
+        b'{"model": "\xff\xfe"}',
+        b'{"model": "\\ud800"}',
+        b'{"temperature": Infinity}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"1" * 10_000,
+        b"null",
+        b'"text"',
+        b"[1, 2]",
+        "{}".encode("utf-16"),
+        b"\x00",
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
+def test_bodies_that_are_not_the_json_that_is_needed_are_400(path: str, content: bytes) -> None:
+    error(run(raw(path, content)), 400)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"])
+def test_other_content_types_are_415(kind: str) -> None:
+    error(run(raw(CHAT, b"{}", {"content-type": kind})), 415)
+
+
+def test_bodies_over_the_limit_are_413_whether_declared_or_not() -> None:
+    async def chunks() -> Any:
+        for _ in range(100):
+            yield b" " * 100
+
+    async def ask_both() -> None:
+        async with client_of(FakeEngine(), max_body_bytes=1000) as client:
+            headers = {"content-type": "application/json"}
+            for content in (b" " * 1001, chunks()):
+                response = await client.post(CHAT, content=content, headers=headers)
+                assert error(response, 413)["code"] == "body_too_large"
+                assert response.headers["connection"] == "close"
+            just = json.dumps({"model": "tiny", "messages": HELLO}).encode().ljust(1000)
+            assert (await client.post(CHAT, content=just, headers=headers)).status_code == 200
+
+    run(ask_both())
+
+
+def test_what_does_not_fit_the_context_is_told_with_the_numbers(ask: Ask, engine: FakeEngine) -> None:
+    found = error(ask(TEXT, prompt=[5] * 200, max_tokens=57), 400)
+    assert found["code"] == "context_length_exceeded"
+    assert all(number in found["message"] for number in ("256", "200", "57", "257"))
+    assert ask(TEXT, prompt=[5] * 200, max_tokens=56).status_code == 200
+    found = error(ask(CHAT, messages=[{"role": "user", "content": "a " * 1000}]), 400)
+    assert found["code"] == "context_length_exceeded"
+    assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize("text", ["a" * (4 << 20), "🙂 " * (1 << 20)], ids=["letters", "faces"])
+def test_megabytes_of_text_are_refused_before_they_are_tokenized(ask: Ask, text: str) -> None:
+    began = time.monotonic()
+    for path, body in ((TEXT, {"prompt": text}), (CHAT, {"messages": [{"role": "user", "content": text}]})):
+        assert error(ask(path, **body), 400)["code"] == "context_length_exceeded"
+    assert time.monotonic() - began < 3
+
+
+def test_a_smaller_context_can_be_asked_for(ask: Ask) -> None:
+    error(ask(TEXT, {"max_model_len": 20}, prompt=[5] * 10, max_tokens=11), 400)
+    assert ask(TEXT, {"max_model_len": 20}, prompt=[5] * 10, max_tokens=10).status_code == 200
+
+
+def test_a_model_that_is_not_here_is_404(ask: Ask) -> None:
+    found = error(ask(CHAT, model="gpt-5", messages=HELLO), 404)
+    assert found["code"] == "model_not_found"
+    assert "tiny" in found["message"]
+
+
+def test_a_full_queue_is_429_with_retry_after_and_queues_nothing() -> None:
+    engine = FakeEngine(most=2)
+    response = run(post(engine, CHAT, {"model": "tiny", "messages": HELLO, "n": 3}))
+    assert error(response, 429)["type"] == "rate_limit_error"
+    assert response.headers["retry-after"] == "7"
+    assert sorted(engine.cancelled) == [0, 1]
+
+
+def test_too_many_answers_at_once_are_refused(ask: Ask) -> None:
+    assert error(ask(TEXT, prompt=["a"] * 100, n=2), 400)["param"] == "n"
+
+
+def test_unknown_addresses_and_methods_are_told_alike() -> None:
+    async def ask_them() -> None:
+        async with client_of(FakeEngine()) as client:
+            error(await client.get("/v2/nothing"), 404)
+            response = await client.get(CHAT)
+            error(response, 405)
+            assert response.headers["allow"] == "POST"
+
+    run(ask_them())
+
+
+def test_a_bug_is_500_without_its_insides() -> None:
+    class Broken(FakeEngine):
+        def check(self, request: Any) -> None:  # noqa: ARG002
+            raise KeyError("secret")
+
+    found = error(run(post(Broken(), CHAT, {"model": "tiny", "messages": HELLO})), 500)
+    assert "secret" not in found["message"]
+
+
+def test_refusals_are_told_to_the_observer() -> None:
+    class Ears(Observers):
+        heard: list[tuple[str, int, str]]
+
+        def refused(self, endpoint: str, status: int, code: str) -> None:
+            self.heard.append((endpoint, status, code))
+
+    ears = Ears()
+    ears.heard = []
+
+    async def ask_them() -> None:
+        async with client_of(FakeEngine(), ears) as client:
+            await client.post(CHAT, json={"model": "tiny", "messages": HELLO, "x": 1})
+            await client.get("/nothing")
+
+    run(ask_them())
+    assert ears.heard == [(CHAT, 400, "unknown_parameter"), ("", 404, "not_found")]
+
+
+MEGABYTES = 3 << 19
+MESSAGE = b'{"model": "tiny", "messages": [{"role": "user", "content": '
+MANY = {
+    "ids": (TEXT, b'{"model": "tiny", "prompt": [' + b"-1," * (MEGABYTES // 3) + b"1]}", "prompt"),
+    "lists": (TEXT, b'{"model": "tiny", "prompt": [' + b"[]," * (MEGABYTES // 3) + b"[1]]}", None),
+    "choices": (TEXT, b'{"model": "tiny", "prompt": "a", "guided_choice": [' + b"1," * (MEGABYTES // 2) + b"1]}", None),
+    "parts": (CHAT, MESSAGE + b"[" + b"1," * (MEGABYTES // 2) + b"1]}]}", None),
+    "fields": (CHAT, b"{%s}" % b",".join(b'"f%d":1' % i for i in range(MEGABYTES // 12)), None),
+    "tokens": ("/detokenize", b'{"tokens": [' + b"-1," * (MEGABYTES // 3) + b"1]}", "tokens[0]"),
+    "characters": ("/tokenize", b'{"prompt": "' + b"a" * MEGABYTES + b'"}', "prompt"),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_megabytes_of_wrong_values_are_refused_at_once(kind: str) -> None:
+    """Told one by one they took minutes, while nobody else was answered."""
+    path, body, param = MANY[kind]
+    began = time.monotonic()
+    found = error(run(raw(path, body)), 400)
+    assert time.monotonic() - began < 8
+    assert found["param"] == param
+    assert param is not None or found["code"] == "too_many_values"
+
+
+def test_a_prompt_of_many_tokens_is_not_too_many_values(ask: Ask) -> None:
+    found = error(ask(TEXT, prompt=[1] * 40_000), 400)
+    assert found["code"] == "context_length_exceeded"
+    found = error(ask(TEXT, prompt=[[1] * 20_000] * 2), 400)
+    assert found["code"] == "context_length_exceeded"
+
+
+def test_a_field_that_may_be_several_things_says_what_was_wrong_with_each(ask: Ask) -> None:
+    found = error(ask(TEXT, prompt=[2**40]), 400)
+    assert found["param"] == "prompt"
+    assert "valid string, or" in found["message"]
+    assert "less than 2147483648" in found["message"]
+
+
+def test_what_was_given_up_when_the_engine_ended_is_503() -> None:
+    error = as_api_error(EngineStoppedError("the server is going down"))
+    assert (error.status, error.headers) == (503, {"Retry-After": "1"})

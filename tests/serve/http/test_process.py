@@ -1,0 +1,128 @@
+"""`eyas serve` as a process: ready, draining, failing, killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ...pairs import Pair
+
+BODY = {"model": "m", "prompt": "Natalia", "temperature": 0}
+
+
+class Process:
+    """One server."""
+
+    def __init__(self, *options: Any, log: Path) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "eyas", "serve", "--port", "0", "--served-model-name", "m", *map(str, options)]
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                command, stderr=stream, stdout=stream, env={**os.environ, "EYAS_API_KEY": ""}
+            )
+        found = None
+        while found is None:
+            assert self.process.poll() is None, self.said
+            time.sleep(0.02)
+            found = re.search(r"http://[0-9.]+:[0-9]+", self.said)
+        self.url = found.group()
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def ready(self) -> list[int]:
+        """Wait for it; the health statuses on the way."""
+        seen: list[int] = []
+        until = time.monotonic() + 60
+        while not seen or seen[-1] != 200:
+            assert time.monotonic() < until
+            assert self.process.poll() is None, self.said
+            with suppress(httpx.HTTPError):
+                seen.append(httpx.get(f"{self.url}/health").status_code)
+            time.sleep(0.02)
+        return seen
+
+    def complete(self, tokens: int) -> httpx.Response:
+        body = {**BODY, "max_tokens": tokens, "ignore_eos": True}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+
+
+@contextmanager
+def process(*options: Any, log: Path) -> Iterator[Process]:
+    made = Process(*options, log=log)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait(10)
+
+
+def test_a_server_is_ready_drains_when_told_to_end_and_ends_well(pair: Pair, tmp_path: Path) -> None:
+    options = ("--model", pair.model, "--draft-model", pair.drafter, "--tree", "chain:2", "--max-running", 4)
+    with process(*options, log=tmp_path / "log") as server:
+        seen = server.ready()
+        assert set(seen[:-1]) <= {503}
+        expected = server.complete(200)
+        answers: list[httpx.Response] = []
+        running = threading.Thread(target=lambda: answers.append(server.complete(200)))
+        with httpx.Client(base_url=server.url) as client:  # a connection from before
+            assert client.get("/health").status_code == 200
+            running.start()
+            time.sleep(0.1)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+            with suppress(httpx.HTTPError):  # it may have ended already
+                refused = client.post("/v1/completions", json=BODY)
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"]
+        running.join(30)
+        assert server.process.wait(20) == 0, server.said
+        assert answers[0].status_code == 200, answers[0].text + server.said
+        assert answers[0].json()["choices"] == expected.json()["choices"]
+
+
+@pytest.mark.slow
+def test_killed_it_is_ready_again_in_seconds(pair: Pair, tmp_path: Path) -> None:
+    with process("--model", pair.model, log=tmp_path / "log") as server:
+        server.ready()
+        expected = server.complete(30).json()["choices"]
+        failed: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                server.complete(240)
+            except httpx.HTTPError as error:
+                failed.append(error)
+
+        asking = [threading.Thread(target=ask) for _ in range(4)]
+        for each in asking:
+            each.start()
+        time.sleep(0.1)
+        server.process.kill()
+        for each in asking:
+            each.join(20)
+        assert len(failed) == 4
+    with process("--model", pair.model, log=tmp_path / "log") as again:
+        again.ready()
+        assert again.complete(30).json()["choices"] == expected
+
+
+def test_a_model_that_can_not_be_loaded_ends_the_process_with_the_reason(tmp_path: Path) -> None:
+    with process("--model", tmp_path / "nothing", log=tmp_path / "log") as server:
+        assert server.process.wait(60) == 1
+        assert "error: " in server.said
+        assert "nothing" in server.said
+        assert "Traceback" not in server.said

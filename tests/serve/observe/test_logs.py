@@ -1,0 +1,128 @@
+"""Lines that machines and people can read, one a record, and statistics only while something happens."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from eyas.serve.observe.logs import Interval, Lines, Logs, log_to
+from eyas.serve.observe.observer import Received
+
+from .watched import CONTROLLER, finished, outcome, state
+
+Read = Callable[[], list[dict[str, object]]]
+
+
+@pytest.fixture
+def read() -> Iterator[Read]:
+    """The lines written so far."""
+    loggers = [logging.getLogger(name) for name in ("eyas.serve", "uvicorn", "uvicorn.access")]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    stream = io.StringIO()
+    log_to(stream, "json", logging.DEBUG)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def test_statistics_of_an_interval() -> None:
+    interval = Interval(state(generated_tokens_total=100, prompt_tokens_total=40))
+    interval.add(state(), CONTROLLER, outcome([2, 0, 0], [3, 3, 0], [6, 9, 0]))
+    interval.add(state(), CONTROLLER, outcome([0, 0], [0, 0], [0, 0]))
+    last = state(generated_tokens_total=120, prompt_tokens_total=60, prefix_hit_tokens_total=5, preempted_total=1)
+    interval.add(last, CONTROLLER, outcome([1], [2], [2]))
+    assert interval.fields(4.0) == {
+        "running": 3,
+        "waiting": 3,
+        "tokens_per_second": 5.0,
+        "prompt_tokens_per_second": 5.0,
+        "cached_tokens": 50,
+        "prefix_hit_rate": 0.25,
+        "preempted": 1,
+        "accept_length": 1.5,  # 3 accepted in 6 rows
+        "acceptance_by_position": [0.67, 0.33, 0.0],
+        "accepted_histogram": [1, 1, 1],
+        "plain_rounds": 0.333,
+        "tree": "5,4,40",
+    }
+    after = interval.next()
+    assert after.fields(1.0) is None
+    after.add(last, None, None)
+    told = after.fields(1.0)
+    assert told is not None
+    assert told["tokens_per_second"] == 0.0
+    assert not {"tree", "accept_length", "preempted"} & told.keys()
+
+
+def test_statistics_while_something_happens_and_silence_after(read: Read) -> None:
+    logs = Logs(every=0.05)
+    logs.stepped(state(generated_tokens_total=1), None, None)
+    until = time.monotonic() + 10
+    while len(read()) < 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.2)  # several intervals without a step
+    assert [line["message"] for line in read()] == ["statistics"]
+    logs.stepped(state(generated_tokens_total=5), None, None)
+    logs.close()  # what was counted last is told
+    logs.close()
+    logs.stepped(state(generated_tokens_total=7), None, None)
+    time.sleep(0.1)
+    assert len(read()) == 2
+
+
+def test_no_statistics_if_unwanted(read: Read) -> None:
+    logs = Logs(every=0.0)
+    logs.stepped(state(), None, None)
+    logs.close()
+    assert read() == []
+
+
+def test_a_request_has_a_line_when_it_ends(read: Read) -> None:
+    logs = Logs()
+    nasty = Received('a"b\n\x1b[2J', "/v1/completions", 3, 9)
+    logs.request_received(nasty)
+    logs.finished(finished())
+    logs.finished(finished("error", first=None))
+    logs.refused("/v1/completions", 429, "queue_full")
+    logs.refused("/v1/completions", 500, "internal_error")
+    received, good, bad, full, broken = read()
+    assert (received["level"], received["id"]) == ("debug", nasty.id)
+    assert good["message"] == "finished"
+    assert (good["id"], good["reason"], good["tokens"], good["seconds"]) == ("chatcmpl-7-0", "stop", 5, 2.5)
+    assert (good["first_token_seconds"], good["queue_seconds"], good["accept_length"]) == (0.5, 0.125, 4.0)
+    assert "first_token_seconds" not in bad
+    assert [line["level"] for line in (good, bad, full, broken)] == ["info", "warning", "info", "error"]
+
+
+def test_readable_lines_stay_lines() -> None:
+    record = logging.makeLogRecord({"msg": "hello", "levelno": logging.INFO, "levelname": "INFO", "created": 0.25})
+    record.msecs = 250
+    record.fields = {"id": 'a"b\n\x1b[2J', "plain": "x/y", "none": None, "list": [1, 0.5], "number": 1.5}
+    line = Lines("text").format(record)
+    assert line == (
+        '1970-01-01T00:00:00.250Z info hello id="a\\"b\\n\\u001b[2J" plain=x/y none=null list=1/0.5 number=1.5'
+    )
+    record.msg = "two\nlines"
+    assert "\n" not in Lines("text").format(record)
+
+
+def test_tracebacks_are_kept() -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError as error:
+        record = logging.makeLogRecord({"msg": "m", "exc_info": (ValueError, error, error.__traceback__)})
+    assert "ValueError: broken" in Lines("text").format(record)
+    assert "ValueError: broken" in json.loads(Lines("json").format(record))["traceback"]
+
+
+def test_uvicorns_lines_are_of_the_same_form(read: Read) -> None:
+    logging.getLogger("uvicorn.error").warning("down")
+    logging.getLogger("uvicorn.access").info("GET /")
+    assert [(line["level"], line["message"]) for line in read()] == [("warning", "down")]

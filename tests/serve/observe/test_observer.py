@@ -1,0 +1,83 @@
+"""The clock of a request, and observers as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eyas.serve.observe.observer import Finished, Observers, Watch
+from eyas.types import Chunk, Completion, Stats
+
+from .watched import CONTROLLER, REQUEST, outcome, state
+
+
+class Recorder:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.told.append((name, *arguments))
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [10.0]
+    monkeypatch.setattr("eyas.serve.observe.observer.time.monotonic", lambda: clock[0])
+    return clock
+
+
+def test_a_request_is_timed(now: list[float]) -> None:
+    seen = Recorder()
+    watch = Watch(seen, REQUEST)
+    now[0] = 11.0
+    watch.add(Chunk(0, (), 0))
+    now[0] = 12.0
+    watch.add(Chunk(0, (1, 2), 1))
+    now[0] = 12.5
+    watch.add(Chunk(0, (3, 4, 5), 2))
+    now[0] = 14.0
+    stats = Stats(tokens=5)
+    watch.add(Chunk(0, (), 0, Completion("", [], "", "stop", stats)))
+    watch.end("cancelled")
+    end = Finished(REQUEST, "stop", stats, 4.0, 2.0)
+    assert seen.told == [
+        ("request_received", REQUEST),
+        ("first_token", REQUEST, 2.0),
+        ("more_tokens", REQUEST, 3, 0.5),
+        ("finished", end),
+    ]
+    assert end.seconds_per_token == 0.5
+
+
+def test_an_end_without_tokens(now: list[float]) -> None:
+    seen = Recorder()
+    watch = Watch(seen, REQUEST)
+    now[0] = 13.0
+    watch.end("error")
+    (_, (name, end)) = seen.told
+    assert (name, end.reason, end.seconds, end.seconds_per_token) == ("finished", "error", 3.0, None)
+
+
+def test_several_as_one() -> None:
+    seen = [Recorder(), Recorder()]
+    all_of_them = Observers(seen)
+    step = (state(), CONTROLLER, outcome([1], [2], [3]))
+    end = Finished(REQUEST, "stop", Stats(), 1.0, None)
+    all_of_them.request_received(REQUEST)
+    all_of_them.first_token(REQUEST, 0.5)
+    all_of_them.more_tokens(REQUEST, 2, 0.1)
+    all_of_them.refused("/x", 404, "c")
+    all_of_them.stepped(*step)
+    all_of_them.finished(end)
+    assert seen[0].told == seen[1].told
+    assert seen[0].told == [
+        ("request_received", REQUEST),
+        ("first_token", REQUEST, 0.5),
+        ("more_tokens", REQUEST, 2, 0.1),
+        ("refused", "/x", 404, "c"),
+        ("stepped", *step),
+        ("finished", end),
+    ]

@@ -1,0 +1,28 @@
+"""The ends of a target are those of the whole target, whatever lies between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.targets import load_target
+from eyas.targets.architecture import choose_taps
+from eyas.targets.loading import load_ends
+
+from .. import tiny
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "olmo3", "gptoss", "deepseek3", "gpt2"])
+def test_ends_are_the_targets_own(name: str, tmp_path: Path) -> None:
+    tiny.build_model(name).save_pretrained(tmp_path)
+    ends, whole = load_ends(tmp_path, dtype="float32", device="cpu"), load_target(tmp_path, device="cpu", packed=False)
+    for size in ("vocab_size", "hidden_size", "num_layers", "max_length"):
+        assert getattr(ends, size) == getattr(whole, size)
+    assert choose_taps(ends.config) == choose_taps(whole.config)
+    assert len(ends.layers) == 1
+    states = torch.randn(3, whole.hidden_size)
+    torch.testing.assert_close(ends.head(states), whole.head(states), rtol=0, atol=0)
+    for end in ("get_input_embeddings", "get_output_embeddings"):
+        assert torch.equal(getattr(ends.model, end)().weight, getattr(whole.model, end)().weight)

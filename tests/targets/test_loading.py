@@ -1,0 +1,184 @@
+"""Loading targets: what works, and refusals that come before any weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+from eyas.errors import ModelError, RequestError, UnsupportedModelError, UsageError
+from eyas.targets import Target, load_target, load_tokenizer
+from eyas.targets.architecture import attention_plan, context_limit, default_taps
+from eyas.targets.loading import resolve_device, resolve_dtype
+
+from .. import tiny
+
+
+def test_a_saved_model_loads_and_computes_the_same(tmp_path: Path) -> None:
+    model = tiny.build_model("llama")
+    model.save_pretrained(tmp_path)
+    target = load_target(tmp_path, device="cpu")
+    tokens = tiny.prompts(9)[0]
+    torch.testing.assert_close(tiny.full_forward(target.model, tokens).logits, tiny.full_forward(model, tokens).logits)
+    assert (target.dtype, target.vocab_size, target.hidden_size, target.num_layers) == (
+        torch.float32, tiny.VOCAB, tiny.HIDDEN, tiny.LAYERS,
+    )  # fmt: skip
+    assert not target.model.training
+    assert not any(p.requires_grad for p in target.model.parameters())
+
+
+def test_dtype_and_attention_are_taken(tmp_path: Path) -> None:
+    tiny.build_model("llama").save_pretrained(tmp_path)
+    target = load_target(tmp_path, device="cpu", dtype="bfloat16", attention="eager")
+    assert target.dtype == torch.bfloat16
+    assert target.model.config._attn_implementation == "eyas_eager"
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("MambaConfig", {}, "mamba keeps a recurrent state"),
+    ("Qwen3NextConfig", {}, "qwen3_next keeps a recurrent state"),
+    ("JambaConfig", {}, "jamba keeps a recurrent state"),
+    ("MiniMaxConfig", {}, "minimax has linear_attention layers"),
+    ("Llama4TextConfig", {}, "llama4_text has chunked_attention layers"),
+    ("BloomConfig", {}, "bloom takes no position ids"),
+    ("MptConfig", {}, "mpt takes no position ids"),
+    ("FalconConfig", {"alibi": True}, "falcon takes no position ids"),
+    ("GPTNeoConfig", {}, "gpt_neo masks its local attention layers itself"),
+]
+
+
+@pytest.mark.parametrize(("config", "settings", "reason"), REFUSED, ids=[r[0] for r in REFUSED])
+def test_what_cannot_be_rolled_back_is_refused_before_its_weights_are_read(
+    tmp_path: Path, config: str, settings: dict[str, Any], reason: str
+) -> None:
+    """The weight file is no weight file: reading it would be another error."""
+    getattr(tf, config)(**settings).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load_target(tmp_path)
+
+
+def test_a_target_made_of_a_model_is_checked_too() -> None:
+    config = tf.BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2)
+    with pytest.raises(UnsupportedModelError, match="bloom takes no position ids"):
+        Target(tf.AutoModelForCausalLM.from_config(config))
+
+
+def test_layers_that_bypass_the_cache_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.build_model("llama")
+    attention = type(model.model.layers[0].self_attn)
+    plain = attention.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, *args, **{**kwargs, "past_key_values": None})
+
+    monkeypatch.setattr(attention, "forward", forward)
+    with pytest.raises(UnsupportedModelError, match="only 0 of 4 layers use the key-value cache"):
+        Target(model)
+
+
+def test_a_head_that_is_not_understood_is_refused_for_training_only() -> None:
+    model = tiny.build_model("llama")
+    assert Target(model).head(torch.zeros(1, tiny.HIDDEN)).shape == (1, tiny.VOCAB)
+    forward = model.forward
+
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        return type(out)(logits=out.logits * 2)
+
+    model.forward = doubled
+    target = Target(model)
+    with pytest.raises(UnsupportedModelError, match="decoding is not affected"):
+        target.head(torch.zeros(1, tiny.HIDDEN))
+
+
+def test_errors_name_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="can't read a model config at"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ModelError, match="can't load the target"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": "wide"}))
+    with pytest.raises(ModelError, match="can't read a model config at"):
+        load_target(tmp_path)
+    with pytest.raises(ModelError, match="can't load the tokenizer"):
+        load_tokenizer(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="can't mask a tree: use sdpa or eager"):
+        load_target(tmp_path, attention="flash_attention_2")
+
+
+def test_a_damaged_weight_file_is_a_model_error(tmp_path: Path) -> None:
+    tiny.build_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0 broken ")
+    with pytest.raises(ModelError, match="can't load the target"):
+        load_target(tmp_path)
+
+
+def test_names_of_dtypes_and_devices() -> None:
+    assert resolve_dtype("bfloat16") == resolve_dtype(torch.bfloat16) == torch.bfloat16
+    with pytest.raises(UsageError, match="write one of float32, bfloat16, float16"):
+        resolve_dtype("int8")
+    assert resolve_device("cpu").type == "cpu"
+    with pytest.raises(UsageError, match="write cpu, cuda or cuda:N"):
+        resolve_device("toaster")
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="sees no CUDA device"):
+            resolve_device("cuda")
+
+
+def test_attention_plans() -> None:
+    plans = {name: attention_plan(tiny.target(name).config).windows for name in tiny.ARCHITECTURES}
+    full, sliding = {"full_attention": None}, {"sliding_attention": tiny.WINDOW}
+    hybrid = {**full, **sliding}
+    assert plans == {
+        name: hybrid if name in ("gemma2", "gemma3", "olmo3", "gptoss") else sliding if name == "mistral" else full
+        for name in tiny.ARCHITECTURES
+    }
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"),
+    [(32, (2, 16, 29)), (7, (2, 3, 4)), (6, (2, 4, 6)), (4, (1, 3, 4)), (2, (1, 2)), (1, (0, 1))],
+)
+def test_default_taps_are_eagle3s_and_distinct(layers: int, taps: tuple[int, ...]) -> None:
+    assert default_taps(layers) == taps
+
+
+def _phi3(rope: dict[str, Any]) -> Any:
+    return tf.Phi3Config(
+        max_position_embeddings=256, hidden_size=32, num_attention_heads=4, rope_parameters=rope,
+        original_max_position_embeddings=16,
+    )  # fmt: skip
+
+
+def test_the_context_ends_where_rope_would_change() -> None:
+    """Stale keys and trees that reach over the edge would break equality there."""
+    assert context_limit(tf.LlamaConfig(max_position_embeddings=64)) == 64
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 16}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    assert context_limit(_phi3(rope)) == 16
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    assert context_limit(tf.LlamaConfig(max_position_embeddings=64, rope_parameters=dynamic)) == 64
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    assert context_limit(tf.LlamaConfig(max_position_embeddings=256, rope_parameters=yarn)) == 256
+
+
+@pytest.mark.parametrize("taps", [(0, 6), (-1,), (1, 1)])
+def test_taps_must_exist_and_differ(taps: tuple[int, ...]) -> None:
+    with pytest.raises(RequestError, match="distinct boundaries between 0 and 5"):
+        tiny.target().check_taps(taps)
+
+
+def test_a_target_with_missing_tensors_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "holes"
+    tiny.build_model("llama").save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 of the target's tensors .*layers\.1\.mlp\.up_proj"):
+        load_target(folder)

@@ -1,0 +1,72 @@
+"""Mappings of their own: zeros like any other, given back when they are freed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.runtime import keep_freed_memory
+from eyas.targets.slots import mapped_copy, mapped_zeros
+
+CPU = torch.device("cpu")
+
+
+def resident() -> int:
+    """MiB in memory."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0]) // 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("size", [(0, 3), (2, 5), (3, 70_000, 5)])
+def test_they_are_zeros(size: tuple[int, ...], dtype: torch.dtype) -> None:
+    made = mapped_zeros(size, dtype, CPU)
+    assert (made.shape, made.dtype, made.is_contiguous()) == (size, dtype, True)
+    assert not made.any()
+    assert (made + 1).all()
+    made[:] = 1
+    assert made.all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_freed_goes_back_to_the_system() -> None:
+    before = resident()
+    made = mapped_zeros((64, 1 << 20), torch.float32, CPU)  # 256 MiB
+    assert resident() - before < 64
+    view = made.fill_(1.0)[1:]
+    assert resident() - before > 200
+    del made
+    assert view.sum() == 63 << 20
+    del view
+    assert resident() - before < 64
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_copies_that_come_and_go_leave_no_holes() -> None:
+    keep_freed_memory()
+    source = torch.arange(3 * (1 << 20)).float().view(3, -1)[:, 1:]
+    before = resident()
+    copies = [mapped_copy(source) for _ in range(20)]  # 12 MiB each
+    assert all(torch.equal(one, source) and one.is_contiguous() for one in copies[::5])
+    between = [torch.ones(1000) for _ in range(20)]
+    assert resident() - before > 200
+    del copies
+    assert resident() - before < 40
+    assert len(between) == 20
+
+
+def test_no_room_is_told() -> None:
+    with pytest.raises(RuntimeError, match="memory"):
+        mapped_zeros((1 << 50,), torch.float32, CPU)
+
+
+def test_too_many_mappings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr("eyas.targets.slots.mmap.mmap", refuse)
+    assert not mapped_zeros((1 << 20,), torch.float32, CPU).any()

@@ -1,0 +1,70 @@
+"""Which checkpoints a run folder holds, and which of them is the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eyas.errors import CheckpointError
+from eyas.files import place_folder
+from eyas.train.drafter.run import RunFolder, score
+
+
+def drafter(value: float, by: str = "decoded_accept_length") -> Callable[[Path], None]:
+    """Writes what looks like a drafter directory."""
+
+    def write(path: Path) -> None:
+        path.mkdir(parents=True)
+        text = json.dumps({"eyas": {"chosen_by": by, "validation": {by: value, "other": 9.0}}})
+        (path / "config.json").write_text(text)
+
+    return write
+
+
+def test_the_best_is_kept_and_of_equal_ones_the_earliest(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, keep=2)
+    for step, value in ((10, 2.0), (20, 3.0), (30, 3.0), (40, 2.5), (50, 2.4)):
+        run.add(step, drafter(value))
+    assert list(run.checkpoints()) == [20, 40, 50]
+    assert run.best().name == "step-000020"
+    assert score(tmp_path / "best") == 3.0
+    assert score(run.finish()) == 2.4
+
+
+def test_all_stay_unless_told(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for step in (5, 10, 15):
+        run.add(step, drafter(step))
+    assert list(run.checkpoints()) == [5, 10, 15]
+    assert score(tmp_path / "best") == 15
+
+
+def test_going_over_steps_again_forgets_what_came_after(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for step, value in ((10, 2.0), (20, 4.0), (30, 5.0)):
+        run.add(step, drafter(value))
+    run.add(20, drafter(1.0))
+    assert list(run.checkpoints()) == [10, 20]
+    assert score(tmp_path / "best") == 2.0
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    place = tmp_path / "drafter"
+    place_folder(place, drafter(1.0))
+
+    def fails(path: Path) -> None:
+        drafter(2.0)(path)
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        place_folder(place, fails)
+    assert score(place) == 1.0
+    assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
+
+
+def test_nothing_to_choose_from_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        RunFolder(tmp_path).best()

@@ -1,0 +1,48 @@
+"""The draft vocabulary: most frequent answer tokens, end tokens always, any size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.data.tokens.tokenize import TokenRow
+from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
+from eyas.errors import ConfigError
+from eyas.train.drafter.vocab_map import choose_draft_vocabulary, count_answer_tokens
+
+
+def test_only_answer_tokens_count() -> None:
+    row = TokenRow(np.array([1, 1, 5, 5, 3]), np.array([False, True, True, True, False]))
+    assert count_answer_tokens([row, row], 7).tolist() == [0, 2, 0, 0, 0, 4, 0]
+
+
+def test_most_frequent_sorted_by_id_with_end_tokens() -> None:
+    counts = torch.tensor([5, 0, 9, 1, 7, 0, 2])
+    assert choose_draft_vocabulary(counts, 3, []).tolist() == [0, 2, 4]
+    assert choose_draft_vocabulary(counts, 3, [5]).tolist() == [2, 4, 5]
+    assert choose_draft_vocabulary(torch.tensor([1, 1, 1, 1]), 2, []).tolist() == [0, 1]
+
+
+def test_more_than_the_distinct_tokens_fills_with_the_lowest_unused() -> None:
+    assert choose_draft_vocabulary(torch.tensor([0, 0, 0, 0, 3, 1]), 4, [4]).tolist() == [0, 1, 4, 5]
+    assert choose_draft_vocabulary(torch.zeros(6, dtype=torch.int64), 6, []).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("size", [0, 1, 8])
+def test_impossible_sizes_are_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match="draft_vocab_size"):
+        choose_draft_vocabulary(torch.zeros(7, dtype=torch.int64), size, [1, 2])
+
+
+def test_maps_agree() -> None:
+    module = Eagle3Network(
+        Eagle3Config(
+            hidden_size=4, intermediate_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=4,
+            vocab_size=9, draft_vocab_size=3, target_hidden_size=4,
+        )
+    )  # fmt: skip
+    module.set_vocabulary(torch.tensor([2, 5, 8]))
+    assert module.d2t.tolist() == [2, 4, 6]
+    assert module.target_ids.tolist() == [2, 5, 8]
+    assert module.t2d.nonzero().flatten().tolist() == [2, 5, 8]

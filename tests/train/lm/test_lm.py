@@ -1,0 +1,68 @@
+"""A target from text alone, grown deeper without changing its function, loaded the stock way."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from eyas.data.chats.stdlib import sources
+from eyas.errors import ConfigError
+from eyas.targets.fingerprint import fingerprint
+from eyas.train.lm import corpus
+from eyas.train.lm.lm import LmConfig, LmModelConfig, build_lm, grow_depth, train_lm
+
+SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate_size": 48, "context": 128}
+
+
+def recipe(chats: Path, output: Path, **more: Any) -> LmConfig:
+    return LmConfig.model_validate(
+        {
+            "output": output,
+            "batch": 2,
+            "short_length": 16,
+            "short_share": 0.5,
+            "validation_blocks": 2,
+            "model": SHAPE,
+            "corpus": {"chats": chats, "vocab_size": 512, "length": 32, "held_out_share": 0.2},
+            "loop": {"steps": 4, "optimizer": {"kind": "muon"}},
+            **more,
+        }
+    )
+
+
+def test_target_trains_grows_and_loads(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = list(itertools.islice(sources(), 40))
+    monkeypatch.setattr(corpus, "sources", lambda: few)
+    train_lm(recipe(chats, tmp_path / "shallow"))
+    shallow = tmp_path / "shallow" / "model"
+    train_lm(recipe(chats, tmp_path / "deep", model={**SHAPE, "layers": 6}, start_from=shallow))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "deep" / "model")
+    assert model.config.num_hidden_layers == 6
+    assert model.dtype == torch.bfloat16
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(shallow).get_vocab()
+
+
+def test_growing_keeps_the_function() -> None:
+    shallow = build_lm(LmModelConfig.model_validate(SHAPE), 60, 1, 0)
+    tokens = torch.randint(60, (2, 9))
+    grown = grow_depth(shallow, 6)
+    assert grown.config.num_hidden_layers == 6
+    torch.testing.assert_close(grown(tokens).logits, shallow(tokens).logits)
+    with pytest.raises(ConfigError, match="multiple"):
+        grow_depth(shallow, 5)
+
+
+def test_a_fingerprint_knows_weights_not_how_they_were_loaded() -> None:
+    model = build_lm(LmModelConfig.model_validate(SHAPE), 60, 1, 0).to(torch.bfloat16)
+    name = fingerprint(model)
+    assert fingerprint(model.float()) == name
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    assert fingerprint(model) != name

@@ -1,0 +1,84 @@
+"""Records: cut where a run resumes, and the same in every writer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from eyas.errors import ConfigError
+from eyas.train.loop import log
+from eyas.train.loop.log import RunLog, check_wandb, writers
+
+QUIET = Console(quiet=True)
+
+
+def run(folder: Path, done: int, steps: list[int], console: Console = QUIET) -> None:
+    folder.mkdir(exist_ok=True)
+    with RunLog(100, done, writers(folder, done, None, console), console) as out:
+        for step in steps:
+            out.record(step, step / 2, {"loss": 1 / step})
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_resuming_cuts_what_came_after_and_a_torn_line(tmp_path: Path) -> None:
+    run(tmp_path, 0, [1, 2, 3])
+    with (tmp_path / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 4, "lo')
+    run(tmp_path, 2, [3, 4])
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+    assert lines(tmp_path)[1] == {"step": 2, "seconds": 1.0, "loss": 0.5}
+    run(tmp_path, 0, [1])
+    assert [line["step"] for line in lines(tmp_path)] == [1]
+
+
+def test_event_files_hold_the_same_figures(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with RunLog(10, 0, writers(tmp_path, 0, None, QUIET), QUIET) as out:
+        out.record(5, 1.0, {"loss": 0.25})
+        out.record(5, 1.0, {"validation_loss": 0.5, "decoded_accept_length": 3.0})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"] if "seconds" not in tag}
+    assert found == {"train/loss": 0.25, "validation/loss": 0.5, "validation/decoded_accept_length": 3.0}
+
+
+def test_a_missing_tensorboard_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "find_spec", lambda _name: None)
+    run(tmp_path, 0, [1], Console(stderr=True))
+    assert "no TensorBoard files" in capsys.readouterr().err
+    assert not (tmp_path / "tensorboard").exists()
+    assert len(lines(tmp_path)) == 1
+
+
+def test_lines_where_nobody_watches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(stderr=True, force_terminal=False)
+    with RunLog(9, 0, writers(tmp_path, 0, None, console), console) as out:
+        out.record(4, 1.0, {"loss": 0.25, "accuracy_0": 0.5, "accuracy_1": 0.4, "accuracy_12": 0.3})
+    assert capsys.readouterr().err == "step 4 loss 0.25 accuracy_0 0.5\n"
+    assert lines(tmp_path)[0]["accuracy_12"] == 0.3
+
+
+def test_wandb_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        check_wandb("drafts")
+    check_wandb(None)
+    said: list[Any] = []
+    fake = SimpleNamespace(log=lambda values, step: said.append((step, values)), finish=lambda: said.append("finished"))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: said.append(options) or fake))
+    with RunLog(10, 0, writers(tmp_path, 0, "drafts", QUIET), QUIET) as out:
+        out.record(3, 0.5, {"loss": 1.0})
+    assert said[0]["project"] == "drafts"
+    assert said[1:] == [(3, {"seconds": 0.5, "loss": 1.0}), "finished"]

@@ -1,0 +1,112 @@
+"""The loop: resuming and accumulation are exact, schedules have the shapes they are named for."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from eyas.errors import CheckpointError
+from eyas.train.loop.checkpoint import Progress
+from eyas.train.loop.distributed import Team
+from eyas.train.loop.loop import LoopConfig, train
+from eyas.train.loop.metrics import Part
+from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, factor
+
+ALONE = Team(0, 1, torch.device("cpu"), "none")
+
+
+class Regression:
+    """A little network with dropout, so that the random state matters; batches differ in size."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        torch.manual_seed(5)
+        self.model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 3))
+
+    def part(self, number: int) -> Part:
+        x = torch.randn(4 + number % 3, 6, generator=torch.Generator().manual_seed(number))
+        loss = F.mse_loss(self.model(x).float(), x[:, :3], reduction="sum")
+        return Part(loss, len(x), {"size": (float(len(x)), 1.0)})
+
+    def validate(self, progress: Progress) -> dict[str, float]:
+        torch.rand(3)  # validation may use randomness: it doesn't leak
+        return {"validation_step": progress.step}
+
+
+def config(steps: int, kind: str = "adamw", **more: object) -> LoopConfig:
+    return LoopConfig.model_validate(
+        {
+            "steps": steps,
+            "validate_every": 100,
+            "log_every": 2,
+            "optimizer": {"kind": kind, "lr": 0.01},
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_resuming_is_exact_to_the_bit(tmp_path: Path, kind: str, bf16: bool) -> None:
+    plateau = {"schedule": {"kind": "constant", "warmup": 0.0}, "bf16": bf16, "accumulate": 2}
+    whole, halves = Regression(), Regression()
+    train(whole, config(9, kind, **plateau), tmp_path / "whole", ALONE, {"run": 1})
+    train(halves, config(4, kind, **plateau), tmp_path / "halves", ALONE, {"run": 1})
+    fresh = Regression()
+    torch.rand(7)  # whatever happened in between
+    train(fresh, config(9, kind, **plateau), tmp_path / "halves", ALONE, {"run": 1})
+    for a, b in zip(whole.model.parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    lines = [json.loads(x) for x in (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == [2, 4, 6, 8, 9]
+
+
+def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    train(Regression(), config(2), tmp_path, ALONE, {"data": "a"})
+    with pytest.raises(CheckpointError, match="data"):
+        train(Regression(), config(4), tmp_path, ALONE, {"data": "b"})
+
+
+def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> None:
+    class Whole(Regression):
+        def part(self, number: int) -> Part:
+            parts = [super(Whole, self).part(number * 3 + i) for i in range(3)]
+            return Part(torch.stack([p.loss for p in parts]).sum(), sum(p.weight for p in parts))
+
+    small, big = Regression(dropout=0.0), Whole(dropout=0.0)
+    train(small, config(3, accumulate=3, bf16=False), tmp_path / "a", ALONE, {})
+    train(big, config(3, bf16=False), tmp_path / "b", ALONE, {})
+    for a, b in zip(small.model.parameters(), big.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    run = Regression(dropout=0.0)
+    before = run.part(0).loss.item()
+    train(run, config(150), tmp_path, ALONE, {})
+    assert run.part(0).loss.item() < before / 3
+
+
+def test_schedules() -> None:
+    wsd = ScheduleConfig(kind="wsd", warmup=0.1, decay=0.5)
+    values = [factor(wsd, step, 20) for step in range(20)]
+    assert values[:3] == [0.5, 1.0, 1.0]
+    assert values[9:12] == pytest.approx([1.0, 1.0, 0.9])
+    assert values[19] == pytest.approx(0.1)
+    cosine = ScheduleConfig(kind="cosine", warmup=0.1, floor=0.2)
+    curve = [factor(cosine, step, 20) for step in range(20)]
+    assert curve[2] == 1.0
+    assert all(a > b for a, b in pairwise(curve[2:]))
+    assert 0.2 <= curve[19] < 0.22
+    assert factor(ScheduleConfig(kind="constant", warmup=0.0), 7, 20) == 1.0
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="typo"):
+        OptimizerConfig.model_validate({"typo": 1})

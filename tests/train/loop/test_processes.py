@@ -1,0 +1,130 @@
+"""Runs in processes of their own: two do what one does, and a killed one ends where it would have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from eyas.errors import ConfigError
+from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.train import train_drafter
+
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+PLATEAU = {"kind": "constant", "warmup": 0}  # the same learning rate however long the run
+SCRIPT = Path(__file__).parent / "process.py"
+
+
+def recipe(target: Path, chats: Path, output: Path, **loop: Any) -> dict[str, Any]:
+    """A tiny drafter; every step is logged."""
+    return {
+        "target": str(target), "chats": str(chats), "held_out_share": 0.2, "output": str(output), "device": "cpu",
+        "target_dtype": "float32", "shape": {"kind": "eagle3.1", "draft_vocab_size": 64}, "loss": {"unroll": 3},
+        "batch_tokens": 256, "max_length": 128,
+        "validation": {"batches": 3, "prompts": 2, "max_tokens": 8, "tree": "chain:2"},
+        "loop": {"log_every": 1, "bf16": False, "optimizer": {"lr": 0.01}, "schedule": PLATEAU, **loop},
+    }  # fmt: skip
+
+
+def write(values: dict[str, Any]) -> str:
+    path = Path(f"{values['output']}.yaml")
+    path.write_text(yaml.safe_dump({"drafter": values}))
+    return str(path)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder) if "loss" in line]
+
+
+def without_time(folder: Path) -> list[dict[str, float]]:
+    return [{k: v for k, v in line.items() if k not in ("seconds", "per_second")} for line in metrics(folder)]
+
+
+def together(world: int, *recipes: str) -> None:
+    """Run recipes on `world` processes, as torchrun starts them."""
+    shared = {"WORLD_SIZE": str(world), "MEETING": f"{recipes[0]}.meeting"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), *recipes],
+            env={**ONE_THREAD, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world)
+    ]
+    errors = [process.communicate(timeout=100)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0] * world, "\n".join(errors)
+
+
+def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -> None:
+    def made(name: str, parallel: str, steps: int = 50) -> dict[str, Any]:
+        return recipe(
+            sure_target, chats, tmp_path / name, steps=steps, accumulate=2, validate_every=25, parallel=parallel
+        )
+
+    # the last recipe goes on alone from where two processes stopped
+    together(2, *(write(made(name, name)) for name in ("ddp", "fsdp")), write(made("halves", "fsdp", 25)))
+    for name in ("one", "halves"):
+        train_drafter(DrafterTrainConfig.model_validate(made(name, "none")))
+    whole = losses(tmp_path / "one")
+    assert len(whole) == 50
+    assert whole[-1] < whole[0] - 0.1
+    for name in ("ddp", "fsdp", "halves"):
+        assert losses(tmp_path / name) == pytest.approx(whole, abs=1e-4)
+        judged = [line for line in metrics(tmp_path / name) if "validation_loss" in line]
+        expected = [line for line in metrics(tmp_path / "one") if "validation_loss" in line]
+        for ours, theirs in zip(judged, expected, strict=True):
+            assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-4)
+            assert ours["decoded_accept_length"] == pytest.approx(theirs["decoded_accept_length"], abs=0.3)
+        assert len(list((tmp_path / name / "checkpoints").iterdir())) == 2
+
+
+def test_micro_batches_must_share_out(
+    sure_target: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = recipe(sure_target, chats, tmp_path / "odd", steps=1, parallel="ddp")
+    with pytest.raises(ConfigError, match="torchrun"):
+        train_drafter(DrafterTrainConfig.model_validate(odd))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="started 2 processes"):
+        train_drafter(DrafterTrainConfig.model_validate({**odd, "loop": {**odd["loop"], "parallel": "none"}}))
+
+
+def killed_run_equals_whole(sure_target: Path, chats: Path, tmp_path: Path, steps: int, kills: list[float]) -> None:
+    def made(name: str) -> dict[str, Any]:
+        loop = {"steps": steps, "validate_every": 6, "save_seconds": 0.05, "accumulate": 2}
+        return {**recipe(sure_target, chats, tmp_path / name, **loop), "keep_checkpoints": 3}
+
+    train_drafter(DrafterTrainConfig.model_validate(made("whole")))
+    run = [sys.executable, str(SCRIPT), write(made("killed")), "--kill", *map(str, kills)]
+    done = subprocess.run(run, check=False, capture_output=True, timeout=200, env=ONE_THREAD)
+    assert done.returncode == 0, done.stderr.decode()
+    assert f"killed {len(kills)} times" in done.stdout.decode()  # none came too late
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert without_time(killed) == without_time(whole)
+    names = sorted(path.relative_to(whole) for path in whole.rglob("model.safetensors"))
+    assert names == sorted(path.relative_to(killed) for path in killed.rglob("model.safetensors"))
+    assert len(names) >= 5
+    for name in names:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+    assert not [path for path in killed.rglob("*") if path.name.endswith((".new", ".old", ".partial"))]
+
+
+def test_killed_runs_end_as_they_would_have(sure_target: Path, chats: Path, tmp_path: Path) -> None:
+    killed_run_equals_whole(sure_target, chats, tmp_path, 40, [0.0, 0.11, 0.3])
+
+
+@pytest.mark.slow
+def test_ten_random_kills(sure_target: Path, chats: Path, tmp_path: Path) -> None:
+    draw = random.Random(11)
+    killed_run_equals_whole(sure_target, chats, tmp_path, 150, [draw.uniform(0, 0.4) for _ in range(10)])

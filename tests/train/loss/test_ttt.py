@@ -1,0 +1,82 @@
+"""Training-time test against decoding: row t of all steps is the chain of guesses from t."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyas.drafters.network import DraftNetwork
+from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
+
+from .chains import HIDDEN, NETWORKS, VOCAB, chain, network
+
+STEPS = 4
+
+
+def ragged(made: DraftNetwork) -> tuple[Tensor, Tensor, Tensor]:
+    """Three chats of 13, 9 and 6 tokens with answers here and there."""
+    torch.manual_seed(1)
+    tokens = torch.randint(VOCAB, (3, 13))
+    taps = torch.randn(3, 13, made.config.tap_count, HIDDEN, dtype=made.dtype)
+    mask = torch.zeros(3, 13, dtype=torch.bool)
+    mask[0, 4:7] = mask[0, 10:] = mask[1, 2:9] = mask[2, 5] = True
+    for chat, length in enumerate((13, 9, 6)):
+        tokens[chat, length:], taps[chat, length:] = 0, 0.0
+    return tokens, taps, mask
+
+
+def guesses(rows: ChainRows, step: int, width: int) -> list[tuple[int, int]]:
+    """(chat, row) of a step's states that a loss reads."""
+    starts = rows.answers - 1 - step
+    return [divmod(int(s), width) for s, g in zip(starts, rows.guesses[step], strict=True) if g >= 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_row_is_the_chain_decoding_would_make(name: str, dtype: torch.dtype) -> None:
+    made = network(name, dtype)
+    tokens, taps, mask = ragged(made)
+    rows = chain_rows(mask, STEPS)
+    states = list(unrolled(made, tokens, taps, rows))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-11
+    compared = 0
+    for step, (fed, normed) in enumerate(states):
+        at = rows.guesses[step][rows.guesses[step] >= 0]
+        for (chat, row), place in zip(guesses(rows, step, 13), at.tolist(), strict=True):
+            expected = chain(made, tokens[chat : chat + 1], taps[chat : chat + 1], row, step + 1)[step]
+            for ours, theirs in zip((fed[place], normed[place]), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+            compared += 1
+    assert compared == sum((mask[:, 2 + step :]).sum().item() for step in range(STEPS))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_flow_through_the_whole_chain(name: str) -> None:
+    """Gradients of all parameters, by way of the drafter's own guesses, are those of the chains written out."""
+    made = network(name)
+    tokens, taps, mask = ragged(made)
+    rows = chain_rows(mask, STEPS)
+    states = list(unrolled(made, tokens, taps, rows))
+    ours, theirs = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for step, (_, normed) in enumerate(states):
+        at = rows.guesses[step][rows.guesses[step] >= 0]
+        for (chat, row), place in zip(guesses(rows, step, 13), at.tolist(), strict=True):
+            ours = ours + normed[place].sin().sum() * (1 + step)
+            expected = chain(made, tokens[chat : chat + 1], taps[chat : chat + 1], row, step + 1)[step]
+            theirs = theirs + expected[1].sin().sum() * (1 + step)
+    body = [p for name, p in made.named_parameters() if not name.startswith("lm_head")]
+    pairs = zip(*(torch.autograd.grad(total, body) for total in (ours, theirs)), strict=True)
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-9)
+        assert mine.abs().sum() > 0
+
+
+def test_later_steps_compute_only_what_a_loss_reads() -> None:
+    made = network("eagle3")
+    tokens, taps, mask = ragged(made)
+    rows = chain_rows(mask, STEPS)
+    counts = [len(normed) for _, normed in unrolled(made, tokens, taps, rows)]
+    assert counts == [39, 18, 14, 10]
+    nothing = chain_rows(torch.zeros_like(mask), STEPS)
+    assert [len(normed) for _, normed in unrolled(made, tokens, taps, nothing)] == [39]
