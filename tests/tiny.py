@@ -264,9 +264,9 @@ class OracleDrafter:
         rows: range,
         spec: TreeSpec,
         coupling: Coupling,  # noqa: ARG002
-        live: Sequence[bool] | None = None,
+        drafting: Sequence[bool] | None = None,
     ) -> DraftTree:
-        wanted = [True] * len(rows) if live is None else live
+        wanted = [True] * len(rows) if drafting is None else drafting
         alive = [want and bool(self._tokens[slot]) for want, slot in zip(wanted, rows, strict=True)]
         growth = spec.start(len(rows), torch.device("cpu"), alive)
         ahead = [[self._ahead(slot)] for slot in rows]  # of every frontier node: what truly follows, None off track

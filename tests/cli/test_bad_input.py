@@ -142,7 +142,7 @@ def test_pickles_are_read_only_when_named(decode: Run, tmp_path: Path) -> None:
 
 
 def test_no_memory_for_the_cache(decode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    zeros = slots.zeros
+    zeros = slots.mapped_zeros
 
     def scarce(size: Any, *options: Any) -> Any:
         if len(size) == 5 and size[1]:  # keys and values of some slots
@@ -153,7 +153,7 @@ def test_no_memory_for_the_cache(decode: Run, monkeypatch: pytest.MonkeyPatch) -
 
     def loaded(target: Target) -> None:
         load(target)
-        monkeypatch.setattr(slots, "zeros", scarce)
+        monkeypatch.setattr(slots, "mapped_zeros", scarce)
 
     monkeypatch.setattr(Target, "__post_init__", loaded)
     result = decode("--prompt", "x", "--method", "none")

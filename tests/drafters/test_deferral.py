@@ -21,11 +21,11 @@ TREE = parse_tree("dynamic:3,3,8")
 CPU = torch.device("cpu")
 
 
-def draft(drafter: NetworkDrafter, rows: int, live: list[bool] | None = None) -> DraftTree:
+def draft(drafter: NetworkDrafter, rows: int, drafting: list[bool] | None = None) -> DraftTree:
     sampler = Sampler(SLOTS, tiny.VOCAB, CPU)
     for slot in range(rows):
         sampler.admit(slot, SamplingParams(), [3] * 8, ())
-    return drafter.draft(range(rows), TREE, sampler.coupling(range(rows), False), live)
+    return drafter.draft(range(rows), TREE, sampler.coupling(range(rows), False), drafting)
 
 
 def same(ours: DraftTree, theirs: DraftTree) -> None:

@@ -41,7 +41,7 @@ def drafter() -> NetworkDrafter:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("tree", "live", "tokens"),
+    ("tree", "drafting", "tokens"),
     [
         (None, None, 3),
         (parse_tree("chain:3"), None, 12),
@@ -55,7 +55,7 @@ def test_one_question_a_round(
     target: Target,
     drafter: NetworkDrafter,
     tree: TreeSpec | None,
-    live: list[bool] | None,
+    drafting: list[bool] | None,
     tokens: int,
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -81,7 +81,7 @@ def test_one_question_a_round(
     monkeypatch.setattr(Tensor, "cpu", answer)
     outcome = run_round(
         target, Speculation(drafter, tree), sampler, range(ROWS), torch.empty(ROWS, dtype=torch.int64, device=META),
-        None, live,
+        None, drafting,
     )  # fmt: skip
     assert len(asked) == 1
     assert outcome.pass_tokens == tokens

@@ -40,7 +40,11 @@ def begin(target: Target, speculation: Speculation, params: SamplingParams, late
 
 
 def decode(
-    name: str, plan: list[TreeSpec | None], params: SamplingParams, late: bool = False, live: list[bool] | None = None
+    name: str,
+    plan: list[TreeSpec | None],
+    params: SamplingParams,
+    late: bool = False,
+    drafting: list[bool] | None = None,
 ) -> tuple[list[list[int]], list[Outcome]]:
     """At least TOKENS tokens of every row, the rounds' trees taken from `plan` in turn."""
     target = tiny.target(name)
@@ -50,7 +54,7 @@ def decode(
     outcomes = []
     for tree in cycle(plan):
         roots = torch.tensor([text[-1] for text in texts])
-        outcome = run_round(target, replace(speculation, tree=tree), sampler, rows(), roots, None, live)
+        outcome = run_round(target, replace(speculation, tree=tree), sampler, rows(), roots, None, drafting)
         outcomes.append(outcome)
         for text, tokens in zip(texts, outcome.tokens, strict=True):
             text += tokens
@@ -96,13 +100,13 @@ def test_a_round_reports_what_it_did() -> None:
 @pytest.mark.parametrize("tree", ["chain:3", RAGGED])
 def test_rows_that_do_not_speculate_get_no_nodes(tree: str) -> None:
     params = SamplingParams()
-    live = [True, False, False, True]
-    texts, outcomes = decode("llama", [parse_tree(tree)], params, live=live)
+    drafting = [True, False, False, True]
+    texts, outcomes = decode("llama", [parse_tree(tree)], params, drafting=drafting)
     assert texts == decode("llama", [None], params)[0]
     for outcome in outcomes:
-        assert [n for n, alive in zip(outcome.nodes, live, strict=True) if not alive] == [0, 0]
+        assert [n for n, alive in zip(outcome.nodes, drafting, strict=True) if not alive] == [0, 0]
     assert all(sum(o.nodes[row] for o in outcomes) > 0 for row in (0, 3))
-    _, nobody = decode("llama", [parse_tree(tree)], params, live=[False] * 4)
+    _, nobody = decode("llama", [parse_tree(tree)], params, drafting=[False] * 4)
     assert [o.evidence for o in nobody] == [None] * len(nobody) != []
 
 

@@ -82,8 +82,10 @@ class MindReader(tiny.OracleDrafter):
         super().__init__([], (1,))
         self._first = first
 
-    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None) -> DraftTree:
-        assert live is None or all(live)
+    def draft(
+        self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
+    ) -> DraftTree:
+        assert drafting is None or all(drafting)
         growth = spec.start(1, torch.device("cpu"))
         tokens = [self._first, *self._tokens[rows.start]]
         for level in range(spec.depth):

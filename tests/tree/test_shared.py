@@ -53,8 +53,8 @@ class Text:
         return token * (self.width + 1) + rank + 1
 
 
-def grow(spec: SharedTree, rows: list[Text], live: list[bool] | None = None) -> DraftTree:
-    growth = spec.start(len(rows), CPU, live)
+def grow(spec: SharedTree, rows: list[Text], drafting: list[bool] | None = None) -> DraftTree:
+    growth = spec.start(len(rows), CPU, drafting)
     frontier = torch.zeros(len(rows), 1, dtype=torch.int64)
     while True:
         scores = [[text.children(t) for t in ids] for text, ids in zip(rows, frontier.tolist(), strict=True)]
@@ -172,12 +172,12 @@ def test_whatever_things_are_worth_a_tree_stays_a_tree(
 
 @given(specs, st.integers(0, 1000), st.lists(st.booleans(), min_size=4, max_size=4))
 @settings(max_examples=40)
-def test_rows_that_are_not_live_leave_the_budget_to_others(spec: SharedTree, seed: int, live: list[bool]) -> None:
-    tree = grow(spec, [Text(seed + row, spec.width, None) for row in range(4)], live)
+def test_rows_that_are_not_live_leave_the_budget_to_others(spec: SharedTree, seed: int, drafting: list[bool]) -> None:
+    tree = grow(spec, [Text(seed + row, spec.width, None) for row in range(4)], drafting)
     check(spec, tree, 4)
-    assert not tree.valid[~torch.tensor(live)].any()
+    assert not tree.valid[~torch.tensor(drafting)].any()
     offered = spec.width + spec.width * sum(min(spec.width, spec.width**d) for d in range(1, spec.depth))
-    assert tree.counted == min(spec.budget, sum(live) * min(offered, spec.per_row or offered))
+    assert tree.counted == min(spec.budget, sum(drafting) * min(offered, spec.per_row or offered))
 
 
 def test_sure_rows_get_more() -> None:

@@ -61,8 +61,10 @@ class Drafter(Protocol):
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Like `observe`, but nothing is computed before a draft is wanted of the row: if none ever is, only copies."""
 
-    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None) -> DraftTree:
-        """Grow a tree below the last known token of each `live` row (None = of all); the others get no nodes."""
+    def draft(
+        self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
+    ) -> DraftTree:
+        """Grow a tree below the last known token of each `drafting` row (None = of all); the others get no nodes."""
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything learnt from position `length` on."""

@@ -101,8 +101,10 @@ class NetworkDrafter:
         self._pending.append(rows, next_tokens, taps, counts)
 
     @torch.inference_mode()
-    def draft(self, rows: range, spec: TreeSpec, coupling: Coupling, live: Sequence[bool] | None = None) -> DraftTree:
-        wanted = [True] * len(rows) if live is None else list(live)
+    def draft(
+        self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
+    ) -> DraftTree:
+        wanted = [True] * len(rows) if drafting is None else list(drafting)
         self._catch_up(rows, wanted)
         # a one-token prompt: there is no state to draft from yet
         alive = [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]

@@ -266,7 +266,7 @@ class Stepper:
                 tokens=outcome.pass_tokens,
                 emitted=sum(outcome.accepted) + len(decoding),
                 seconds=seconds,
-                live=live,
+                drafting=live,
             )
             self._controller.learn(record)
         return outcome, seconds

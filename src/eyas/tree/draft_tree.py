@@ -73,12 +73,12 @@ class DraftTree:
             return self.counted == self.valid.numel()
         return bool(self.valid.all()) if self.valid.device.type == "cpu" else None
 
-    def only(self, live: Sequence[bool] | None) -> DraftTree:
-        """The same trees, those of rows that aren't `live` [B] without nodes; None = all are."""
-        if live is None or all(live):
+    def only(self, drafting: Sequence[bool] | None) -> DraftTree:
+        """The same trees, those of rows that aren't `drafting` [B] without nodes; None = all are."""
+        if drafting is None or all(drafting):
             return self
-        alive = torch.tensor(list(live), device=self.valid.device).unsqueeze(1)
-        counted = self.size * sum(live) if self.counted == self.valid.numel() else None
+        alive = torch.tensor(list(drafting), device=self.valid.device).unsqueeze(1)
+        counted = self.size * sum(drafting) if self.counted == self.valid.numel() else None
         return replace(self, valid=self.valid & alive, counted=counted)
 
     def compact(self) -> DraftTree:
@@ -163,8 +163,8 @@ class TreeSpec(Protocol):
     def max_fanout(self) -> int:
         """The most children any node is asked for; a draft vocabulary must be at least this large."""
 
-    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> Growth:
-        """Begin a batch of trees that are only a root. Rows that aren't `live` get no nodes; None = all are."""
+    def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
+        """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""
 
 
 # The target's logits at the places of a batch of trees, held once for every token that was really run.

@@ -102,16 +102,16 @@ class DynamicTree:
     def max_fanout(self) -> int:
         return self.top_k
 
-    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> DynamicGrowth:
-        return DynamicGrowth(self, batch, device, live)
+    def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> DynamicGrowth:
+        return DynamicGrowth(self, batch, device, drafting)
 
 
 class DynamicGrowth(BeamGrowth):
     """A dynamic tree being grown."""
 
-    def __init__(self, spec: DynamicTree, batch: int, device: torch.device, live: Sequence[bool] | None) -> None:
+    def __init__(self, spec: DynamicTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(spec.depth, spec.top_k, batch, device)
-        self._spec, self._live = spec, live
+        self._spec, self._drafting = spec, drafting
 
     def tree(self) -> DraftTree:
         scores = torch.cat(self._scores, dim=1)  # [B, M]
@@ -134,4 +134,4 @@ class DynamicGrowth(BeamGrowth):
             valid=logprob >= (math.log(self._spec.threshold) if self._spec.threshold > 0.0 else -math.inf),
             max_depth=min(self._spec.depth, keep),
             counted=counted,
-        ).only(self._live)
+        ).only(self._drafting)

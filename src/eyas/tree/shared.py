@@ -66,20 +66,20 @@ class SharedTree:
     def max_fanout(self) -> int:
         return self.width
 
-    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> SharedGrowth:
-        return SharedGrowth(self, batch, device, live)
+    def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> SharedGrowth:
+        return SharedGrowth(self, batch, device, drafting)
 
 
 class SharedGrowth(BeamGrowth):
     """A batch of trees being grown."""
 
-    def __init__(self, spec: SharedTree, batch: int, device: torch.device, live: Sequence[bool] | None) -> None:
+    def __init__(self, spec: SharedTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(spec.depth, spec.width, batch, device)
         self._spec, self._batch, self._device = spec, batch, device
         self._counts_freely = device.type == "cpu"
         if spec.prices is not None and not self._counts_freely:
             raise UsageError("shared tree: prices need a CPU; elsewhere choose a budget")
-        self._live = [row for row in range(batch) if live is None or live[row]]
+        self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
         self._groups = torch.tensor((0,) * batch if spec.groups is None else spec.groups, device=device)
 
     def _worth(self, steps: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class SharedGrowth(BeamGrowth):
         if spec.threshold == 0.0 or not self._counts_freely:
             return True
         best = self._beam_score[:, 0].tolist()
-        return any(best[row] > math.log(spec.threshold) for row in self._live)
+        return any(best[row] > math.log(spec.threshold) for row in self._drafting)
 
     def tree(self) -> DraftTree:
         spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
@@ -104,7 +104,7 @@ class SharedGrowth(BeamGrowth):
             deepest = bisect_right(ends, int(kept.any(0).nonzero().max())) + 1 if width else 0
         else:
             cap = min(columns, spec.per_row or columns)
-            counted, width = min(spec.budget, len(self._live) * cap), min(spec.budget, cap)
+            counted, width = min(spec.budget, len(self._drafting) * cap), min(spec.budget, cap)
             deepest = min(len(ends), width)
         # kept candidates move together, in their order, which puts parents first
         at = kept.cumsum(1).masked_fill_(~kept, width + 1) - 1  # [B, M], `width` = nowhere
@@ -131,9 +131,9 @@ class SharedGrowth(BeamGrowth):
         worth, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
         if spec.threshold > 0.0 and spec.prices is None:
             worth.masked_fill_(value < spec.threshold, -math.inf)
-        if len(self._live) < self._batch:
+        if len(self._drafting) < self._batch:
             dead = torch.ones(self._batch, dtype=torch.bool)
-            dead[self._live] = False
+            dead[self._drafting] = False
             worth[dead.to(self._device)] = -math.inf
         if spec.per_row is not None and spec.per_row < worth.shape[1]:
             worth.masked_fill_(~greatest(worth, spec.per_row), -math.inf)

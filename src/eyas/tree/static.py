@@ -78,8 +78,8 @@ class StaticTree:
             frontier = [here[i] for i in inner]
         return levels
 
-    def start(self, batch: int, device: torch.device, live: Sequence[bool] | None = None) -> StaticGrowth:
-        return StaticGrowth(_tables(self, device), batch, live)
+    def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> StaticGrowth:
+        return StaticGrowth(_tables(self, device), batch, drafting)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def _tables(spec: StaticTree, device: torch.device) -> _Tables:
 class StaticGrowth:
     """A static tree being filled with tokens."""
 
-    def __init__(self, tables: _Tables, batch: int, live: Sequence[bool] | None) -> None:
+    def __init__(self, tables: _Tables, batch: int, drafting: Sequence[bool] | None) -> None:
         self._tables = tables
-        self._live = live
+        self._drafting = drafting
         self._level = 0
         self._frontier = torch.zeros(batch, 1, device=tables.parents.device)  # [B, W] cumulative log-probability
         self._tokens: list[Tensor] = []
@@ -136,4 +136,4 @@ class StaticGrowth:
             max_depth=len(self._tables.levels),
             shared_ancestors=self._tables.ancestors,
             counted=tokens.numel(),
-        ).only(self._live)
+        ).only(self._drafting)

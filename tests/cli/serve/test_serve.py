@@ -60,6 +60,6 @@ def test_an_address_that_is_taken_is_told(run: Run) -> None:
 def test_how_memory_is_kept_is_settled_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[str] = []
     for name in ("keep_freed_memory", "keep_few_kernels"):
-        monkeypatch.setattr(f"eyas.cli.serve.{name}", lambda name=name: settled.append(name))
+        monkeypatch.setattr(f"eyas.cli.serve.serve.{name}", lambda name=name: settled.append(name))
     run("serve", "--model", "nowhere", "--port", 0, "--log-format", "xml")
     assert settled == ["keep_freed_memory", "keep_few_kernels"]

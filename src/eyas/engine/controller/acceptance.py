@@ -130,9 +130,9 @@ class Supply:
         """[G, D, K] how the best candidate of each depth is distributed."""
         return self._best_sums / np.maximum(self._best_weights, 1e-9)
 
-    def learn(self, offered: Candidates, groups: Indices, live: npt.NDArray[np.bool_] | None = None) -> None:
-        """Take in a draft; `groups` [R], rows that aren't `live` [R] are left out."""
-        rows = np.arange(len(groups)) if live is None else np.flatnonzero(live)
+    def learn(self, offered: Candidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
+        """Take in a draft; `groups` [R], rows that aren't `drafting` [R] are left out."""
+        rows = np.arange(len(groups)) if drafting is None else np.flatnonzero(drafting)
         if not len(rows):
             return
         step = -(-len(rows) // _ROWS)

@@ -239,7 +239,7 @@ class Controller:
             return
         began = self._clock()
         groups: Indices = np.array(record.spec.groups or (0,) * record.rows)
-        self._gain.learn(record.evidence, groups, record.live)
+        self._gain.learn(record.evidence, groups, record.drafting)
         if record.evidence.tree.candidates is not None:
             self._analysing.done(self._clock() - began)
         if self._probe is None and self._choice is not None:
@@ -315,7 +315,7 @@ class RoundRecord:
     """Tokens the round added over all rows."""
     seconds: float | None = None
     """The whole round, the drafter's observation included; None = draft_seconds + pass_seconds."""
-    live: Sequence[bool] | None = None
+    drafting: Sequence[bool] | None = None
     """[R] the rows that were drafted for; None = all."""
 
 

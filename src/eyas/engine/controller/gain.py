@@ -51,10 +51,10 @@ class GainModel:
         self.values: ValueTable = self._acceptance.table()
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
-    def learn(self, evidence: Evidence, groups: Indices, live: Sequence[bool] | None) -> None:
+    def learn(self, evidence: Evidence, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Take in a round's draft (where its candidates were kept) and its outcome; `groups` [R]."""
         tree = evidence.tree
-        alive = np.ones(len(groups), dtype=np.bool_) if live is None else np.array(live, dtype=np.bool_)
+        alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
         if tree.candidates is not None:
             self._supply.learn(tree.candidates, groups, alive)
         elif tree.valid.device.type != "cpu":
