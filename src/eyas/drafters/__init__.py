@@ -1,5 +1,5 @@
 """Drafters: what proposes tokens."""
 
-from eyas.drafters.base import Drafter, tell
+from eyas.drafters.base import Drafter, observe_rows
 
-__all__ = ["Drafter", "tell"]
+__all__ = ["Drafter", "observe_rows"]

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from eyas.drafters import Drafter, tell
+from eyas.drafters import Drafter, observe_rows
 from eyas.engine.scheduler import CacheRoom, Move, Piece
 from eyas.engine.sequence import LiveSequence
 from eyas.errors import InvariantError
@@ -88,7 +88,7 @@ class SlotCaches:
         for part in self.target.prefill(piece.rows, piece.windows(), taps, chunk):
             if drafter is not None:
                 reading = [drafting] * len(told)
-                tell(drafter, piece.rows, part.next_tokens, part.taps, part.counts, told, reading)
+                observe_rows(drafter, piece.rows, part.next_tokens, part.taps, part.counts, told, reading)
         for sequence, count in zip(piece.sequences, piece.counts, strict=True):
             sequence.cached += count
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters import Drafter, tell
+from eyas.drafters import Drafter, observe_rows
 from eyas.targets import Target
 from eyas.tree import DraftTree, PlaceLogits, TreeSpec
 from eyas.types import TokenLogprobs
@@ -94,7 +94,7 @@ def run_round(
         keep = max(outcome.accepted) + 1
         pairs = walk.tokens[:, :keep].clamp(min=0), verified.taps_at(walk.path[:, :keep])  # [R, keep], [R, keep, A, Ht]
         reading = [drafting and (live is None or live[row]) for row in range(count)]
-        tell(speculation.drafter, rows, *pairs, [a + 1 for a in outcome.accepted], heard, reading)
+        observe_rows(speculation.drafter, rows, *pairs, [a + 1 for a in outcome.accepted], heard, reading)
     return outcome._replace(
         pass_tokens=verified.tokens,
         evidence=Evidence(tree, paths) if drafting else None,
@@ -130,7 +130,7 @@ def run_first_round(
     if drafter is not None:
         last = torch.tensor(piece.counts, device=target.device).unsqueeze(1) - 1
         next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
-        tell(drafter, rows, next_tokens, piece.taps, piece.counts, heard, reading)
+        observe_rows(drafter, rows, next_tokens, piece.taps, piece.counts, heard, reading)
     return outcome._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - began)
 
 
