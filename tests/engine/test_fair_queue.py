@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.engine.fair_queue import FairQueue
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.sequence import SequenceState
 from eyas.types import Request
 
 
-def sequence(index: int, key: str = "", size: int = 10) -> LiveSequence:
-    return LiveSequence(index, Request((1,) * size), size, key=key)
+def sequence(index: int, key: str = "", size: int = 10) -> SequenceState:
+    return SequenceState(index, Request((1,) * size), size, key=key)
 
 
 def test_one_key_is_served_in_order() -> None:
@@ -72,7 +72,7 @@ def test_keys_that_keep_waiting_get_equal_shares_of_tokens(asked: dict[str, list
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.sampled_from(["push", "pop", "remove", "back"])))
 )
 def test_any_order_of_calls_loses_and_repeats_nobody(calls: list[tuple[str, int, str]]) -> None:
-    queue, inside, outside = FairQueue(), dict[int, LiveSequence](), list[LiveSequence]()
+    queue, inside, outside = FairQueue(), dict[int, SequenceState](), list[SequenceState]()
     for index, (key, size, what) in enumerate(calls):
         if what == "push":
             inside[index] = sequence(index, key, size)

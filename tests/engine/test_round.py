@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 import torch
 
-from eyas.engine import Engine, Outcome, Speculation, run_round
+from eyas.engine import Engine, RoundOutput, Speculation, run_round
 from eyas.targets import Target
 from eyas.tree import TreeSpec, parse_tree
 from eyas.types import Request, SamplingParams
@@ -45,7 +45,7 @@ def decode(
     params: SamplingParams,
     late: bool = False,
     drafting: list[bool] | None = None,
-) -> tuple[list[list[int]], list[Outcome]]:
+) -> tuple[list[list[int]], list[RoundOutput]]:
     """At least TOKENS tokens of every row, the rounds' trees taken from `plan` in turn."""
     target = tiny.target(name)
     speculation = Speculation(tiny.eagle3_drafter(), None)

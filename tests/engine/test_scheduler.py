@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.engine.scheduler import Scheduler
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.sequence import SequenceState
 from eyas.errors import QueueFullError, RequestError, UsageError
 from eyas.types import Limits, Request
 
 
-def sequence(index: int, prompt: int = 5, limit: int = 5, key: str = "", expires: float | None = None) -> LiveSequence:
-    return LiveSequence(index, Request((7,) * prompt), limit, key=key, expires=expires)
+def sequence(index: int, prompt: int = 5, limit: int = 5, key: str = "", expires: float | None = None) -> SequenceState:
+    return SequenceState(index, Request((7,) * prompt), limit, key=key, expires=expires)
 
 
 class Machine:
@@ -68,7 +68,7 @@ class Machine:
             assert room.fits(room.slots, room.columns)
             self.owners = self.owners[: room.slots] + [None] * (room.slots - len(self.owners))
 
-    def drop(self, gone: list[LiveSequence], preempt: bool = False) -> None:
+    def drop(self, gone: list[SequenceState], preempt: bool = False) -> None:
         slots = [one.slot for one in gone]
         moves = self.scheduler.preempt(gone) if preempt else self.scheduler.drop(gone)
         for slot in slots:
@@ -103,7 +103,7 @@ def test_everything_that_is_accepted_ends(
     limits: Limits, arrivals: list[tuple[int, int, str, int]], emit: int, staging: int, data: st.DataObject
 ) -> None:
     machine = Machine(limits)
-    accepted: dict[int, LiveSequence] = {}
+    accepted: dict[int, SequenceState] = {}
     for index, (prompt, answer, key, wait) in enumerate(arrivals):
         one = sequence(index, prompt, answer, key)
         if limits.max_cached_tokens is not None and one.longest > limits.max_cached_tokens:

@@ -2,7 +2,7 @@
 
 from eyas.engine.engine import Conversation, Engine
 from eyas.engine.load import load
-from eyas.engine.round import Outcome, Speculation, run_round
+from eyas.engine.round import RoundOutput, Speculation, run_round
 from eyas.types import EngineState, Limits
 
-__all__ = ["Conversation", "Engine", "EngineState", "Limits", "Outcome", "Speculation", "load", "run_round"]
+__all__ = ["Conversation", "Engine", "EngineState", "Limits", "RoundOutput", "Speculation", "load", "run_round"]

@@ -14,7 +14,7 @@ import torch
 
 from eyas.drafters import Drafter, observe_rows
 from eyas.engine.scheduler import CacheRoom, Move, Piece
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
 from eyas.targets import Target
 from eyas.tree import TreeSpec
@@ -74,7 +74,7 @@ class SlotCaches:
         for part in self._parts:
             part.reshape(room.slots, room.columns)
 
-    def enter(self, sequence: LiveSequence, eos_ids: Sequence[int]) -> None:
+    def enter(self, sequence: SequenceState, eos_ids: Sequence[int]) -> None:
         """Begin a sequence in its slot. RequestError if it can't be sampled."""
         assert sequence.slot is not None
         request = sequence.request
@@ -102,7 +102,7 @@ class SlotCaches:
             for part in self._parts:
                 part.move(source, target)
 
-    def check(self, placed: Sequence[LiveSequence], room: CacheRoom) -> None:
+    def check(self, placed: Sequence[SequenceState], room: CacheRoom) -> None:
         """InvariantError unless every slot holds what its sequence says."""
         columns, counted = self.target.cache.capacity, room.columns
         if columns != counted and self.target.slots:

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 
 from eyas.engine.controller import Controller
-from eyas.engine.round import Outcome, Speculation
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.round import RoundOutput, Speculation
+from eyas.engine.sequence import SequenceState
 from eyas.engine.stepper import Stepper
 from eyas.errors import RequestError, UsageError
 from eyas.targets import Target
@@ -57,7 +57,7 @@ class Engine:
         self.rule, self.prefill_chunk, self.controller = rule or SeededWalk(), prefill_chunk, controller
         self.eos_ids = _eos_ids(target, tokenizer)
         self._stepper = Stepper(target, speculation, self.rule, self.eos_ids, self.limits, prefill_chunk, controller)
-        self._live: dict[int, LiveSequence] = {}
+        self._live: dict[int, SequenceState] = {}
         self._outbox: list[Chunk] = []  # for the next `step`
         self._inboxes: dict[int, deque[Chunk | Exception]] = {}  # of streams, which take their chunks here
         self._submitted = 0
@@ -89,7 +89,7 @@ class Engine:
         expires = None if deadline is None else time.monotonic() + deadline
         stops = frozenset(self._stop_ids(request))
         grammar = self._grammar(request)
-        sequence = LiveSequence(self._submitted, request, limit, stops, queue_key, expires, grammar=grammar)
+        sequence = SequenceState(self._submitted, request, limit, stops, queue_key, expires, grammar=grammar)
         self._stepper.scheduler.submit(sequence)
         self._submitted += 1
         self._live[sequence.index] = sequence
@@ -117,7 +117,7 @@ class Engine:
         return self._stepper.state()
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RoundOutput | None:
         """What the last step's round did; None if it had none."""
         return self._stepper.outcome
 
@@ -194,7 +194,7 @@ class Engine:
     def _grammar(self, request: Request) -> Grammar | None:
         return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
 
-    def _completion(self, sequence: LiveSequence, error: Exception | None) -> Completion:
+    def _completion(self, sequence: SequenceState, error: Exception | None) -> Completion:
         return Completion(
             id=sequence.request.id,
             token_ids=sequence.tokens,

@@ -12,16 +12,16 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator
 
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.sequence import SequenceState
 
 
 class FairQueue:
     """Sequences that wait for a slot."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, LiveSequence]] = []
-        self._waiting: dict[int, LiveSequence] = {}
-        self._returned: list[tuple[int, LiveSequence]] = []  # a heap too
+        self._heap: list[tuple[float, int, SequenceState]] = []
+        self._waiting: dict[int, SequenceState] = {}
+        self._returned: list[tuple[int, SequenceState]] = []  # a heap too
         self._ends: dict[str, float] = {}
         self._time = 0.0
         self._counts: Counter[str] = Counter()
@@ -29,36 +29,36 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[LiveSequence]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return iter(self._waiting.values())
 
-    def __contains__(self, sequence: LiveSequence) -> bool:
+    def __contains__(self, sequence: SequenceState) -> bool:
         return self._waiting.get(sequence.index) is sequence
 
     def count(self, key: str) -> int:
         """How many wait for `key`."""
         return self._counts[key]
 
-    def push(self, sequence: LiveSequence) -> None:
+    def push(self, sequence: SequenceState) -> None:
         """A new sequence, behind its key's others."""
         start = max(self._time, self._ends.get(sequence.key, 0.0))
         self._ends[sequence.key] = start + sequence.longest
         heapq.heappush(self._heap, (start, sequence.index, sequence))
         self._enter(sequence)
 
-    def push_front(self, sequence: LiveSequence) -> None:
+    def push_front(self, sequence: SequenceState) -> None:
         """One that had a slot and lost it."""
         heapq.heappush(self._returned, (sequence.index, sequence))
         self._enter(sequence)
 
-    def peek(self) -> LiveSequence | None:
+    def peek(self) -> SequenceState | None:
         """The next one; None if nobody waits."""
         self._skip_removed()
         if self._returned:
             return self._returned[0][1]
         return self._heap[0][2] if self._heap else None
 
-    def pop(self) -> LiveSequence:
+    def pop(self) -> SequenceState:
         """Take the next one out. IndexError if nobody waits."""
         self._skip_removed()
         if self._returned:
@@ -68,7 +68,7 @@ class FairQueue:
         self.remove(sequence)
         return sequence
 
-    def remove(self, sequence: LiveSequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Take one out wherever it stands."""
         del self._waiting[sequence.index]
         self._counts[sequence.key] -= 1
@@ -82,7 +82,7 @@ class FairQueue:
         elif len(self._ends) > 64 + 2 * len(self._counts):
             self._ends = {key: end for key, end in self._ends.items() if end > self._time}
 
-    def _enter(self, sequence: LiveSequence) -> None:
+    def _enter(self, sequence: SequenceState) -> None:
         self._waiting[sequence.index] = sequence
         self._counts[sequence.key] += 1
 

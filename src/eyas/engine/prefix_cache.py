@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from eyas.drafters import Drafter
 from eyas.drafters.base import SavedPairs
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
 from eyas.targets import Target
 from eyas.targets.slots import Saved
@@ -205,7 +205,7 @@ class PrefixReuse:
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
         self._target, self._drafter = target, drafter
 
-    def load(self, sequence: LiveSequence) -> int:
+    def load(self, sequence: SequenceState) -> int:
         """Copy the longest held prefix into a sequence's empty slot; returns how many tokens that were."""
         slot = sequence.slot
         assert slot is not None
@@ -222,7 +222,7 @@ class PrefixReuse:
                 drafter.load(slot, saved.pairs, start + count - 1 - max(start - 1, 0))
         return reusable
 
-    def save(self, sequence: LiveSequence, tail: bool) -> None:
+    def save(self, sequence: SequenceState, tail: bool) -> None:
         """Keep copies of what a sequence's slot holds; without `tail` only in whole blocks, as it goes on."""
         slot = sequence.slot
         assert slot is not None
@@ -243,6 +243,6 @@ class PrefixReuse:
 
         self.store.insert(sequence.window(0, size), save, renew, tail)
 
-    def _drafter_of(self, sequence: LiveSequence) -> Drafter | None:
+    def _drafter_of(self, sequence: SequenceState) -> Drafter | None:
         """Who hears of the sequence."""
         return self._drafter if sequence.request.speculate else None

@@ -32,7 +32,7 @@ class Speculation:
     coupled: bool = True
 
 
-class Outcome(NamedTuple):
+class RoundOutput(NamedTuple):
     """What a round did, on the host."""
 
     tokens: list[list[int]]
@@ -67,7 +67,7 @@ def run_round(
     rule: WalkRule | None = None,
     live: Sequence[bool] | None = None,  # [R] which rows may be drafted for; None = all
     told: Sequence[bool] | None = None,  # [R] which rows the drafter hears of; None = all
-) -> Outcome:
+) -> RoundOutput:
     """Advance every row by one target pass."""
     count = len(rows)
     began = time.perf_counter()
@@ -113,7 +113,7 @@ def run_first_round(
     rule: WalkRule | None = None,
     reading: Sequence[bool] = (),
     told: Sequence[bool] | None = None,
-) -> Outcome:
+) -> RoundOutput:
     """A plain round whose pass reads each row's last `unread` tokens besides its root, the last of them.
 
     So a first token needs no pass of its own. The drafter hears of the rows that are `told` [R] (None = all), and reads
@@ -136,7 +136,7 @@ def run_first_round(
 
 def _judge(
     logits: PlaceLogits, legal: LegalTree | None, tree: DraftTree, sampler: Sampler, rows: range, rule: WalkRule | None
-) -> tuple[Walk, list[list[int]], Outcome]:
+) -> tuple[Walk, list[list[int]], RoundOutput]:
     """Walk the tree, tell the sampler, and fetch the paths and the outcome: the one host sync.
 
     What the pass cost and what was drafted is the caller's to fill in.
@@ -161,7 +161,7 @@ def _judge(
     for row, (legal_tokens, _) in failed.items():
         del tokens[row][legal_tokens:]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]
-    outcome = Outcome(
+    outcome = RoundOutput(
         tokens=tokens,
         accepted=[row[0] for row in table],
         offered=[row[1] for row in table],

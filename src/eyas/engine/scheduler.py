@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from eyas.engine.fair_queue import FairQueue
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError, QueueFullError, RequestError
 from eyas.types import Limits
 
@@ -28,7 +28,7 @@ Move = tuple[int, int]
 class Piece(NamedTuple):
     """Neighbouring sequences that read `counts` tokens of theirs in the same passes."""
 
-    sequences: list[LiveSequence]
+    sequences: list[SequenceState]
     counts: list[int]
 
     @property
@@ -59,14 +59,14 @@ class Scheduler:
         self.limits = limits
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens)
         self.waiting = FairQueue()
-        self.decoding: list[LiveSequence] = []
-        self.prefilling: list[LiveSequence] = []
+        self.decoding: list[SequenceState] = []
+        self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
         self._pace: float | None = None  # seconds between admissions while some wait
         self._admitted_at: float | None = None
 
     @property
-    def placed(self) -> list[LiveSequence]:
+    def placed(self) -> list[SequenceState]:
         """All that have a slot; a sequence's place in this list is its slot."""
         return self.decoding + self.prefilling
 
@@ -75,7 +75,7 @@ class Scheduler:
         """Is there anything left to do?"""
         return bool(self.decoding or self.prefilling or self.waiting)
 
-    def submit(self, sequence: LiveSequence) -> None:
+    def submit(self, sequence: SequenceState) -> None:
         """Queue a new sequence. RequestError if it could never fit, QueueFullError if too many wait."""
         limit = self.room.limit
         if limit is not None and sequence.longest > limit:
@@ -94,7 +94,7 @@ class Scheduler:
         """Seconds in which about a quarter of the queue should have moved on, between 1 and 60."""
         return min(60.0, max(1.0, (self._pace or 0.0) * len(self.waiting) / 4))
 
-    def admit(self, staging: int, now: float) -> LiveSequence | None:
+    def admit(self, staging: int, now: float) -> SequenceState | None:
         """Give the next waiting sequence a slot; None if nobody waits or there is no room for it in this step.
 
         `staging` is how many columns a decoding pass takes beyond the longest sequence.
@@ -147,14 +147,14 @@ class Scheduler:
         """Is there room for all in slots?"""
         return self.room.fits(len(self.decoding) + len(self.prefilling), self.columns(staging))
 
-    def overflow(self) -> list[LiveSequence]:
+    def overflow(self) -> list[SequenceState]:
         """The youngest, as many as must go so that the others have room for a plain round; never all."""
         left, gone = sorted(self.placed, key=lambda one: one.index), []
         while len(left) > 1 and not self.room.fits(len(left), max(one.known for one in left) + 1):
             gone.append(left.pop())
         return gone
 
-    def drop(self, gone: Collection[LiveSequence]) -> list[Move]:
+    def drop(self, gone: Collection[SequenceState]) -> list[Move]:
         """Take sequences out of their slots; the moves close the gaps, each into a slot that is free by then.
 
         The last decoding sequence takes over a gap among its kind; the prefilling ones move up in their order.
@@ -175,7 +175,7 @@ class Scheduler:
                 sequence.slot = slot
         return moves
 
-    def preempt(self, victims: Iterable[LiveSequence]) -> list[Move]:
+    def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
         """Send sequences back to the head of the queue."""
         victims = list(victims)
         moves = self.drop(victims)
@@ -184,7 +184,7 @@ class Scheduler:
         self.preempted_total += len(victims)
         return moves
 
-    def expired(self, now: float) -> list[LiveSequence]:
+    def expired(self, now: float) -> list[SequenceState]:
         """Those whose deadline has passed."""
         return [one for one in (*self.placed, *self.waiting) if one.expires is not None and one.expires <= now]
 
@@ -203,7 +203,7 @@ class Scheduler:
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 
-    def _shareable(self, piece: Piece, sequence: LiveSequence, count: int) -> bool:
+    def _shareable(self, piece: Piece, sequence: SequenceState, count: int) -> bool:
         if sequence.slot != piece.rows.stop:  # somebody between them has nothing to read
             return False
         if piece.whole and count < sequence.unread:  # it would keep the others from their first tokens
@@ -220,7 +220,7 @@ class Scheduler:
         self._admitted_at = now
 
 
-def _columns(sequences: list[LiveSequence], counts: list[int]) -> int:
+def _columns(sequences: list[SequenceState], counts: list[int]) -> int:
     """Columns that a piece reaches up to, roots included."""
     return max(one.cached for one in sequences) + max(counts) + 1
 

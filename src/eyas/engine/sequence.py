@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class LiveSequence:
+class SequenceState:
     """A request that waits or runs. `slot` and `cached` are the scheduler's."""
 
     index: int

@@ -20,9 +20,9 @@ import torch
 from eyas.engine.caches import SlotCaches, staging_columns
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixReuse
-from eyas.engine.round import Evidence, Outcome, Speculation, run_first_round, run_round
+from eyas.engine.round import Evidence, RoundOutput, Speculation, run_first_round, run_round
 from eyas.engine.scheduler import Move, Piece, Scheduler
-from eyas.engine.sequence import LiveSequence
+from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, RequestError
 from eyas.targets import Target
 from eyas.tree import TreeSpec
@@ -33,7 +33,7 @@ from eyas.verify import WalkRule
 class Added(NamedTuple):
     """What a step added to a sequence; after its `last` it is finished."""
 
-    sequence: LiveSequence
+    sequence: SequenceState
     last: bool
     tokens: tuple[int, ...] = ()
     accepted: int = 0
@@ -56,7 +56,7 @@ class Stepper:
         controller: Controller | None,
     ) -> None:
         self.scheduler = Scheduler(limits)
-        self.outcome: Outcome | None = None
+        self.outcome: RoundOutput | None = None
         """What the last step's round did; None if it had none."""
         self._target, self._speculation, self._rule, self._eos_ids = target, speculation, rule, eos_ids
         self._prefill_chunk, self._controller = prefill_chunk, controller
@@ -119,7 +119,7 @@ class Stepper:
         return added
 
     @torch.inference_mode()
-    def end(self, sequences: Collection[LiveSequence], reason: str, error: Exception | None = None) -> None:
+    def end(self, sequences: Collection[SequenceState], reason: str, error: Exception | None = None) -> None:
         """End sequences wherever they are; not while a round runs."""
         for sequence in sequences:
             self._finish(sequence, reason)
@@ -148,7 +148,7 @@ class Stepper:
             finished_total=dict(self._finished),
         )
 
-    def check(self, live: Collection[LiveSequence]) -> None:
+    def check(self, live: Collection[SequenceState]) -> None:
         """InvariantError unless scheduler, slots, caches and prefixes agree, and `live` are all there is."""
         scheduler, placed = self.scheduler, self.scheduler.placed
         everyone = {*placed, *scheduler.waiting}
@@ -172,7 +172,7 @@ class Stepper:
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
                 self.end([sequence], "error", error)
 
-    def _enter(self, sequence: LiveSequence, now: float) -> None:
+    def _enter(self, sequence: SequenceState, now: float) -> None:
         """Begin a sequence in its slot."""
         self._cover(0)
         self._caches.enter(sequence, self._eos_ids)
@@ -203,7 +203,7 @@ class Stepper:
             self._collect(sequences, outcome, None)
         return bool(first_rounds)
 
-    def _first_round(self, piece: Piece) -> Outcome:
+    def _first_round(self, piece: Piece) -> RoundOutput:
         """Read prompts to their ends, and choose what follows."""
         if any((early := piece.before_last(self._prefill_chunk)).counts):
             self._caches.prefill(early, self._prefill_chunk, self._tree is not None)
@@ -245,7 +245,7 @@ class Stepper:
             self._tree = self._controller.plan(len(decoding), [sequence.cached for sequence in decoding], sampled)
         return self._tree
 
-    def _round(self, decoding: Sequence[LiveSequence], tree: TreeSpec | None) -> tuple[Outcome, float]:
+    def _round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> tuple[RoundOutput, float]:
         began = time.perf_counter()
         live = [self._may_draft(sequence) for sequence in decoding]
         tree = tree if any(live) else None
@@ -271,11 +271,11 @@ class Stepper:
             self._controller.learn(record)
         return outcome, seconds
 
-    def _may_draft(self, sequence: LiveSequence) -> bool:
+    def _may_draft(self, sequence: SequenceState) -> bool:
         """Under a controller a first token doesn't wait for a draft: its round costs what a plain one costs."""
         return sequence.request.speculate and (self._controller is None or bool(sequence.tokens))
 
-    def _collect(self, decoding: Sequence[LiveSequence], outcome: Outcome, seconds: float | None) -> None:
+    def _collect(self, decoding: Sequence[SequenceState], outcome: RoundOutput, seconds: float | None) -> None:
         """Give everyone what the round of `seconds` emitted (None: it belongs to prefill); let go of the finished."""
         traced = [row for row, sequence in enumerate(decoding) if sequence.request.trace]
         drafts = draft_rounds(outcome.evidence, [sequence.root for sequence in decoding], traced)
@@ -302,11 +302,11 @@ class Stepper:
             self._added.append(Added(sequence, last, tuple(taken), accepted, drafts.get(row), scored))
         self._leave([sequence for sequence in decoding if sequence.finish_reason is not None], self.scheduler.drop)
 
-    def _finish(self, sequence: LiveSequence, reason: str) -> None:
+    def _finish(self, sequence: SequenceState, reason: str) -> None:
         sequence.finish_reason = reason
         self._finished[reason] += 1
 
-    def _leave(self, gone: Collection[LiveSequence], drop: Callable[[Collection[LiveSequence]], list[Move]]) -> None:
+    def _leave(self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]) -> None:
         """Free the slots of sequences that the scheduler is to `drop`; what they hold may be of use to others."""
         if not gone:
             return

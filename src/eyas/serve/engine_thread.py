@@ -21,7 +21,7 @@ from eyas.types import Chunk, Request
 
 if TYPE_CHECKING:
     from eyas.engine.controller import Controller
-    from eyas.engine.round import Outcome
+    from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
 
 Status = Literal["loading", "ready", "draining", "stopped", "failed"]
@@ -57,7 +57,7 @@ class ServedEngine(Protocol):
         """Who plans the trees."""
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RoundOutput | None:
         """The last step's round."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from eyas.engine.controller import ControllerState
-from eyas.engine.round import Evidence, Outcome
+from eyas.engine.round import Evidence, RoundOutput
 from eyas.serve.observe.observer import Finished, Received
 from eyas.tree import DraftTree
 from eyas.types import EngineState, Stats
@@ -36,12 +36,12 @@ def state(**changes: Any) -> EngineState:
     return EngineState(**(values | changes))
 
 
-def outcome(accepted: list[int], offered: list[int], nodes: list[int]) -> Outcome:
+def outcome(accepted: list[int], offered: list[int], nodes: list[int]) -> RoundOutput:
     """A round of these rows; plain if no row got a node."""
     rows = len(accepted)
     drafted = Evidence(DraftTree.empty(rows, torch.device("cpu")), [[0]] * rows) if any(nodes) else None
     tokens = [[1] * (count + 1) for count in accepted]
-    return Outcome(tokens, accepted, offered, nodes, rows + sum(nodes), drafted, {}, {}, 0.25, 0.5)
+    return RoundOutput(tokens, accepted, offered, nodes, rows + sum(nodes), drafted, {}, {}, 0.25, 0.5)
 
 
 def finished(reason: str = "stop", tokens: int = 5, first: float | None = 0.5) -> Finished:

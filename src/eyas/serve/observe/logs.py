@@ -16,7 +16,7 @@ from eyas.types import Stats
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.round import Outcome
+    from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
 
 _LOGGER = logging.getLogger("eyas.serve")
@@ -80,7 +80,7 @@ class Logs(Observer):
         fields = {"endpoint": endpoint, "status": status, "code": code}
         _write(logging.ERROR if status >= 500 else logging.INFO, "refused", fields)
 
-    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         """Count; the first step after a pause starts the clock."""
         if not self._every:
             return
@@ -181,7 +181,7 @@ class Interval:
         self._drafts = Stats()  # of rows that got a tree
         self._rows = self._rounds = self._plain = 0
 
-    def add(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+    def add(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         """Count a step."""
         self._state, self._controller = state, controller
         if outcome is None:

@@ -17,7 +17,7 @@ from eyas.serve.observe.observer import Finished, Observer, Received
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.round import Outcome
+    from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,7 +89,7 @@ class Metrics(Observer):
         known = endpoint if endpoint in self._endpoints else "other"
         self._refused.labels(self._model, known, str(status), code).inc()
 
-    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         """What runs now, and what the round did."""
         limit = state.cache_limit or state.allocated_tokens
         now: dict[str, float] = {
@@ -119,7 +119,7 @@ class Metrics(Observer):
         if outcome is not None:
             self._count(outcome)
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: RoundOutput) -> None:
         drafts = [accepted for accepted, nodes in zip(outcome.accepted, outcome.nodes, strict=True) if nodes]
         grown: dict[str, float] = {
             "spec_decode_num_drafts": len(drafts),

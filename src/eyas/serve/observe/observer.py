@@ -15,7 +15,7 @@ from eyas.types import Chunk, Stats
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.round import Outcome
+    from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
 
 
@@ -71,7 +71,7 @@ class Observer:
     def refused(self, endpoint: str, status: int, code: str) -> None:
         """A request was answered with an error: HTTP status and the `code` (or `type`) of the error's body."""
 
-    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         """The engine made a step; `outcome` is its decoding round, None if no row was running."""
 
 
@@ -101,7 +101,7 @@ class Observers(Observer):
         for member in self.members:
             member.refused(endpoint, status, code)
 
-    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         for member in self.members:
             member.stepped(state, controller, outcome)
 

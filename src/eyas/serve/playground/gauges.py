@@ -10,7 +10,7 @@ from eyas.serve.observe.observer import Observer
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
-    from eyas.engine.round import Outcome
+    from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
 
 
@@ -22,7 +22,7 @@ class _Totals:
     row_rounds: int = 0
     accepted: int = 0
 
-    def plus(self, outcome: Outcome) -> _Totals:
+    def plus(self, outcome: RoundOutput) -> _Totals:
         tokens = sum(len(emitted) for emitted in outcome.tokens)
         return _Totals(
             self.tokens + tokens, self.row_rounds + len(outcome.accepted), self.accepted + sum(outcome.accepted)
@@ -37,7 +37,7 @@ class Gauges(Observer):
         self._state: EngineState | None = None
         self._controller: ControllerState | None = None
 
-    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: Outcome | None) -> None:
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         """Keep the state, add the round."""
         self._state, self._controller = state, controller
         if outcome is not None:
