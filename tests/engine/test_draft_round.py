@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from eyas.engine import Engine, Speculation
-from eyas.engine.round import Evidence
+from eyas.engine.round import VerifiedDraft
 from eyas.engine.stepper import draft_rounds
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import Request, SamplingParams
@@ -21,21 +21,21 @@ def test_the_valid_nodes_and_the_walked_path() -> None:
         valid=torch.tensor([[True, False, True, True], [True, True, True, True], [False] * 4]),
         max_depth=3,
     )
-    evidence = Evidence(tree, [[0, 1, 3, 4], [0, 2], [0]])
-    found = draft_rounds(evidence, [1, 2, 3], [0, 2])
+    draft = VerifiedDraft(tree, [[0, 1, 3, 4], [0, 2], [0]])
+    found = draft_rounds(draft, [1, 2, 3], [0, 2])
     assert found.keys() == {0}  # row 1 didn't ask, row 2 was offered nothing
     assert found[0].root == 1
     assert found[0].tokens == (10, 12, 13)
     assert found[0].parents == (-1, 0, 1)
     assert found[0].logprob == (-0.5, -1.5, -2.0)
     assert found[0].path == (0, 1, 2)
-    assert draft_rounds(evidence, [1, 2, 3], [1])[1].path == (1,)
+    assert draft_rounds(draft, [1, 2, 3], [1])[1].path == (1,)
 
 
 def test_a_plain_round_has_no_tree() -> None:
     assert draft_rounds(None, [1, 2], [0, 1]) == {}
     empty = DraftTree.empty(2, torch.device("cpu"))
-    assert draft_rounds(Evidence(empty, [[0], [0]]), [1, 2], [0, 1]) == {}
+    assert draft_rounds(VerifiedDraft(empty, [[0], [0]]), [1, 2], [0, 1]) == {}
 
 
 def test_chunks_of_traced_requests_carry_the_trees_they_came_from() -> None:

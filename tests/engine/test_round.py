@@ -73,7 +73,7 @@ def test_plain_and_drafting_rounds_mix(params: SamplingParams, late: bool) -> No
     tree, ragged = parse_tree("chain:3"), parse_tree(RAGGED)
     mixed, outcomes = decode("qwen3", [None, tree, None, None, ragged, tree], params, late)
     assert mixed == plain
-    assert [o.evidence is None for o in outcomes[:6]] == [True, False, True, True, False, False]
+    assert [o.draft is None for o in outcomes[:6]] == [True, False, True, True, False, False]
 
 
 def test_a_round_reports_what_it_did() -> None:
@@ -81,8 +81,8 @@ def test_a_round_reports_what_it_did() -> None:
     _, outcomes = decode("llama", [parse_tree(RAGGED)], params)
     ragged = 0
     for outcome in outcomes:
-        assert outcome.evidence is not None
-        tree, paths = outcome.evidence
+        assert outcome.draft is not None
+        tree, paths = outcome.draft
         assert outcome.nodes == tree.valid.sum(1).tolist()
         assert outcome.pass_tokens == len(LENGTHS) + sum(outcome.nodes)
         assert [len(path) - 1 for path in paths] == outcome.accepted
@@ -94,7 +94,7 @@ def test_a_round_reports_what_it_did() -> None:
         ragged += len(set(outcome.nodes)) > 1
     assert ragged > 0
     _, plain = decode("llama", [None], params)
-    assert {(o.pass_tokens, o.evidence, *o.nodes) for o in plain} == {(4, None, 0, 0, 0, 0)}
+    assert {(o.pass_tokens, o.draft, *o.nodes) for o in plain} == {(4, None, 0, 0, 0, 0)}
 
 
 @pytest.mark.parametrize("tree", ["chain:3", RAGGED])
@@ -107,7 +107,7 @@ def test_rows_that_do_not_speculate_get_no_nodes(tree: str) -> None:
         assert [n for n, alive in zip(outcome.nodes, drafting, strict=True) if not alive] == [0, 0]
     assert all(sum(o.nodes[row] for o in outcomes) > 0 for row in (0, 3))
     _, nobody = decode("llama", [parse_tree(tree)], params, drafting=[False] * 4)
-    assert [o.evidence for o in nobody] == [None] * len(nobody) != []
+    assert [o.draft for o in nobody] == [None] * len(nobody) != []
 
 
 def test_requests_say_whether_they_speculate() -> None:

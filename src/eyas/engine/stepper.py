@@ -20,7 +20,7 @@ import torch
 from eyas.engine.caches import SlotCaches, staging_columns
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixReuse
-from eyas.engine.round import Evidence, RoundOutput, Speculation, run_first_round, run_round
+from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, run_first_round, run_round
 from eyas.engine.scheduler import Move, Piece, Scheduler
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, RequestError
@@ -260,7 +260,7 @@ class Stepper:
                 rows=len(decoding),
                 lengths=[sequence.cached for sequence in decoding],
                 spec=tree,
-                evidence=outcome.evidence,
+                draft=outcome.draft,
                 draft_seconds=outcome.draft_seconds,
                 pass_seconds=outcome.pass_seconds,
                 tokens=outcome.pass_tokens,
@@ -278,7 +278,7 @@ class Stepper:
     def _collect(self, decoding: Sequence[SequenceState], outcome: RoundOutput, seconds: float | None) -> None:
         """Give everyone what the round of `seconds` emitted (None: it belongs to prefill); let go of the finished."""
         traced = [row for row, sequence in enumerate(decoding) if sequence.request.trace]
-        drafts = draft_rounds(outcome.evidence, [sequence.root for sequence in decoding], traced)
+        drafts = draft_rounds(outcome.draft, [sequence.root for sequence in decoding], traced)
         for row, sequence in enumerate(decoding):
             sequence.cached += outcome.accepted[row] + 1
             taken = sequence.extend(outcome.tokens[row])
@@ -338,14 +338,14 @@ class Stepper:
 # Shapes: R rows, N nodes. A place counts the root as 0 and node i as i + 1.
 
 
-def draft_rounds(evidence: Evidence | None, roots: Sequence[int], rows: Sequence[int]) -> dict[int, DraftRound]:
+def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Sequence[int]) -> dict[int, DraftRound]:
     """What the round offered to those of `rows` that were offered anything; `roots` has one token for every row.
 
     Two copies to the host, so nobody pays who didn't ask.
     """
-    if evidence is None or not rows or not evidence.tree.size:
+    if draft is None or not rows or not draft.tree.size:
         return {}
-    tree = evidence.tree
+    tree = draft.tree
     chosen = torch.tensor(list(rows), device=tree.tokens.device)
     whole = torch.stack((tree.valid.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
     logprobs = tree.logprob[chosen].tolist()
@@ -360,6 +360,6 @@ def draft_rounds(evidence: Evidence | None, roots: Sequence[int], rows: Sequence
             tokens=tuple(tokens[node] for node in kept),
             parents=tuple(new.get(parents[node], -1) for node in kept),
             logprob=tuple(logprob[node] for node in kept),
-            path=tuple(new[place - 1] for place in evidence.paths[row] if place > 0),
+            path=tuple(new[place - 1] for place in draft.paths[row] if place > 0),
         )
     return found

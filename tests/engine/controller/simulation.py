@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
-from eyas.engine.round import Evidence
+from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.shared import SharedTree
 
@@ -150,12 +150,12 @@ class Simulation:
     def round(self, spec: TreeSpec | None) -> RoundRecord:
         rows = len(self.text.sharpness)
         lengths = [self.length] * rows
-        evidence, drafting, observing = None, 0.0, 0.0
+        draft, drafting, observing = None, 0.0, 0.0
         tree, paths = DraftTree.empty(rows, CPU), [[0]] * rows
         if spec is not None:
             tree, levels = self.text.draft(spec)
             paths = self.text.walk(tree)
-            evidence = Evidence(tree, paths)
+            draft = VerifiedDraft(tree, paths)
             width = spec.max_fanout
             drafting = self.machine.draft_seconds(rows, width, levels)
             if self.deferred:
@@ -173,7 +173,7 @@ class Simulation:
         self.seconds, self.tokens, self.rounds = self.seconds + seconds, self.tokens + emitted, self.rounds + 1
         self.nodes = counts if self.nodes is None or len(self.nodes) != rows else self.nodes + counts
         return RoundRecord(
-            rows, lengths, spec, evidence, drafting * shown, passing * shown, tokens, emitted, seconds * shown
+            rows, lengths, spec, draft, drafting * shown, passing * shown, tokens, emitted, seconds * shown
         )
 
     def run(self, planner: Controller | TreeSpec | None, rounds: int) -> float:

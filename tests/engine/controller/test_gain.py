@@ -22,9 +22,9 @@ def trained(text: Text, rounds: int = 300) -> GainModel:
     for _ in range(rounds):
         gain.settle()
         spec = SharedTree(4, WIDTHS[-1], 30 * rows, values=gain.values, keeps_candidates=True)
-        evidence = simulation.round(spec).evidence
-        assert evidence is not None
-        gain.learn(evidence, np.zeros(rows, dtype=np.int64), None)
+        draft = simulation.round(spec).draft
+        assert draft is not None
+        gain.learn(draft, np.zeros(rows, dtype=np.int64), None)
     gain.settle()
     return gain
 

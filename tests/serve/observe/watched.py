@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from eyas.engine.controller import ControllerState
-from eyas.engine.round import Evidence, RoundOutput
+from eyas.engine.round import RoundOutput, VerifiedDraft
 from eyas.serve.observe.observer import Finished, Received
 from eyas.tree import DraftTree
 from eyas.types import EngineState, Stats
@@ -39,9 +39,9 @@ def state(**changes: Any) -> EngineState:
 def outcome(accepted: list[int], offered: list[int], nodes: list[int]) -> RoundOutput:
     """A round of these rows; plain if no row got a node."""
     rows = len(accepted)
-    drafted = Evidence(DraftTree.empty(rows, torch.device("cpu")), [[0]] * rows) if any(nodes) else None
+    drafted = VerifiedDraft(DraftTree.empty(rows, torch.device("cpu")), [[0]] * rows) if any(nodes) else None
     tokens = [[1] * (count + 1) for count in accepted]
-    return RoundOutput(tokens, accepted, offered, nodes, rows + sum(nodes), drafted, {}, {}, 0.25, 0.5)
+    return RoundOutput(tokens, accepted, offered, nodes, {}, {}, drafted, rows + sum(nodes), 0.25, 0.5)
 
 
 def finished(reason: str = "stop", tokens: int = 5, first: float | None = 0.5) -> Finished:

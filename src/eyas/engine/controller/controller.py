@@ -18,7 +18,7 @@ from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.explore import Explorer, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects
-from eyas.engine.round import Evidence
+from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.shared import SharedTree
 
@@ -100,12 +100,12 @@ class Controller:
     def learn(self, record: RoundRecord) -> None:
         """Take in how a round went."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
-        drafted = record.evidence is not None
+        drafted = record.draft is not None
         self._learn_costs(record, whole)
-        if record.evidence is not None and isinstance(record.spec, SharedTree):
+        if record.draft is not None and isinstance(record.spec, SharedTree):
             self._learn_gain(record)
         self._deferred = 0 if drafted else self._deferred + 1
-        paths = [[0]] * record.rows if record.evidence is None else record.evidence.paths
+        paths = [[0]] * record.rows if record.draft is None else record.draft.paths
         self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
         self._emitted = self._emitted * _FADE + record.emitted
         self._seconds = self._seconds * _FADE + whole
@@ -208,7 +208,7 @@ class Controller:
         self._counts["probes"] += 1
 
     def _learn_costs(self, record: RoundRecord, whole: float) -> None:
-        tree = None if record.evidence is None else record.evidence.tree
+        tree = None if record.draft is None else record.draft.tree
         if tree is None or not isinstance(record.spec, SharedTree):
             if record.spec is None:
                 self._costs.learn(record.rows, record.lengths, record.tokens, whole)
@@ -235,12 +235,12 @@ class Controller:
         )
 
     def _learn_gain(self, record: RoundRecord) -> None:
-        if record.evidence is None or not isinstance(record.spec, SharedTree):
+        if record.draft is None or not isinstance(record.spec, SharedTree):
             return
         began = self._clock()
         groups: Indices = np.array(record.spec.groups or (0,) * record.rows)
-        self._gain.learn(record.evidence, groups, record.drafting)
-        if record.evidence.tree.candidates is not None:
+        self._gain.learn(record.draft, groups, record.drafting)
+        if record.draft.tree.candidates is not None:
             self._analysing.done(self._clock() - began)
         if self._probe is None and self._choice is not None:
             self._gain.judge(self._choice.accepted, record.emitted - record.rows)
@@ -303,7 +303,7 @@ class RoundRecord:
     """[R] committed tokens of each row before the round."""
     spec: TreeSpec | None
     """What `plan` gave; None = a plain round."""
-    evidence: Evidence | None
+    draft: VerifiedDraft | None
     """The draft and the path of each row; None after a plain round."""
     draft_seconds: float
     """Drafting, catching up on deferred tokens included."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eyas.engine.controller.acceptance import GROUPS, Acceptance, Array, Indices, Supply
-from eyas.engine.round import Evidence
+from eyas.engine.round import VerifiedDraft
 from eyas.tree.values import BIN_EDGES, ValueTable, bins
 
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
@@ -51,9 +51,9 @@ class GainModel:
         self.values: ValueTable = self._acceptance.table()
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
-    def learn(self, evidence: Evidence, groups: Indices, drafting: Sequence[bool] | None) -> None:
+    def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Take in a round's draft (where its candidates were kept) and its outcome; `groups` [R]."""
-        tree = evidence.tree
+        tree = draft.tree
         alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
         if tree.candidates is not None:
             self._supply.learn(tree.candidates, groups, alive)
@@ -61,7 +61,7 @@ class GainModel:
             return  # reading the device costs a sync
         valid = tree.valid.cpu().numpy()
         walked = np.zeros((len(groups), tree.size + 1), dtype=np.bool_)
-        for row, path in enumerate(evidence.paths):
+        for row, path in enumerate(draft.paths):
             walked[row, path] = True
         if not valid.any():
             return

@@ -187,7 +187,7 @@ class Interval:
         if outcome is None:
             return
         self._rounds += 1
-        self._plain += outcome.evidence is None
+        self._plain += outcome.draft is None
         self._rows += len(outcome.accepted)
         for accepted, offered, nodes in zip(outcome.accepted, outcome.offered, outcome.nodes, strict=True):
             if nodes:

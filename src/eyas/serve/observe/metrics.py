@@ -132,7 +132,7 @@ class Metrics(Observer):
         }
         for name, value in grown.items():
             self._counters[name].inc(value)
-        self._labelled["rounds"].labels(self._model, "plain" if outcome.evidence is None else "speculative").inc()
+        self._labelled["rounds"].labels(self._model, "plain" if outcome.draft is None else "speculative").inc()
         by_depth = Tally(depth for accepted in drafts for depth in range(accepted))
         for depth, count in by_depth.items():
             self._labelled["spec_decode_num_accepted_tokens_per_pos"].labels(self._model, str(depth)).inc(count)
