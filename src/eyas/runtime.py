@@ -1,12 +1,24 @@
-"""The process: settings that decide CPU speed, and the versions of what computes."""
+"""The process and its machine: settings that decide CPU speed, what the CPU computes in, versions of libraries.
+
+torch is imported inside functions: command lines import this module before they know that they need it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
+import time
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_LOG = logging.getLogger("eyas")
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -77,6 +89,52 @@ def keep_few_kernels() -> None:
     """
     for name, count in KERNELS.items():
         os.environ.setdefault(name, count)
+
+
+_SLOWDOWN = 1.5
+"""How many times slower than float32 half precision may be and still be worth its smaller memory."""
+
+
+@cache
+def cpu_computes_in(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies matrices in `dtype` at most 1.5 times slower than in float32.
+
+    CPUs without kernels for bfloat16 or float16 convert on the fly, which makes decoding several times and training up
+    to 28 times slower. Measured once in a process, in some 30 ms; a slow dtype is reported in the log then. Wherever a
+    dtype is `auto`, float32 takes the place of a slow one.
+    """
+    import torch
+
+    if dtype == torch.float32:
+        return True
+    slowdown = _product_seconds(dtype) / _product_seconds(torch.float32)
+    if slowdown <= _SLOWDOWN:
+        return True
+    name = str(dtype).removeprefix("torch.")
+    _LOG.warning(
+        "this CPU is %.1f times slower in %s than in float32, so dtype auto means float32 here, which takes twice "
+        "the memory; ask for dtype %s to keep it",
+        slowdown, name, name,
+    )  # fmt: skip
+    return False
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """Best time of a product of 8 tokens and a weight of 1024 x 1024, on one thread: others may be busy."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        weight, tokens = torch.ones(1024, 1024, dtype=dtype), torch.ones(8, 1024, dtype=dtype)
+        times = []
+        for _ in range(8):  # the first prepares the kernel
+            began = time.perf_counter()
+            torch.nn.functional.linear(tokens, weight)
+            times.append(time.perf_counter() - began)
+        return min(times)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def versions() -> dict[str, str]:

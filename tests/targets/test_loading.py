@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from eyas.errors import ModelError, RequestError, UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.architecture import attention_plan, context_limit, default_taps
-from eyas.targets.loading import resolve_device, resolve_dtype
+from eyas.targets.loading import load_ends, resolve_device, resolve_dtype
 
 from .. import tiny
 
@@ -129,6 +129,59 @@ def test_names_of_dtypes_and_devices() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UsageError, match="sees no CUDA device"):
             resolve_device("cuda")
+
+
+def _write(folder: Path, stored: torch.dtype, **config: Any) -> Path:
+    """A checkpoint with tensors in `stored` and one in float32, its config naming what `config` names."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    save_file({"a": torch.zeros(3, 3).to(stored), "b": torch.zeros(2)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("half_is_fast", [True, False])
+def test_dtype_auto_is_the_checkpoints(tmp_path: Path, half_is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config's, else its tensors'; in float32 on a CPU that is slow in anything less."""
+    monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda dtype: half_is_fast or dtype == torch.float32)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    found = {
+        "named": (_write(tmp_path / "named", torch.float32, dtype="bfloat16"), torch.bfloat16),
+        "named before": (_write(tmp_path / "before", torch.float32, torch_dtype="float16"), torch.float16),
+        "in tensors": (_write(tmp_path / "tensors", torch.bfloat16), torch.bfloat16),
+        "float32": (_write(tmp_path / "float32", torch.float32), torch.float32),
+    }
+    for folder, stored in found.values():
+        assert resolve_dtype("auto", folder, gpu) == stored
+        assert resolve_dtype("auto", folder, cpu) == (stored if half_is_fast else torch.float32)
+        assert resolve_dtype("float16", folder, cpu) == torch.float16
+    assert resolve_dtype("auto", "demo", gpu) == torch.float32
+
+
+def test_dtype_auto_of_shards_is_the_first_ones(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "shards", torch.float16)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "z": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert resolve_dtype("auto", folder, torch.device("cuda")) == torch.float16
+
+
+def test_dtype_auto_needs_a_checkpoint_that_says_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"unknown dtype 'auto': write one of float32, bfloat16, float16$"):
+        resolve_dtype("auto")
+    for folder in (_write(tmp_path / "a", torch.float8_e4m3fn), _write(tmp_path / "b", torch.float32, dtype="float64")):
+        with pytest.raises(UsageError, match=r"is stored in .*: choose a dtype among float32, bfloat16, float16"):
+            resolve_dtype("auto", folder)
+    (tmp_path / "a" / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="names no dtype, and its weights can't be read"):
+        resolve_dtype("auto", tmp_path / "a")
+
+
+def test_targets_load_in_dtype_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda _, fast=fast: fast)
+        assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
+        assert load_ends(tmp_path, device="cpu", dtype="auto").dtype == dtype
 
 
 def test_attention_plans() -> None:

@@ -3,33 +3,83 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 
-from eyas.assets import named_target
+from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UsageError
-from eyas.runtime import keep_freed_memory, use_huge_pages
+from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
 from eyas.targets.linears import can_pack, merge_siblings, pack_linears
 from eyas.targets.target import Target
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
 
 
-def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
-    """`float32`, `bfloat16` or `float16`."""
-    if isinstance(name, torch.dtype):
-        return name
-    if name not in _DTYPES:
-        raise UsageError(f"unknown dtype {name!r}: write one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+def resolve_dtype(
+    dtype: str | torch.dtype, model: str | Path | None = None, device: torch.device | None = None
+) -> torch.dtype:
+    """The dtype a name stands for: `float32`, `bfloat16`, `float16`, or `auto` for a `model` that runs on a `device`.
+
+    `auto` is what the checkpoint of `model` (a directory, a Hub id or `demo`) says: its config's dtype, else its
+    tensors'. Two exceptions are float32: the embedded demo, and half precision on a CPU that has no kernels for it
+    (`eyas.runtime.cpu_computes_in`). `device` None is the accelerator if there is one. Raises UsageError for unknown
+    names and ModelError for unreadable checkpoints.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype in _DTYPES:
+        return _DTYPES[dtype]
+    if dtype != "auto" or model is None:
+        known = ("auto", *_DTYPES) if model is not None else tuple(_DTYPES)
+        raise UsageError(f"unknown dtype {dtype!r}: write one of {', '.join(known)}")
+    name = named_target(model)
+    if name == str(DEMO_TARGET):
+        return torch.float32
+    found = _checkpoint_dtype(name)
+    on_cpu = (device or resolve_device(None)).type == "cpu"
+    return torch.float32 if on_cpu and not cpu_computes_in(found) else found
+
+
+def _checkpoint_dtype(name: str) -> torch.dtype:
+    """What a checkpoint's config says it is stored in, else the dtype of most of the values in its (first) file."""
+    config = read_config(name)
+    stated = config.dtype or config.get_text_config().dtype
+    if stated is not None:
+        if stated not in _DTYPES.values():
+            raise UsageError(f"{name} is stored in {stated}: choose a dtype among {', '.join(_DTYPES)}")
+        return cast(torch.dtype, stated)
+    sizes: dict[str, int] = {}
+    try:
+        with safe_open(_weight_file(name), framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  # no mapping
+                tensor = file.get_slice(key)
+                sizes[tensor.get_dtype()] = sizes.get(tensor.get_dtype(), 0) + math.prod(tensor.get_shape())
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelError(f"{name} names no dtype, and its weights can't be read to find it: {error}") from error
+    most = max(sizes, key=lambda stored: sizes[stored], default="nothing")
+    if most not in _STORED:
+        raise UsageError(f"{name} is stored in {most}: choose a dtype among {', '.join(_DTYPES)}")
+    return _STORED[most]
+
+
+def _weight_file(name: str) -> str:
+    """The first safetensors file of a local directory or Hub id."""
+    index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    file = SAFE_WEIGHTS_NAME
+    if index is not None:
+        file = min(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
+    return cast(str, cached_file(name, file))
 
 
 def resolve_device(name: str | torch.device | None) -> torch.device:
@@ -54,20 +104,21 @@ def load_target(
     compiled: bool = False,
     packed: bool | None = None,
 ) -> Target:
-    """Load a decoder LM unpatched. `attention` is transformers' `attn_implementation`; flash kernels take no trees.
+    """Load a decoder LM unpatched, in a `dtype` as `resolve_dtype` takes it.
 
-    `packed` lays linear weights out for the CPU's kernels; None does so where there are such kernels, but not for a
-    compiled model: the compiler brings its own and refuses these.
+    `attention` is transformers' `attn_implementation`; flash kernels take no trees. `packed` lays linear weights out
+    for the CPU's kernels; None does so where there are such kernels, but not for a compiled model: the compiler brings
+    its own and refuses these.
     """
     keep_freed_memory()
     if attention not in (None, "sdpa", "eager"):
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
-    torch_dtype, torch_device = resolve_dtype(dtype), resolve_device(device)
-    name = named_target(model)
+    torch_device, name = resolve_device(device), named_target(model)
     config = read_config(name)
     known = causal_lm_class(config)
     if known is not None:
         refuse_unsupported(known, config)
+    torch_dtype = resolve_dtype(dtype, name, torch_device)
     loaded = read_model(name, config, torch_dtype, attention)
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
     if packed and compiled:
@@ -138,16 +189,17 @@ class TargetEnds(Target):
 
 def load_ends(model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None) -> TargetEnds:
     """Load embedding, final norm and head. ModelError as `load_target`."""
-    name = named_target(model)
+    torch_device, name = resolve_device(device), named_target(model)
     config = read_config(name)
     short = _shortened(config)
+    torch_dtype = resolve_dtype(dtype, name, torch_device)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it would list the layers left out
     try:
-        loaded = read_model(name, short, resolve_dtype(dtype))
+        loaded = read_model(name, short, torch_dtype)
     finally:
         logging.set_verbosity(verbosity)
-    ends = TargetEnds(loaded.to(resolve_device(device)).eval().requires_grad_(False))
+    ends = TargetEnds(loaded.to(torch_device).eval().requires_grad_(False))
     ends.config = config.get_text_config()
     ends.num_layers = ends.config.num_hidden_layers
     return ends
