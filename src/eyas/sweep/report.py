@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
-from eyas.bench.offline.candidates import Choice
-from eyas.bench.report.page import Block, Grid, Image, Section, Text
+from eyas.bench.offline.candidates import Selection
+from eyas.bench.report.page import Block, DataTable, Image, Section, Text
 from eyas.bench.report.plots import BLUE, GREY, RED, canvas, label, svg
 from eyas.sweep.sweep import Outcome, Sweep
 from eyas.sweep.trial import short, shown
 
 
-def report_dict(sweep: Sweep, choice: Choice | None, machine: Mapping[str, Any]) -> dict[str, Any]:
+def report_dict(sweep: Sweep, choice: Selection | None, machine: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON object; trials in order of rank, then the failed ones."""
     return {
         "config": sweep.config.model_dump(mode="json"),
@@ -148,4 +148,4 @@ def sweep_section(report: Mapping[str, Any]) -> Section:
             Image(trade_figure(report), "Accept length against tokens/s."),
         ]
     headers = ("trial", *map(short, knobs), "accept length", "tokens/s", "trained s")
-    return Section("Sweep", [*blocks, Grid(headers, rows)])
+    return Section("Sweep", [*blocks, DataTable(headers, rows)])

@@ -14,7 +14,7 @@ from typing import Any
 
 from eyas.bench.ledger import Ledger
 from eyas.bench.machine import describe_machine
-from eyas.bench.offline.candidates import Candidate, Choice, choose
+from eyas.bench.offline.candidates import Candidate, Selection, choose
 from eyas.bench.offline.drafters import DrafterBench
 from eyas.bench.offline.runner import Plan
 from eyas.errors import EyasError
@@ -76,7 +76,7 @@ class Sweep:
             for process in running.values():
                 process.stop()
 
-    def time(self, bar: Callable[[int], Any]) -> Choice | None:
+    def time(self, bar: Callable[[int], Any]) -> Selection | None:
         """Measure the speed of the best trials, nothing else running; None if no trial can be measured.
 
         `bar` makes a context whose value is called after every run, given how many there will be.

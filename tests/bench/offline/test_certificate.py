@@ -13,10 +13,10 @@ from eyas.bench.offline.certificate import (
     RELATIVE,
     Cell,
     Certificate,
+    CertificateGrid,
     Certifier,
     Divergence,
-    Grid,
-    Scores,
+    SamplerScores,
     first_difference,
     judge,
     promise,
@@ -55,7 +55,7 @@ def oracle(model: Any) -> Oracle:
 
 def cells(target: Target, rule: WalkRule | None = None, heats: Sequence[float] = (0.0,), size: int = 1) -> list[Cell]:
     certifier = Certifier(target, None, oracle(target.model), GREEDY, rule=rule)
-    return list(certifier.cells(ROWS, Grid(heats, TREE, [size])))
+    return list(certifier.cells(ROWS, CertificateGrid(heats, TREE, [size])))
 
 
 def test_a_correct_engine_is_equal() -> None:
@@ -70,7 +70,7 @@ def test_a_correct_engine_is_equal() -> None:
 def test_bad_rows_are_told_once_and_nothing_is_no_proof() -> None:
     certifier = Certifier(tiny.target(), None, tiny.eagle3_drafter(), GREEDY)
     bad: list[PromptRow | BadRow] = [BadRow("1", "f:1: broken"), PromptRow("2", "f:2", token_ids=(999,))]
-    made = list(certifier.cells(bad, Grid([0.0, 1.0], {"chain:1": parse_tree("chain:1")}, [1])))
+    made = list(certifier.cells(bad, CertificateGrid([0.0, 1.0], {"chain:1": parse_tree("chain:1")}, [1])))
     certificate = Certificate("m", "d", torch.float32, made)
     assert [cell.verdict for cell in made] == ["nothing to compare"] * 2
     assert not certificate.equal
@@ -150,7 +150,7 @@ def test_only_a_near_tie_is_excused(whisker: float, tie: bool) -> None:
 
 
 def test_a_gap_is_measured_from_the_best_score() -> None:
-    scores = Scores(torch.tensor([5.0, 4.9999, 4.0, 3.9999, float("-inf")]), 8.0)
+    scores = SamplerScores(torch.tensor([5.0, 4.9999, 4.0, 3.9999, float("-inf")]), 8.0)
     gap, tolerance = judge(scores, 0, 1, torch.float32)
     assert gap == pytest.approx(1e-4, rel=1e-2)
     assert tolerance == pytest.approx(8e-5)

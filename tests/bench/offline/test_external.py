@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.offline.external import Endpoint, hear_engine
+from eyas.bench.offline.external import Endpoint, run_engine_as_client
 from eyas.bench.serving.client import LoadRun
 from eyas.bench.serving.servers import Side
 from eyas.engine import Engine, load
@@ -109,7 +109,7 @@ def test_the_servers_counters() -> None:
 
 def test_an_engine_is_heard_as_it_counts_itself(pair: Pair) -> None:
     engine = load(pair.model, pair.drafter, tree="chain:2", batch_size=3)
-    run = hear_engine(engine, ROWS, PARAMS)
+    run = run_engine_as_client(engine, ROWS, PARAMS)
     assert [one.item for one in run.answers] == [0, 1, 2, 3]
     assert all(one.tokens == 6 and one.first_seconds is not None for one in run.answers)
     assert all(0 < (one.first_seconds or 0) <= one.seconds for one in run.answers)
@@ -121,6 +121,6 @@ def test_an_engine_is_heard_as_it_counts_itself(pair: Pair) -> None:
 
 def test_a_row_that_cant_run_here_is_an_error(pair: Pair) -> None:
     engine: Engine = load(pair.model, None, method=None, batch_size=2)
-    run = hear_engine(engine, [PromptRow("x", "f:9", token_ids=(9999,)), ROWS[1]], PARAMS)
+    run = run_engine_as_client(engine, [PromptRow("x", "f:9", token_ids=(9999,)), ROWS[1]], PARAMS)
     assert [(one.item, one.error is None) for one in run.answers] == [(0, False), (1, True)]
     assert "f:9" in str(run.answers[0].error)

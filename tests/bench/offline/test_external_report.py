@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.offline.external import heard_errors, heard_lines, measure_heard
+from eyas.bench.offline.external import external_errors, external_lines, measure_external
 from eyas.bench.offline.report import line_dict, means, table_of
 from eyas.bench.offline.runner import Plan, Task
-from eyas.bench.serving.answer import Answer
+from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import LoadRun
 from eyas.bench.serving.counters import Counted
 from eyas.text.prompts import PromptRow
@@ -26,7 +26,9 @@ def method(*runs: LoadRun) -> Any:
 def run(seconds: float, text: str = "x", error: str | None = None, **more: Any) -> LoadRun:
     """Ten tokens, the first after a tenth of the time."""
     answer = (
-        Answer(0, 0.0, seconds, seconds / 10, 10, 3, text) if error is None else Answer(0, 0.0, seconds, error=error)
+        TimedAnswer(0, 0.0, seconds, seconds / 10, 10, 3, text)
+        if error is None
+        else TimedAnswer(0, 0.0, seconds, error=error)
     )
     return LoadRun(seconds, [answer], Counted(**more))
 
@@ -38,8 +40,8 @@ def test_medians_ratios_and_identical_answers() -> None:
         "endpoint": method(run(99), run(1), run(2), run(9), run(0.5), run(0.5, "y"), run(0.5, **counted)),
     }
     steps: list[int] = []
-    heard = measure_heard(TASK, methods, "baseline", Plan(3, 1), lambda: steps.append(0))
-    base, end = heard_lines("t", heard, "baseline")
+    heard = measure_external(TASK, methods, "baseline", Plan(3, 1), lambda: steps.append(0))
+    base, end = external_lines("t", heard, "baseline")
     assert len(steps) == 12
     assert (base.tokens_per_second, end.tokens_per_second) == (20 / 5, 20 / 2.5)
     assert (base.speedup, end.speedup, base.efficiency) == (1.0, 2.0, None)
@@ -51,8 +53,8 @@ def test_medians_ratios_and_identical_answers() -> None:
 
 def test_accept_length_and_positions_come_from_the_median_runs() -> None:
     counted = {"drafts": 4.0, "accepted": 6.0, "by_position": (4.0, 2.0)}
-    heard = measure_heard(TASK, {"endpoint": method(run(1, **counted), run(1, **counted))}, None, Plan(1, 0))
-    (line,) = heard_lines("t", heard, None)
+    heard = measure_external(TASK, {"endpoint": method(run(1, **counted), run(1, **counted))}, None, Plan(1, 0))
+    (line,) = external_lines("t", heard, None)
     assert (line.accept_length, line.by_position) == (2.5, [1.0, 0.5])
     assert (line.speedup, line.efficiency, line.answers) == (None, None, 0)
     assert line_dict(line)["speedup"] is None
@@ -71,13 +73,13 @@ def line_of_another_file(line: Any) -> Any:
 def test_efficiency_is_told_against_plain_decoding_only(accepted: float, efficiency: float | None) -> None:
     base = run(1, drafts=4.0, accepted=accepted) if accepted else run(1)
     methods = {"baseline": method(base, base), "endpoint": method(*[run(1, drafts=4.0, accepted=6.0)] * 2)}
-    lines = heard_lines("t", measure_heard(TASK, methods, "baseline", Plan(1, 0)), "baseline")
+    lines = external_lines("t", measure_external(TASK, methods, "baseline", Plan(1, 0)), "baseline")
     assert [line.efficiency for line in lines] == [None, efficiency]
 
 
 def test_errors_are_counted_and_never_identical() -> None:
     methods = {"none": method(run(1), run(1)), "endpoint": method(run(1, error="429: full"), run(1))}
-    heard = measure_heard(TASK, methods, "none", Plan(1, 0))
-    _, end = heard_lines("t", heard, "none")
+    heard = measure_external(TASK, methods, "none", Plan(1, 0))
+    _, end = external_lines("t", heard, "none")
     assert (end.same, end.answers, end.tokens_per_second) == (1, 2, 5.0)
-    assert heard_errors({"t": heard}) == ["t, endpoint: 1 times 429: full"]
+    assert external_errors({"t": heard}) == ["t, endpoint: 1 times 429: full"]

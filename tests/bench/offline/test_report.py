@@ -9,16 +9,16 @@ import pytest
 from rich.console import Console
 
 from eyas.bench.machine import describe_machine
-from eyas.bench.offline.report import DEFINITIONS, Line, line_dict, lines_of, means, report_dict, table_of
-from eyas.bench.offline.runner import Measured
+from eyas.bench.offline.report import DEFINITIONS, MethodLine, line_dict, lines_of, means, report_dict, table_of
+from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
 
-def measured(tokens: int, seconds: float, rounds: list[tuple[int, int]], same: int = 2) -> Measured:
+def measured(tokens: int, seconds: float, rounds: list[tuple[int, int]], same: int = 2) -> MethodResult:
     stats = Stats(tokens=tokens, decode_seconds=seconds, prefill_seconds=0.25)
     for accepted, offered in rounds:
         stats.record(accepted, offered)
-    return Measured(stats, same, 2)
+    return MethodResult(stats, same, 2)
 
 
 RESULTS = {
@@ -50,9 +50,9 @@ def test_means_are_over_files() -> None:
 
 
 def test_a_file_without_answers_divides_by_nothing() -> None:
-    (line,) = lines_of("empty", {"none": Measured()})
+    (line,) = lines_of("empty", {"none": MethodResult()})
     assert (line.tokens_per_second, line.speedup) == (0.0, 0.0)
-    assert Line("t", "chain:1", 0.0, 0.0, 0.0, 0.0, [], 0, 0).efficiency is None
+    assert MethodLine("t", "chain:1", 0.0, 0.0, 0.0, 0.0, [], 0, 0).efficiency is None
 
 
 def test_the_table_and_the_json_say_the_same() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eyas.bench.offline import runner
-from eyas.bench.offline.runner import GroupRun, Measured, Plan, Task, _together, measure
+from eyas.bench.offline.runner import GroupRun, MethodResult, Plan, Task, _together, measure
 from eyas.text.prompts import PromptRow
 from eyas.types import Completion, SamplingParams, Stats
 
@@ -94,7 +94,7 @@ def test_groups_without_answers_leave_errors_only(bench: Bench) -> None:
     results = measure(made, NAMES, PARAMS, Plan(1, 0))
     assert made.errors == ["f:0: too long"]
     assert (results["a"].answers, results["a"].stats.tokens) == (1, 10)
-    assert measure(task(0), NAMES, PARAMS, Plan()) == {name: Measured() for name in NAMES}
+    assert measure(task(0), NAMES, PARAMS, Plan()) == {name: MethodResult() for name in NAMES}
 
 
 def test_times_of_a_batch_are_wall_times() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.bench.offline.candidates import Candidate, TaskScore, pooled, rank, task_score, tied, uncertainty
-from eyas.bench.offline.runner import Measured
+from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
 from .candidates import candidate, task
@@ -31,7 +31,7 @@ def test_a_score_survives_json_and_comes_from_the_runner() -> None:
     assert TaskScore.from_dict(score.as_dict()) == score
     runs = [Stats(tokens=30, target_passes=10, walked=20, decode_seconds=2.0)]
     plain = [Stats(tokens=30, target_passes=30, decode_seconds=10.0)]
-    made = task_score(Measured(groups=runs, same=1, answers=1), Measured(groups=plain))
+    made = task_score(MethodResult(groups=runs, same=1, answers=1), MethodResult(groups=plain))
     assert made == task((30, 10, 20, 2.0))
 
 

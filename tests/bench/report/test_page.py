@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.bench.report.page import Grid, Image, Json, Section, Text, cell, pairs, render
+from eyas.bench.report.page import DataTable, Image, Json, Section, Text, cell, pairs, render
 from eyas.bench.report.plots import canvas, check_plot, label, save, seconds_axis, svg
 from eyas.errors import UsageError
 
@@ -56,7 +56,9 @@ def plot() -> bytes:
 
 def test_a_page_of_everything() -> None:
     sections = [
-        Section("First & foremost", [Text("a <b> c"), Grid(("name", "x"), [("<i>", "1.5"), ("b", "-2")], marked=[1])]),
+        Section(
+            "First & foremost", [Text("a <b> c"), DataTable(("name", "x"), [("<i>", "1.5"), ("b", "-2")], marked=[1])]
+        ),
         Section(
             "Plots", [Image(plot(), 'what "it" shows'), Json("all", {"a": ["é<", 1]}), pairs({"k": 1.23456, "z": None})]
         ),

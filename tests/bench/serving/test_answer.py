@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.bench.serving.answer import Answer, Received
+from eyas.bench.serving.answer import RawStream, TimedAnswer
 
 from .fake_server import event, stream
 
 
-def received(*pieces: tuple[float, bytes], seconds: float = 9.0) -> Answer:
-    return Received(0, 0.0, pieces, seconds).read()
+def received(*pieces: tuple[float, bytes], seconds: float = 9.0) -> TimedAnswer:
+    return RawStream(0, 0.0, pieces, seconds).read()
 
 
 def test_first_text_is_what_counts_as_the_first_token() -> None:
@@ -58,4 +58,4 @@ def test_what_is_no_answer_is_an_error() -> None:
     assert "usage" in str(received((1.0, event({"choices": [{"text": "a"}]}))).error)
     assert "no JSON" in str(received((1.0, event(b"{"))).error)
     assert "broke" in str(received((1.0, event({"error": {"message": "broke"}}))).error)
-    assert Received(0, 0.0, (), 1.0, "gone").read().error == "gone"
+    assert RawStream(0, 0.0, (), 1.0, "gone").read().error == "gone"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from eyas.bench.report.figures import serve_figure
-from eyas.bench.serving.answer import Answer
+from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import LoadRun
 from eyas.bench.serving.counters import Counted
 from eyas.bench.serving.load import Load
@@ -19,9 +19,9 @@ ONE, FOUR, NINE = Load("closed", 1), Load("closed", 4), Load("closed", 9)
 def run(seconds: float, *texts: str, **more: float) -> LoadRun:
     """Ten tokens an answer; first text after a tenth of the time. An empty text is an error."""
     answers = [
-        Answer(i, 0.0, seconds, seconds / 10, 10, 3, text, more.get("passes", 0.0), more.get("kept", 0.0))
+        TimedAnswer(i, 0.0, seconds, seconds / 10, 10, 3, text, more.get("passes", 0.0), more.get("kept", 0.0))
         if text
-        else Answer(i, 0.0, seconds, error="429: full")
+        else TimedAnswer(i, 0.0, seconds, error="429: full")
         for i, text in enumerate(texts)
     ]
     return LoadRun(seconds, answers, Counted(more.get("drafts", 0.0), 0.0, more.get("accepted", 0.0)))

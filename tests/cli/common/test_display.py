@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eyas.cli.common.display import LiveText, mark, quietly_refreshing, row_bar, stats_line
+from eyas.cli.common.display import StreamedText, mark, quietly_refreshing, row_bar, stats_line
 from eyas.types import Chunk, Completion, Stats
 
 from ...pairs import tokenizer
@@ -26,7 +26,7 @@ def written(monkeypatch: pytest.MonkeyPatch, screen: StringIO, *, speculating: b
     done = Completion("", ids, tokenizer().decode(ids), "length", Stats())
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", screen)
-        live = LiveText(tokenizer(), speculating=speculating)
+        live = StreamedText(tokenizer(), speculating=speculating)
         live.add(Chunk(0, tuple(ids[:2]), 1))
         live.add(Chunk(0, tuple(ids[2:]), 1, done))
     return screen.getvalue()

@@ -13,7 +13,7 @@ from math import sqrt
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
-from eyas.bench.offline.runner import Measured
+from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
 Criterion = Literal["accept_length", "speedup", "tokens_per_second"]
@@ -71,7 +71,7 @@ class TaskScore:
         return TaskScore(method, plain, row["same"], row["answers"])
 
 
-def task_score(measured: Measured, plain: Measured) -> TaskScore:
+def task_score(measured: MethodResult, plain: MethodResult) -> TaskScore:
     """From what the runner measured in one go."""
     return TaskScore(
         tuple(map(count, measured.groups)), tuple(map(count, plain.groups)), measured.same, measured.answers
@@ -155,7 +155,7 @@ WHY: dict[Criterion, str] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """Candidates in order; the first is the pick."""
 
     ranked: tuple[Candidate, ...]
@@ -180,12 +180,12 @@ class Choice:
         }
 
 
-def choose(candidates: Sequence[Candidate], by: Criterion) -> Choice:
+def choose(candidates: Sequence[Candidate], by: Criterion) -> Selection:
     """The best mean over tasks; at least one candidate, all on the same tasks."""
     ranked = rank(candidates, by)
     best, rest = ranked[0], ranked[1:]
     ties = tuple(other.name for other in rest if tied(best, other, by))
-    return Choice(tuple(ranked), by, ties, _reason(best, rest, ties, by))
+    return Selection(tuple(ranked), by, ties, _reason(best, rest, ties, by))
 
 
 def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by: Criterion) -> str:

@@ -26,7 +26,7 @@ NO_TREE = "none"
 
 
 @dataclass(frozen=True)
-class Grid:
+class CertificateGrid:
     """What is tried."""
 
     temperatures: Sequence[float]
@@ -84,7 +84,7 @@ class Certifier:
     rule: WalkRule | None = None
     """Verification rule under test; None = the default one."""
 
-    def cells(self, rows: Sequence[PromptRow | BadRow], grid: Grid) -> Iterator[Cell]:
+    def cells(self, rows: Sequence[PromptRow | BadRow], grid: CertificateGrid) -> Iterator[Cell]:
         """Fill the grid, cell by cell."""
         for temperature in grid.temperatures:
             params = SamplingParams(**(self.params.model_dump() | {"temperature": temperature}))
@@ -95,7 +95,7 @@ class Certifier:
                 yield self._compare(Cell(temperature, tree, batch_size), params, plain, other)
 
     @staticmethod
-    def _combinations(grid: Grid) -> Iterator[tuple[str, int]]:
+    def _combinations(grid: CertificateGrid) -> Iterator[tuple[str, int]]:
         for batch_size in grid.batch_sizes:
             if batch_size > 1:
                 yield NO_TREE, batch_size
@@ -228,7 +228,7 @@ class Divergence:
         return self.gap is not None and self.tolerance is not None and self.gap <= self.tolerance
 
 
-class Scores(NamedTuple):
+class SamplerScores(NamedTuple):
     """What the sampler chooses by at one position, and what a logit's rounding is relative to."""
 
     values: Tensor  # [V] scores, noise included, in units of logits; -inf = ruled out
@@ -246,7 +246,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 @torch.inference_mode()
 def scores_after(
     target: Target, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], eos_ids: Sequence[int]
-) -> Scores:
+) -> SamplerScores:
     """Scores of the token that follows `prompt` and `answer`, from a plain forward of both."""
     rows = range(1)
     target.resize(1)
@@ -264,11 +264,11 @@ def scores_after(
     scores = path.scores(path.warped(logits))[0]
     if path.needs.noise:
         scores = scores * params.temperature
-    return Scores(scores, float(logits.float().abs().max()))
+    return SamplerScores(scores, float(logits.float().abs().max()))
 
 
 def judge(
-    scores: Scores, plain: int | None, other: int | None, dtype: torch.dtype
+    scores: SamplerScores, plain: int | None, other: int | None, dtype: torch.dtype
 ) -> tuple[float | None, float | None]:
     """Gap and tolerance of two tokens that were chosen at the same place."""
     if plain is None or other is None:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from eyas.bench.offline.candidates import Candidate, Choice
+from eyas.bench.offline.candidates import Candidate, Selection
 from eyas.errors import DataError
 
 METRICS = ("loss", "validation_loss", "validation_accept_length", "decoded_accept_length")
@@ -24,7 +24,7 @@ class CheckpointReport:
     """Everything about the choice."""
 
     run: TrainingRun
-    choice: Choice
+    choice: Selection
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
     errors: Sequence[str]
@@ -90,7 +90,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     """A servable drafter directory, and how far training was when it was written."""
 
     name: str
@@ -105,10 +105,10 @@ class TrainingRun:
     path: Path
 
     @cached_property
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> list[RunCheckpoint]:
         """By step; a directory without config.json, which is written last, is not finished and left out."""
         found = [
-            Checkpoint(place.name, place, int(place.name.removeprefix("step-")))
+            RunCheckpoint(place.name, place, int(place.name.removeprefix("step-")))
             for place in (self.path / "checkpoints").glob("step-*")
             if place.name.removeprefix("step-").isdecimal() and (place / "config.json").is_file()
         ]

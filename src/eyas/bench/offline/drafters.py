@@ -15,7 +15,7 @@ from typing import Any
 
 from eyas.bench.ledger import Ledger
 from eyas.bench.offline.candidates import Candidate, task_score
-from eyas.bench.offline.runner import PLAIN, Plan, Progress, Task, measure
+from eyas.bench.offline.runner import PLAIN, Advance, Plan, Task, measure
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
@@ -67,7 +67,7 @@ class DrafterBench:
                 steps += (waiting + 1) * len(task.groups) * self.plan.repeats if waiting else 0
         return steps
 
-    def run(self, advance: Progress = lambda: None) -> list[Candidate]:
+    def run(self, advance: Advance = lambda: None) -> list[Candidate]:
         """Measure what the ledger doesn't hold; candidates in the order given, those that failed left out."""
         plain = Engine(self.target, self.tokenizer, batch_size=self.batch_size)
         for batch in _chunks(self.missing, self.together):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from eyas.bench.offline.report import Line
-from eyas.bench.offline.runner import Group, Plan, Progress, Task, interleaved, median_run
-from eyas.bench.serving.answer import Answer
+from eyas.bench.offline.report import MethodLine
+from eyas.bench.offline.runner import Advance, Group, Plan, Task, interleaved, median_run
+from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import Client, LoadRun
 from eyas.bench.serving.counters import Counted
 from eyas.bench.serving.load import Item, Load, item_of
@@ -28,13 +28,13 @@ from eyas.types import SamplingParams, Stats
 T = TypeVar("T")
 
 
-def hear_engine(engine: Engine, group: Group, params: SamplingParams) -> LoadRun:
+def run_engine_as_client(engine: Engine, group: Group, params: SamplingParams) -> LoadRun:
     """Decode a group here; a turn begins when the last answer of the turn before is there."""
     dialogues = [Dialogue(row) for row in group]
     began = ended = time.perf_counter()
     starts: dict[int, float] = {0: began}
     firsts: dict[int, float] = {}
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
     stats = Stats()
     for dialogue, chunk in converse(engine, dialogues, params):
         now, done = time.perf_counter(), chunk.completion
@@ -46,7 +46,7 @@ def hear_engine(engine: Engine, group: Group, params: SamplingParams) -> LoadRun
         if done is not None:
             ended = now
             answers.append(
-                Answer(
+                TimedAnswer(
                     number,
                     start - began,
                     now - start,
@@ -109,7 +109,7 @@ class Endpoint:
 
     async def _converse(self, group: Group) -> LoadRun:
         said: list[list[str]] = [[] for _ in group]
-        open_rows, answers, runs, turn = list(range(len(group))), list[Answer](), list[LoadRun](), 0
+        open_rows, answers, runs, turn = list(range(len(group))), list[TimedAnswer](), list[LoadRun](), 0
         while open_rows:
             items: dict[int, Item] = {}
             for row in open_rows:
@@ -139,8 +139,8 @@ def _few(tokenizer: Any) -> Sequence[int]:
     return ids
 
 
-def _failed(number: int, error: str) -> Answer:
-    return Answer(number, 0.0, 0.0, error=error)
+def _failed(number: int, error: str) -> TimedAnswer:
+    return TimedAnswer(number, 0.0, 0.0, error=error)
 
 
 def _counted(stats: Stats) -> Counted:
@@ -173,7 +173,7 @@ DEFINITIONS = (
 
 
 @dataclass
-class Heard:
+class ExternalResult:
     """A method on a task."""
 
     runs: list[LoadRun] = field(default_factory=list)
@@ -208,11 +208,11 @@ class Heard:
         }
 
 
-def measure_heard(
-    task: Task, methods: Mapping[str, Ask], baseline: str | None, plan: Plan, advance: Progress = lambda: None
-) -> dict[str, Heard]:
+def measure_external(
+    task: Task, methods: Mapping[str, Ask], baseline: str | None, plan: Plan, advance: Advance = lambda: None
+) -> dict[str, ExternalResult]:
     """Ask every method for every group; texts are compared with the baseline's."""
-    heard = {name: Heard() for name in methods}
+    heard = {name: ExternalResult() for name in methods}
     for _ in range(plan.warmup if task.groups else 0):
         for ask in methods.values():
             ask(task.groups[0])
@@ -237,17 +237,17 @@ def _texts(run: LoadRun) -> dict[int, str]:
     return {answer.item: answer.text for answer in run.answers if answer.error is None}
 
 
-def heard_lines(task: str, heard: Mapping[str, Heard], baseline: str | None) -> list[Line]:
+def external_lines(task: str, heard: Mapping[str, ExternalResult], baseline: str | None) -> list[MethodLine]:
     """The lines of one file."""
     base = None if baseline is None else _speed(heard[baseline])
     plain = baseline is not None and accept_length(heard[baseline].runs) in (None, 1.0)
     return [_line(task, name, one, base, against_plain=plain and name != baseline) for name, one in heard.items()]
 
 
-def _line(task: str, method: str, heard: Heard, base: float | None, *, against_plain: bool) -> Line:
+def _line(task: str, method: str, heard: ExternalResult, base: float | None, *, against_plain: bool) -> MethodLine:
     good = [answer for run in heard.runs for answer in run.answers if answer.error is None]
     speed = _speed(heard)
-    return Line(
+    return MethodLine(
         task,
         method,
         speed,
@@ -263,11 +263,11 @@ def _line(task: str, method: str, heard: Heard, base: float | None, *, against_p
     )
 
 
-def _speed(heard: Heard) -> float:
+def _speed(heard: ExternalResult) -> float:
     return heard.tokens / heard.seconds if heard.seconds else 0.0
 
 
-def heard_errors(heard: Mapping[str, Mapping[str, Heard]]) -> Sequence[str]:
+def external_errors(heard: Mapping[str, Mapping[str, ExternalResult]]) -> Sequence[str]:
     """What went wrong, with counts."""
     return [
         f"{task}, {method}: {count} times {error}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from eyas.bench.offline.runner import PLAIN, Measured
+from eyas.bench.offline.runner import PLAIN, MethodResult
 
 DEFINITIONS = (
     "tokens/s: emitted tokens / wall time of decoding; prefill is timed apart. A group of prompts counts with its "
@@ -24,7 +24,7 @@ DEFINITIONS = (
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodLine:
     """One method on one file, or the mean over files."""
 
     task: str
@@ -52,11 +52,11 @@ class Line:
         return self.speedup / self.accept_length if self.accept_length else None
 
 
-def lines_of(task: str, results: Mapping[str, Measured]) -> list[Line]:
+def lines_of(task: str, results: Mapping[str, MethodResult]) -> list[MethodLine]:
     """The lines of one file."""
     base = results[PLAIN].stats.tokens_per_second
     return [
-        Line(
+        MethodLine(
             task,
             method,
             measured.stats.tokens_per_second,
@@ -71,7 +71,7 @@ def lines_of(task: str, results: Mapping[str, Measured]) -> list[Line]:
     ]
 
 
-def means(lines: Sequence[Line]) -> list[Line]:
+def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
     """One line a method, over all files; none if there is one file only."""
     if len({line.task for line in lines}) < 2:
         return []
@@ -80,7 +80,7 @@ def means(lines: Sequence[Line]) -> list[Line]:
         mine = [line for line in lines if line.method == method]
         depth = min(len(line.by_position) for line in mine)
         made.append(
-            Line(
+            MethodLine(
                 "mean",
                 method,
                 fmean(line.tokens_per_second for line in mine),
@@ -104,7 +104,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-def table_of(lines: Sequence[Line], title: str) -> Table:
+def table_of(lines: Sequence[MethodLine], title: str) -> Table:
     """The table for people."""
     heard = any(line.ttft_ms is not None for line in lines)
     times = ("TTFT ms", "TPOT ms") if heard else ("prefill s",)
@@ -137,7 +137,7 @@ def _cell(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def line_dict(line: Line) -> dict[str, Any]:
+def line_dict(line: MethodLine) -> dict[str, Any]:
     """A line for JSON."""
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()}
     del rounded["against_plain"]
@@ -149,7 +149,7 @@ def line_dict(line: Line) -> dict[str, Any]:
 def report_dict(
     machine: Mapping[str, Any],
     settings: Mapping[str, Any],
-    results: Mapping[str, Mapping[str, Measured]],
+    results: Mapping[str, Mapping[str, MethodResult]],
     errors: Sequence[str],
 ) -> dict[str, Any]:
     """The whole measurement for JSON: figures, and the counts they came from."""
@@ -164,7 +164,7 @@ def document(
     machine: Mapping[str, Any],
     settings: Mapping[str, Any],
     definitions: Sequence[str],
-    lines: Sequence[Line],
+    lines: Sequence[MethodLine],
     counts: Mapping[str, Any],
     errors: Sequence[str],
 ) -> dict[str, Any]:

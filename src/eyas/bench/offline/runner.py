@@ -28,7 +28,7 @@ class Plan:
 
 
 @dataclass
-class Measured:
+class MethodResult:
     """A method on a task."""
 
     stats: Stats = field(default_factory=Stats)
@@ -45,7 +45,7 @@ class Measured:
         return self.same == self.answers
 
 
-Progress = Callable[[], None]
+Advance = Callable[[], None]
 RunT = TypeVar("RunT")
 
 
@@ -54,14 +54,14 @@ def measure(
     engines: Mapping[str, Engine],
     params: SamplingParams,
     plan: Plan,
-    advance: Progress = lambda: None,
-) -> dict[str, Measured]:
+    advance: Advance = lambda: None,
+) -> dict[str, MethodResult]:
     """Run a task with every engine; the one named `none` is what the others' tokens are compared with."""
 
     def run(name: str, group: Group) -> GroupRun:
         return run_group(engines[name], group, params)
 
-    results = {name: Measured() for name in engines}
+    results = {name: MethodResult() for name in engines}
     if not task.groups:
         return results
     for _ in range(plan.warmup):
@@ -83,7 +83,7 @@ def interleaved(
     group: Group,
     repeats: int,
     number: int,
-    advance: Progress,
+    advance: Advance,
 ) -> dict[str, list[RunT]]:
     """Run every method so many times on a group, the task's `number`-th: name -> its runs."""
     runs: dict[str, list[RunT]] = {name: [] for name in names}
@@ -106,7 +106,7 @@ def median_run(runs: Sequence[RunT], seconds: Callable[[RunT], float]) -> RunT:
     return sorted(runs, key=seconds)[(len(runs) - 1) // 2]
 
 
-def _add(result: Measured, runs: Sequence[GroupRun], plain: GroupRun) -> None:
+def _add(result: MethodResult, runs: Sequence[GroupRun], plain: GroupRun) -> None:
     median = median_run(runs, lambda run: run.stats.decode_seconds).stats
     result.stats.merge(median)
     result.groups.append(median)

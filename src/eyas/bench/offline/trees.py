@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from eyas.bench.offline.candidates import Candidate, Choice, Criterion, choose, rank, task_score
-from eyas.bench.offline.runner import PLAIN, Plan, Progress, Task, measure
+from eyas.bench.offline.candidates import Candidate, Criterion, Selection, choose, rank, task_score
+from eyas.bench.offline.runner import PLAIN, Advance, Plan, Task, measure
 from eyas.engine import Engine
 from eyas.errors import CheckpointError, UsageError
 from eyas.tree import parse_tree
@@ -91,7 +91,7 @@ class TreeSweep:
             total += groups * (rung.settings + 1) * (self.plan.repeats if number == len(self.rungs) else 1)
         return total
 
-    def run(self, advance: Progress = lambda: None) -> Choice:
+    def run(self, advance: Advance = lambda: None) -> Selection:
         """All passes; the choice is among the finalists, by the last pass alone."""
         alive = [setting.name for setting in self.settings]
         for number, rung in enumerate(self.rungs, start=1):
@@ -107,7 +107,7 @@ class TreeSweep:
         """What decides who goes on: few runs are easily disturbed, so speed is judged by the pace."""
         return candidate.mean(self.by) if self.by == "accept_length" else candidate.pace
 
-    def _measure(self, names: Sequence[str], groups: int, plan: Plan, advance: Progress) -> list[Candidate]:
+    def _measure(self, names: Sequence[str], groups: int, plan: Plan, advance: Advance) -> list[Candidate]:
         engines = {name: self.engines[name] for name in (PLAIN, *names)}
         scores: dict[str, dict[str, Any]] = {name: {} for name in names}
         for task in self.tasks:
@@ -178,7 +178,7 @@ class TreeReport:
     drafter: str
     settings_tried: Sequence[Setting]
     passes: Sequence[Pass]
-    choice: Choice
+    choice: Selection
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
     errors: Sequence[str]

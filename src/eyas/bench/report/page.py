@@ -23,7 +23,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Grid:
+class DataTable:
     """A table; columns whose every cell looks like a number are set to the right, `marked` rows stand out."""
 
     kind: ClassVar[str] = "table"
@@ -67,7 +67,7 @@ class Json:
         return json.dumps(self.value, indent=2, ensure_ascii=False)
 
 
-Block = Text | Grid | Image | Json
+Block = Text | DataTable | Image | Json
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
     return template.render(title=title, lead=lead, sections=sections, version=eyas.__version__)
 
 
-def pairs(values: dict[str, Any]) -> Grid:
+def pairs(values: dict[str, Any]) -> DataTable:
     """A table of names and values; absent values are left out."""
     rows = [(name.replace("_", " "), cell(value)) for name, value in values.items() if value not in (None, {}, [], "")]
-    return Grid((), rows)
+    return DataTable((), rows)
 
 
 def cell(value: Any) -> str:

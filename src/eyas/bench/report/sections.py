@@ -8,7 +8,7 @@ from typing import Any
 from eyas.bench.machine import busy
 from eyas.bench.offline.checkpoints import METRICS, TrainingRun
 from eyas.bench.report.figures import checkpoint_figure, training_figure, tree_figure
-from eyas.bench.report.page import Block, Grid, Image, Json, Section, Text, cell, pairs
+from eyas.bench.report.page import Block, DataTable, Image, Json, Section, Text, cell, pairs
 
 Report = Mapping[str, Any]
 
@@ -71,10 +71,10 @@ def _prepared(report: Report) -> list[Block]:
     ]
     unit = "tokens" if report["settings"].get("model") else "characters"
     blocks: list[Block] = [
-        Grid(("source", "rows read", "chats taken", "share"), sources),
-        Grid(("split", "chats", unit, "length 5% / 50% / 95%", "answers' share"), splits),
+        DataTable(("source", "rows read", "chats taken", "share"), sources),
+        DataTable(("split", "chats", unit, "length 5% / 50% / 95%", "answers' share"), splits),
     ]
-    return [*blocks, Grid(("source", "dropped because", "rows"), dropped)] if dropped else blocks
+    return [*blocks, DataTable(("source", "dropped because", "rows"), dropped)] if dropped else blocks
 
 
 def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: int, ours: str) -> Section:
@@ -91,8 +91,8 @@ def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: 
     return Section(
         "Store: plan and reality",
         [
-            Grid(("split", *columns), counts),
-            Grid(
+            DataTable(("split", *columns), counts),
+            DataTable(
                 ("layout", "bytes", "bytes a token", "of classic"),
                 rows,
                 marked=[i for i, row in enumerate(rows) if ours in row[0]],
@@ -134,7 +134,7 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
         [
             Text(f"Pick: {report['reason']}"),
             Image(checkpoint_figure(run, report), "Training metrics, accept length and speedup on one time axis."),
-            Grid(headers, rows, caption="accept length / speedup over plain decoding", marked=[place]),
+            DataTable(headers, rows, caption="accept length / speedup over plain decoding", marked=[place]),
             *_warning(report),
         ],
     )
@@ -163,7 +163,7 @@ def tree_section(report: Report) -> Section:
                 faint=True,
             ),
             *_warning(report),
-            Grid(("finalist", "tokens/s", "speedup", "accept length"), rows, marked=[0]),
+            DataTable(("finalist", "tokens/s", "speedup", "accept length"), rows, marked=[0]),
         ],
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """What became of one request. Seconds are wall time since it was sent."""
 
     item: int
@@ -38,7 +38,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Received:
+class RawStream:
     """The raw stream."""
 
     item: int
@@ -48,10 +48,10 @@ class Received:
     seconds: float
     error: str | None = None
 
-    def read(self) -> Answer:
+    def read(self) -> TimedAnswer:
         """Parse the events."""
         if self.error is not None:
-            return Answer(self.item, self.started, self.seconds, error=self.error)
+            return TimedAnswer(self.item, self.started, self.seconds, error=self.error)
         texts: list[str] = []
         usage: dict[str, Any] = {}
         timings: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Received:
         if "completion_tokens" not in usage:
             return self._broken("no `usage` came, so tokens can't be counted: the server doesn't honour stream_options")
         tokens = int(usage["completion_tokens"])
-        return Answer(
+        return TimedAnswer(
             self.item,
             self.started,
             self.seconds,
@@ -85,8 +85,8 @@ class Received:
             *_speculation(tokens, usage, timings),
         )
 
-    def _broken(self, error: str) -> Answer:
-        return Answer(self.item, self.started, self.seconds, error=error)
+    def _broken(self, error: str) -> TimedAnswer:
+        return TimedAnswer(self.item, self.started, self.seconds, error=error)
 
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from eyas.bench.serving.answer import Answer, Received
+from eyas.bench.serving.answer import RawStream, TimedAnswer
 from eyas.bench.serving.counters import Counted, read_metrics, read_server_info
 from eyas.bench.serving.load import TEXT, Item, Load, run_load
 from eyas.bench.serving.servers import Side
@@ -25,7 +25,7 @@ class LoadRun:
 
     seconds: float
     """From the first request to the end of the last answer."""
-    answers: list[Answer]
+    answers: list[TimedAnswer]
     counted: Counted = field(default_factory=Counted)
     """What the server counted meanwhile."""
 
@@ -61,7 +61,7 @@ class Client:
         before = await self._counters()
         began = time.perf_counter()
 
-        async def ask(number: int) -> Received:
+        async def ask(number: int) -> RawStream:
             return await self._ask(items[number], first + number, began)
 
         received = await run_load(load, ask, len(items), seed)
@@ -82,7 +82,7 @@ class Client:
             raise EndpointError(f"{self.side.name}: {url} answers {response.status_code}: {said}")
         return response.is_success
 
-    async def _ask(self, item: Item, number: int, origin: float) -> Received:
+    async def _ask(self, item: Item, number: int, origin: float) -> RawStream:
         body = item.body(self._model, self.params, number if self._own_seeds else 0) | self.side.extra
         pieces: list[tuple[float, bytes]] = []
         error = None
@@ -99,7 +99,7 @@ class Client:
             error = f"no answer within {self._timeout:g} s"
         except httpx.HTTPError as problem:
             error = f"{type(problem).__name__}: {problem}"
-        return Received(number, sent - origin, pieces, time.perf_counter() - sent, error)
+        return RawStream(number, sent - origin, pieces, time.perf_counter() - sent, error)
 
     async def _first_model(self) -> str:
         url = f"{self.side.url}/models"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from eyas.bench.serving.answer import Answer
+from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import LoadRun
 from eyas.bench.serving.counters import Counted
 from eyas.bench.serving.load import Load
@@ -36,7 +36,7 @@ DEFINITIONS = (
 
 
 @dataclass(frozen=True)
-class Line:
+class LoadLine:
     """One side under one load."""
 
     load: Load
@@ -83,7 +83,7 @@ class ServeReport:
     """Everything that was measured, as figures."""
 
     baseline: str
-    lines: list[Line]
+    lines: list[LoadLine]
     settings: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     idle: Mapping[str, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class ServeReport:
         """In the order they were given."""
         return list(dict.fromkeys(line.side for line in self.lines))
 
-    def of(self, side: str) -> list[Line]:
+    def of(self, side: str) -> list[LoadLine]:
         """A side's lines, load by load."""
         return [line for line in self.lines if line.side == side]
 
@@ -143,7 +143,7 @@ class ServeReport:
         }
 
 
-def lines_of(results: Results, baseline: str) -> list[Line]:
+def lines_of(results: Results, baseline: str) -> list[LoadLine]:
     """Figures of all runs."""
     return [
         _line(load, side, runs, of_load[baseline])
@@ -152,7 +152,7 @@ def lines_of(results: Results, baseline: str) -> list[Line]:
     ]
 
 
-def _line(load: Load, side: str, runs: Sequence[LoadRun], base: Sequence[LoadRun]) -> Line:
+def _line(load: Load, side: str, runs: Sequence[LoadRun], base: Sequence[LoadRun]) -> LoadLine:
     good = [answer for run in runs for answer in run.answers if answer.error is None]
     pairs = [
         (mine, theirs)
@@ -160,7 +160,7 @@ def _line(load: Load, side: str, runs: Sequence[LoadRun], base: Sequence[LoadRun
         for mine, theirs in zip(run.answers, other.answers, strict=True)
         if mine.error is None and theirs.error is None
     ]
-    return Line(
+    return LoadLine(
         load,
         side,
         [throughput(run) for run in runs],
@@ -204,7 +204,7 @@ def _ratio(load: Load, run: LoadRun, base: LoadRun) -> float:
     return theirs / mine if mine else 0.0
 
 
-def _mean_seconds(answers: Sequence[Answer]) -> float:
+def _mean_seconds(answers: Sequence[TimedAnswer]) -> float:
     good = [answer.seconds for answer in answers if answer.error is None]
     return sum(good) / len(good) if good else 0.0
 
@@ -227,7 +227,7 @@ COLUMNS = (
 )
 
 
-def row_of(line: Line, baseline: str) -> tuple[str, ...]:
+def row_of(line: LoadLine, baseline: str) -> tuple[str, ...]:
     """One line's cells; what means nothing is left empty."""
     other = line.side != baseline
     return (

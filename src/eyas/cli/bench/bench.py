@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from eyas.cli.bench.endpoint import EndpointOptions, check_endpoints, measure_endpoints
+from eyas.cli.bench.endpoint import MeasuredEndpointOptions, check_endpoints, measure_endpoints
 from eyas.cli.common.build import open_target, sampling_params
 from eyas.cli.common.display import output, row_bar
 from eyas.cli.common.measuring import check_json, finish, plan_settings, settings_of
@@ -33,7 +33,7 @@ def bench(
     files: DrafterFileOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,
-    ends: EndpointOptions,
+    ends: MeasuredEndpointOptions,
     given: Given,
     draft_model: Annotated[list[str], Option(help="A drafter; may be repeated.")] = [],  # noqa: B006
     tree: Trees = [],  # noqa: B006  # typer copies defaults

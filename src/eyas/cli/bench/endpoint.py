@@ -29,7 +29,7 @@ _ENDPOINT, _BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
 
 
 @dataclass(frozen=True)
-class EndpointOptions:
+class MeasuredEndpointOptions:
     """A server that is measured."""
 
     endpoint: Annotated[
@@ -47,7 +47,7 @@ class EndpointOptions:
     timeout: Annotated[float, Option(min=1, help="Seconds for a server's whole answer.")] = 600.0
 
 
-def check_endpoints(ends: EndpointOptions, model: str | None, given: Given) -> None:
+def check_endpoints(ends: MeasuredEndpointOptions, model: str | None, given: Given) -> None:
     """Refuse options that would be ignored, and a missing target."""
     if ends.endpoint is None:
         about = sorted(given & {"baseline_endpoint", "tokenizer", "timeout"})
@@ -71,7 +71,7 @@ def _flags(names: Sequence[str]) -> str:
 
 
 def measure_endpoints(
-    ends: EndpointOptions,
+    ends: MeasuredEndpointOptions,
     engines: Mapping[str, Engine],
     tasks: Sequence[Task],
     params: SamplingParams,
@@ -81,7 +81,14 @@ def measure_endpoints(
 ) -> tuple[dict[str, Any], Table]:
     """The report and its table: the server beside its baseline and the engines here. Raises EndpointError."""
     from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.external import DEFINITIONS, Endpoint, hear_engine, heard_errors, heard_lines, measure_heard
+    from eyas.bench.offline.external import (
+        DEFINITIONS,
+        Endpoint,
+        external_errors,
+        external_lines,
+        measure_external,
+        run_engine_as_client,
+    )
     from eyas.bench.offline.report import document, means, table_of
     from eyas.bench.offline.runner import PLAIN
     from eyas.bench.serving.servers import parse_side
@@ -100,16 +107,18 @@ def measure_endpoints(
             servers[name] = stack.enter_context(Endpoint(side, params, ends.timeout, ends.api_key, tokenizer))
             if tokenizer is not None and not servers[name].sends_ids:
                 note(f"note: {side.url} takes no token ids: it is sent text, and applies its own chat template")
-        methods: dict[str, Ask] = {name: partial(hear_engine, one, params=params) for name, one in engines.items()}
+        methods: dict[str, Ask] = {
+            name: partial(run_engine_as_client, one, params=params) for name, one in engines.items()
+        }
         methods |= {name: server.run for name, server in servers.items()}
         with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(methods)) as advance:
             for task in tasks:
-                results[task.name] = measure_heard(task, methods, baseline, plan, advance)
+                results[task.name] = measure_external(task, methods, baseline, plan, advance)
         sent = {name: server.sends_ids for name, server in servers.items()}
-    lines = [line for name, heard in results.items() for line in heard_lines(name, heard, baseline)]
+    lines = [line for name, heard in results.items() for line in external_lines(name, heard, baseline)]
     kept = {**settings, "baseline": baseline, "token_ids": sent}
     kept |= {"servers": {name: side.settings() for name, side in sides.items()}}
     counts = {task: {name: one.as_dict() for name, one in heard.items()} for task, heard in results.items()}
-    errors = [*(error for task in tasks for error in task.errors), *heard_errors(results)]
+    errors = [*(error for task in tasks for error in task.errors), *external_errors(results)]
     report = document(describe_machine(), kept, DEFINITIONS, lines, counts, errors)
     return report, table_of([*lines, *means(lines)], f"{sides[_ENDPOINT].url}, {what}")

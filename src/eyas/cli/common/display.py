@@ -22,7 +22,7 @@ def mark(text: str) -> str:
     return typer.style(text, underline=True, fg=None if os.environ.get("NO_COLOR") else typer.colors.GREEN)
 
 
-class LiveText:
+class StreamedText:
     """An answer as it grows on standard output, draft tokens marked if that is a terminal."""
 
     def __init__(self, tokenizer: Any, *, speculating: bool) -> None:

@@ -57,7 +57,7 @@ class RequestOptions:
 
 
 @dataclass(frozen=True)
-class Ways:
+class AnswererOptions:
     """Every option that says who answers, and how. Combinations in which one would be ignored are refused."""
 
     target: TargetOptions

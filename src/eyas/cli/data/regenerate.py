@@ -14,7 +14,14 @@ from typer import Option
 from eyas.cli.common.display import note, output
 from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions
-from eyas.cli.data.answerers import BatchFileOptions, EndpointOptions, RequestOptions, SlotOptions, Ways, one_of
+from eyas.cli.data.answerers import (
+    AnswererOptions,
+    BatchFileOptions,
+    EndpointOptions,
+    RequestOptions,
+    SlotOptions,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from eyas.data.regenerate import Rule, Summary, Tally
@@ -46,14 +53,14 @@ def regenerate(
     from eyas.data.regenerate import BatchAnswerer, Rule
     from eyas.data.regenerate import regenerate as run
 
-    ways = Ways(target, draft, slots, endpoint, files, request, sampling)
-    ways.check()
+    answering = AnswererOptions(target, draft, slots, endpoint, files, request, sampling)
+    answering.check()
     drop = one_of("--unfinished", unfinished, "keep", "drop") == "drop"
     rule = Rule("all" if one_of("--turns", turns, "last", "all") == "all" else "last", drop)
     if files.batch_write is not None:
-        return _write(ways, files.batch_write, chats, output, rule, json)
-    answerer = ways.answerer()
-    with Progress() as progress:
+        return _write(answering, files.batch_write, chats, output, rule, json)
+    answerer = answering.answerer()
+    with RegenerateProgress() as progress:
         summary = run(chats, output, answerer, rule, progress.watch)
     if json:
         typer.echo(jsonlib.dumps(as_dict(summary, progress.tally), ensure_ascii=False))
@@ -65,10 +72,10 @@ def regenerate(
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
 
 
-def _write(ways: Ways, path: Path, chats: Path, output: Path, rule: Rule, json: bool) -> int:
+def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, rule: Rule, json: bool) -> int:
     from eyas.data.regenerate import write_requests
 
-    written = write_requests(chats, output, path, ways.completions(), rule)
+    written = write_requests(chats, output, path, answering.completions(), rule)
     if json:
         typer.echo(jsonlib.dumps([{"path": str(part.path), "requests": part.requests} for part in written]))
         return 0
@@ -100,7 +107,7 @@ ROWS = {
 ALWAYS = ("chats", "answers", "tokens")
 
 
-class Progress:
+class RegenerateProgress:
     """A bar on standard error, if that is a terminal."""
 
     def __init__(self) -> None:
@@ -113,7 +120,7 @@ class Progress:
         self._task = self._bar.add_task("chats", total=None)
         self.tally: Tally | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RegenerateProgress:
         self._bar.start()
         return self
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.display import LiveText, note, stats_line
+from eyas.cli.common.display import StreamedText, note, stats_line
 from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
 from eyas.errors import RequestError, UsageError
@@ -22,9 +22,9 @@ def chat(
     system: Annotated[str | None, Option(help="System message.")] = None,
 ) -> int:
     """Talk to the target; /reset starts over, /exit (or the end of input) leaves."""
-    from eyas.engine import Conversation
     from eyas.text.chats import Message
-    from eyas.text.prompts import encode_chat
+    from eyas.text.dialogue import Conversation
+    from eyas.text.template import encode_chat
     from eyas.types import Request
 
     params = sampling_params(sampling)
@@ -50,7 +50,7 @@ def chat(
             note(f"error: {error} (/reset starts over)")
             code = FAILURE
             continue
-        live = LiveText(engine.tokenizer, speculating=engine.speculation is not None)
+        live = StreamedText(engine.tokenizer, speculating=engine.speculation is not None)
         for chunk in conversation.turn(request):
             live.add(chunk)
             if chunk.completion is not None:

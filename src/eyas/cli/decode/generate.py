@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.display import LiveText, note, stats_line
+from eyas.cli.common.display import StreamedText, note, stats_line
 from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import BatchSize, DraftOptions, Json, MaybePromptFile, SamplingOptions, TargetOptions
 from eyas.errors import RequestError, UsageError
@@ -72,7 +72,7 @@ def _option_row(text: str, raw: bool, engine: Engine) -> PromptRow | BadRow:
 def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json: bool) -> int:
     from eyas.text.dialogue import converse
 
-    live = None if json else LiveText(engine.tokenizer, speculating=engine.speculation is not None)
+    live = None if json else StreamedText(engine.tokenizer, speculating=engine.speculation is not None)
     for _, chunk in converse(engine, [dialogue], params):
         if live is not None:
             live.add(chunk)

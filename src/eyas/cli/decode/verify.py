@@ -52,7 +52,7 @@ def verify(
     sizes = numbers(batch_sizes, "--batch-sizes")
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
-    from eyas.bench.offline.certificate import Certificate, Certifier, Grid
+    from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier
     from eyas.drafters.loading import load_drafter
     from eyas.targets import load_tokenizer
     from eyas.text.prompts import read_prompts
@@ -65,7 +65,7 @@ def verify(
     drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
     certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
     cells = []
-    for cell in certifier.cells(rows, Grid(heats, _trees(asked, drafter), [int(size) for size in sizes])):
+    for cell in certifier.cells(rows, CertificateGrid(heats, _trees(asked, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
         cells.append(cell)
     certificate = Certificate(target.model, draft_model, loaded.dtype, cells)
