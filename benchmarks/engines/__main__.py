@@ -33,8 +33,8 @@ from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.ledger import write_json, write_text
 from eyas.bench.machine import describe_machine
 from eyas.errors import EyasError
+from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
-from eyas.interop.export.subject import Serving
 from eyas.targets import load_tokenizer
 from eyas.targets.loading import load_ends
 
@@ -52,7 +52,7 @@ class Checks:
         self._gap: Callable[[Reference, int, int], float] = Gaps(DEMO).gap
         self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
         ends = load_ends(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
-        self._serving = Serving(str(DEMO_TARGET), ends, load_tokenizer(DEMO))
+        self._target = ServedTarget(str(DEMO_TARGET), ends, load_tokenizer(DEMO))
 
     def vllm(self, python: Path) -> Iterator[Result]:
         """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
@@ -88,7 +88,7 @@ class Checks:
             print(f"skipped llama.cpp in process: there is no {built.example.name} beside {built.server.name}")
         for chain in self._chains if built.example.is_file() else ():
             job = Job(target, ours, chain, self._tokens, self._prompts)
-            answers = llama.in_process(built.example, job, self._serving.tokenizer)
+            answers = llama.in_process(built.example, job, self._target.tokenizer)
             yield self._compared("llama.cpp", version, "gguf", OFFLINE, chain, answers, self._overshooting(chain))
         for form, drafter, way in (("gguf", ours, HTTP), ("vllm", theirs, f"{HTTP}, as its own converter reads it")):
             for chain in self._chains:
@@ -115,7 +115,7 @@ class Checks:
     def _exported(self, consumer: str, dtype: torch.dtype | None = None) -> Path:
         place = self._folder / consumer
         if not place.exists():
-            export(DEMO_DRAFTER, consumer, place, self._serving, dtype=dtype)
+            export(DEMO_DRAFTER, consumer, place, self._target, dtype=dtype)
         return place
 
     def _job(self, form: str, chain: int) -> Job:

@@ -7,7 +7,7 @@ from typing import Any
 from eyas.assets import PROMPTS
 from eyas.data.chats.stdlib import chats_of, sources
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 
 LONGEST = 300
 """Tokens: what is longer costs time and shows nothing more."""

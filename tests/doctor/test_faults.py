@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.doctor.examine import Examined, examine
+from eyas.doctor.examine import Examination, examine
 from eyas.doctor.reading import Reading
 from eyas.doctor.transcript import Transcript
 from eyas.drafters.checkpoint import open_checkpoint
@@ -27,7 +27,7 @@ EIGHT = {
 }
 
 
-def examined(place: Path, target: Target, transcript: Transcript) -> Examined:
+def examined(place: Path, target: Target, transcript: Transcript) -> Examination:
     reading = Reading.of(open_checkpoint(place, layers=target.num_layers), target).on(target)
     return examine(reading, target, transcript, LENGTH)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from eyas.doctor.examine import judge
-from eyas.doctor.measure import LEAST_GAIN, Gain, Measured, gain, needed
+from eyas.doctor.measure import LEAST_GAIN, Gain, Measurement, gain, needed
 
 
-def measured(overlap: list[float], right: list[float], blocks: list[int]) -> Measured:
-    return Measured((0.5,), torch.tensor(right), torch.tensor(overlap), torch.tensor(blocks))
+def measured(overlap: list[float], right: list[float], blocks: list[int]) -> Measurement:
+    return Measurement((0.5,), torch.tensor(right), torch.tensor(overlap), torch.tensor(blocks))
 
 
 def test_gain_and_its_error_come_from_blocks() -> None:

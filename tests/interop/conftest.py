@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.interop.export.subject import Serving
+from eyas.interop.export.drafter import ServedTarget
 from eyas.targets.loading import load_ends, load_tokenizer
 
 from ..pairs import save_target
@@ -14,6 +14,6 @@ LAYERS = 8
 
 
 @pytest.fixture(scope="session")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Serving:
+def served_target(tmp_path_factory: pytest.TempPathFactory) -> ServedTarget:
     path = save_target(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS, max_position_embeddings=512)
-    return Serving(str(path), load_ends(path, dtype=torch.float32, device="cpu"), load_tokenizer(path))
+    return ServedTarget(str(path), load_ends(path, dtype=torch.float32, device="cpu"), load_tokenizer(path))

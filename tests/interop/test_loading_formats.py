@@ -26,7 +26,7 @@ def read(path: Path, **options: Any) -> tuple[Checkpoint, dict[str, Tensor]]:
     if "shared" in (checkpoint.config.embedding, checkpoint.config.head):
         with pytest.raises(CheckpointError, match="no target was given"):
             checkpoint.network()
-        return checkpoint, checkpoint.source.load()
+        return checkpoint, checkpoint.raw.load()
     return checkpoint, checkpoint.network().state_dict()
 
 

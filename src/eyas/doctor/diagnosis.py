@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.doctor.examine import Examined, examine
+from eyas.doctor.examine import Examination, examine
 from eyas.doctor.reading import Reading
 from eyas.doctor.repair import repaired, write
 from eyas.doctor.search import Progress, boundaries
@@ -30,7 +30,7 @@ order where taps are."""
 class Diagnosis:
     """What was found, and how the engine drafts with it."""
 
-    examined: Examined
+    examined: Examination
     as_is: Decoded
     best: Decoded
     """With the best reading; the same where that is how the files are read."""
@@ -38,7 +38,7 @@ class Diagnosis:
     length: int
 
 
-class Visit:
+class Doctor:
     """One drafter and one target; chains of `length` tokens, answers of up to `max_tokens`."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target, tokenizer: Any, length: int, max_tokens: int) -> None:

@@ -13,9 +13,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from eyas.doctor.measure import LEAST_FROM_TAPS, Gain, Measured, gain, measure
+from eyas.doctor.measure import LEAST_FROM_TAPS, Gain, Measurement, gain, measure
 from eyas.doctor.reading import Reading
-from eyas.doctor.search import Found, Progress, Search
+from eyas.doctor.search import Progress, ReadingSearch, SearchResult
 from eyas.doctor.transcript import Transcript
 from eyas.targets import Target
 
@@ -23,14 +23,14 @@ Verdict = Literal["sound", "misread", "random", "mismatched"]
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examination:
     """What teacher forcing says."""
 
     verdict: Verdict
-    found: Found
+    found: SearchResult
     from_taps: Gain
     """Of the target's own states over those of other positions, under the best reading."""
-    elsewhere: Measured
+    elsewhere: Measurement
     """Shown the states of other positions."""
     chance: float
     """Share of the commonest answer token."""
@@ -54,15 +54,15 @@ def examine(
     length: int,
     other_target: str = "",
     progress: Progress = lambda *_: None,
-) -> Examined:
+) -> Examination:
     """Search, then judge what was found; `reading` is where the target computes."""
-    found = Search(target, transcript, length, progress).run(reading)
+    found = ReadingSearch(target, transcript, length, progress).run(reading)
     elsewhere = measure(found.reading, transcript.elsewhere(), target, length)
     from_taps, chance = gain(found.measured, elsewhere), transcript.commonest
     uneven = unevenness(found.reading)
     understands = from_taps.convincing(1, LEAST_FROM_TAPS) and found.measured.accepted[0] > chance
     verdict = judge(understands, uneven, bool(other_target), bool(found.adopted))
-    return Examined(verdict, found, from_taps, elsewhere, chance, uneven, understands, other_target)
+    return Examination(verdict, found, from_taps, elsewhere, chance, uneven, understands, other_target)
 
 
 def judge(understands: bool, uneven: float, other_target: bool, adopted: bool) -> Verdict:

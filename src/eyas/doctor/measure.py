@@ -30,7 +30,7 @@ BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A reading on a transcript; token by token, so that readings can be compared in pairs."""
 
     accepted: tuple[float, ...]
@@ -46,7 +46,7 @@ class Measured:
 
 
 @torch.inference_mode()
-def measure(reading: Reading, transcript: Transcript, target: Target, length: int) -> Measured:
+def measure(reading: Reading, transcript: Transcript, target: Target, length: int) -> Measurement:
     """Draft chains of `length` tokens from everywhere in the answers."""
     network = reading.network(target)
     rows = chain_rows(transcript.answers, length)
@@ -61,7 +61,7 @@ def measure(reading: Reading, transcript: Transcript, target: Target, length: in
     there = rows.guesses[: len(right)] >= 0  # [K, M]; no answer may be as long as the chain
     hits = torch.stack(right) & there
     counted = there.sum(0)
-    return Measured(
+    return Measurement(
         accepted=_accepted(hits, there, rows, transcript),
         right=hits.sum(0) / counted,
         overlap=(torch.stack(overlap) * there).sum(0) / counted,
@@ -166,7 +166,7 @@ def needed(tried: int) -> float:
     return NormalDist().inv_cdf(1 - CHANCE / max(1, tried))
 
 
-def gain(other: Measured, base: Measured) -> Gain:
+def gain(other: Measurement, base: Measurement) -> Gain:
     """Of `other` over `base`, on the same tokens."""
     difference = (other.overlap - base.overlap).double()
     count = int(base.blocks.max()) + 1

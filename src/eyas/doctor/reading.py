@@ -31,7 +31,7 @@ class Reading:
         """As eyas reads the files. Raises CheckpointError, DrafterMismatchError."""
         network = checkpoint.network(target)
         taps = network.config.taps or network.config.default_taps(target.num_layers)
-        check_fit(network.config, taps, target, str(checkpoint.source.path))
+        check_fit(network.config, taps, target, str(checkpoint.raw.path))
         return cls(checkpoint.kind, network.config, network.state_dict(), taps)
 
     def on(self, target: Target) -> Reading:

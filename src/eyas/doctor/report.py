@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.doctor.diagnosis import Decoded, Diagnosis
-from eyas.doctor.measure import Measured
-from eyas.doctor.search import Adopted, Trial
+from eyas.doctor.measure import Measurement
+from eyas.doctor.search import Adopted, TriedChange
 
 
 def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _finding(adopted: Adopted) -> dict[str, Any]:
     }
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: TriedChange) -> dict[str, Any]:
     return {
         "aspect": trial.change.aspect,
         "reading": trial.change.name,
@@ -90,7 +90,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _trial_gain(trial: Trial) -> dict[str, Any]:
+def _trial_gain(trial: TriedChange) -> dict[str, Any]:
     return _gain(trial.gain.mean, trial.gain.error, trial.gain.z)
 
 
@@ -98,7 +98,7 @@ def _gain(mean: float, error: float, z: float) -> dict[str, Any]:
     return {"gain": round(mean, 5), "error": round(error, 5), "z": round(z, 2)}
 
 
-def _figures(measured: Measured) -> dict[str, Any]:
+def _figures(measured: Measurement) -> dict[str, Any]:
     return {
         "accepted_by_position": [round(rate, 4) for rate in measured.accepted],
         "accept_length": round(measured.accept_length, 3),

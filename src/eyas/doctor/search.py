@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from eyas.doctor import config_changes, tensor_changes
-from eyas.doctor.measure import Gain, Measured, gain, measure
+from eyas.doctor.measure import Gain, Measurement, gain, measure
 from eyas.doctor.reading import Aspect, Change, Reading
 from eyas.doctor.transcript import Transcript
 from eyas.targets import Target
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedChange:
     """A reading tried in place of another."""
 
     change: Change
@@ -41,24 +41,24 @@ class Trial:
 class Adopted:
     """A change that put something right."""
 
-    trial: Trial
-    measured: Measured
+    trial: TriedChange
+    measured: Measurement
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What the search came to."""
 
-    as_is: Measured
-    tried: tuple[Trial, ...]
+    as_is: Measurement
+    tried: tuple[TriedChange, ...]
     """On the files as they are."""
     adopted: tuple[Adopted, ...]
     reading: Reading
-    measured: Measured
+    measured: Measurement
     """The best reading, which may be the first."""
 
 
-class Search:
+class ReadingSearch:
     """Readings of one drafter, compared on one transcript with chains of `length` tokens."""
 
     def __init__(self, target: Target, transcript: Transcript, length: int, progress: Progress = lambda *_: None):
@@ -67,15 +67,15 @@ class Search:
         self._part = transcript.part(PART) if len(transcript.tokens) >= 2 * PART else transcript
         self._given_up: set[tuple[str, str]] = set()
 
-    def measure(self, reading: Reading) -> Measured:
+    def measure(self, reading: Reading) -> Measurement:
         """On all answers."""
         return measure(reading, self._whole, self._target, self._length)
 
-    def run(self, reading: Reading) -> Found:
+    def run(self, reading: Reading) -> SearchResult:
         """From the files as they are to the reading that nothing beats."""
         as_is = here = self.measure(reading)
         adopted: list[Adopted] = []
-        first: tuple[Trial, ...] = ()
+        first: tuple[TriedChange, ...] = ()
         while len(adopted) < MOST_FAULTS:
             trials = self._try_all(reading, here, [each.trial.change.aspect for each in adopted])
             first = first or tuple(trials)
@@ -86,9 +86,9 @@ class Search:
             reading = best.change.apply(reading)
             here = self.measure(reading)
             adopted.append(Adopted(best, here))
-        return Found(as_is, first, tuple(adopted), reading, here)
+        return SearchResult(as_is, first, tuple(adopted), reading, here)
 
-    def _try_all(self, reading: Reading, base: Measured, settled: list[str]) -> list[Trial]:
+    def _try_all(self, reading: Reading, base: Measurement, settled: list[str]) -> list[TriedChange]:
         """All other readings against `base`, which is `reading` on all answers."""
         found = other_readings(reading, self._target, settled)
         changes = [change for change in found if (change.aspect, change.name) not in self._given_up]
@@ -107,12 +107,12 @@ class Search:
             if better.error and reach >= max(best, 0.0):
                 whole = self.measure(change.apply(reading))
                 final = gain(whole, base)
-                trials.append(Trial(change, final, whole.accepted, final.convincing(len(changes))))
+                trials.append(TriedChange(change, final, whole.accepted, final.convincing(len(changes))))
             else:
                 shifted = tuple(
                     a + b - c for a, b, c in zip(base.accepted, other.accepted, before.accepted, strict=True)
                 )
-                trials.append(Trial(change, better, shifted, wins=False))
+                trials.append(TriedChange(change, better, shifted, wins=False))
         return trials
 
 

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafters.config import DrafterConfig, TransformerConfig
-from eyas.drafters.files import Source, TensorInfo
+from eyas.drafters.files import RawCheckpoint, TensorInfo
 from eyas.drafters.formats.fields import Fields
-from eyas.drafters.formats.opening import CONFIG, open_source
+from eyas.drafters.formats.opening import CONFIG, open_raw
 from eyas.drafters.formats.vocabulary import complete_vocabulary
 from eyas.drafters.layers import Rotary
 from eyas.drafters.network import DraftNetwork
@@ -61,14 +61,14 @@ class Checkpoint:
     kind: Kind
     config: DrafterConfig
     report: LoadReport
-    source: Source
+    raw: RawCheckpoint
     tensors: dict[str, TensorInfo]
     """In the `layers.{i}` layout, without those that are computed or were about training."""
 
     @property
     def provenance(self) -> dict[str, Any]:
         """What the drafter says of itself."""
-        found = self.source.config.get(PROVENANCE)
+        found = self.raw.config.get(PROVENANCE)
         return found if isinstance(found, dict) else {}
 
     @property
@@ -84,9 +84,9 @@ class Checkpoint:
 
         Raises CheckpointError.
         """
-        where = str(self.source.path)
+        where = str(self.raw.path)
         check_tensors(self.tensors, expected_tensors(self.kind, self.config), where)
-        found = {tensor_name(name): tensor for name, tensor in self.source.load().items()}
+        found = {tensor_name(name): tensor for name, tensor in self.raw.load().items()}
         tensors = {name: found[name] for name in self.tensors}
         _check_numbers(tensors, where)
         self.report.notes += complete_vocabulary(tensors, self.config, where)
@@ -116,10 +116,10 @@ def open_checkpoint(
     `weights` names a weight file other than the default, `ignore` config keys to overlook, `layers` is the number of
     layers of the target. Raises CheckpointError and ConfigError.
     """
-    return understand(open_source(path, weights), ignore=ignore, layers=layers)
+    return understand(open_raw(path, weights), ignore=ignore, layers=layers)
 
 
-def understand(source: Source, *, ignore: Collection[str] = (), layers: int | None = None) -> Checkpoint:
+def understand(source: RawCheckpoint, *, ignore: Collection[str] = (), layers: int | None = None) -> Checkpoint:
     """Tell the kind of a source and read its configuration."""
     found = source.headers.tensors
     if twice := sorted(name for name in found if tensor_name(name) != name and tensor_name(name) in found):

@@ -173,7 +173,7 @@ def headers_of(files: Iterable[Path]) -> Headers:
 
 
 @dataclass
-class Source:
+class RawCheckpoint:
     """What every format is brought into before a kind reads it."""
 
     path: Path

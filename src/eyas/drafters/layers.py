@@ -106,7 +106,7 @@ class MLP(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and MLP of a decoder layer; what enters the attention is the subclass's business."""
 
     def __init__(self, config: TransformerConfig, index: int, attention: nn.Module) -> None:
@@ -129,7 +129,7 @@ class Block(nn.Module):
         return out
 
 
-class DecoderLayer(Block):
+class DecoderLayer(DecoderBlock):
     """A pre-norm decoder layer; EAGLE-1's first one has no norm at its input."""
 
     def __init__(self, config: TransformerConfig, index: int, attention: nn.Module, input_norm: bool = True) -> None:

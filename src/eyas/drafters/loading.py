@@ -71,7 +71,7 @@ def _compare_targets(recorded: Any, target: Target, name: str) -> None:
         )  # fmt: skip
 
 
-class Sizes(Protocol):
+class TargetSizes(Protocol):
     """What a drafter must agree with its target about."""
 
     @property
@@ -87,7 +87,7 @@ class Sizes(Protocol):
         """The last boundary that can be a tap."""
 
 
-def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: Sizes, name: str) -> None:
+def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: TargetSizes, name: str) -> None:
     """Refuse a drafter made for another target, with every reason at once."""
     wrong = []
     if config.target_hidden_size != target.hidden_size:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.files import read_json
 from eyas.drafters.network import DraftNetwork
+from eyas.interop.export.drafter import ServedTarget, TreePlan, drafter_to_export, tree_plan
 from eyas.interop.export.export import export
-from eyas.interop.export.subject import Serving, TreePlan, subject_of, tree_plan
 from eyas.targets import Target
 
 from ... import tiny
@@ -38,13 +38,15 @@ def full_vocabulary(**settings: Any) -> DraftNetwork:
     return tiny.network("eagle3", **sizes, **settings)
 
 
-def written(drafter: Path, to: str, serving: Serving, path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    done = export(drafter, to, path, serving)
+def written(
+    drafter: Path, to: str, served_target: ServedTarget, path: Path
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    done = export(drafter, to, path, served_target)
     return read_json(path / "config.json"), load_file(path / "model.safetensors"), done.command
 
 
-def test_vllm(drafter: Path, serving: Serving, tmp_path: Path) -> None:
-    config, tensors, command = written(drafter, "vllm", serving, tmp_path)
+def test_vllm(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:
+    config, tensors, command = written(drafter, "vllm", served_target, tmp_path)
     assert config[IDS] == config["eagle_config"][IDS] == config["taps"] == [2, 4, 5]
     assert config["max_position_embeddings"] == 512  # the target's
     assert (config["rope_theta"], config["rope_parameters"]["rope_theta"]) == (10000.0, 10000.0)
@@ -55,8 +57,8 @@ def test_vllm(drafter: Path, serving: Serving, tmp_path: Path) -> None:
     assert "3.25 tokens a target pass" in (tmp_path / "README.md").read_text()
 
 
-def test_sglang_counts_outputs(drafter: Path, serving: Serving, tmp_path: Path) -> None:
-    config, tensors, command = written(drafter, "sglang", serving, tmp_path)
+def test_sglang_counts_outputs(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:
+    config, tensors, command = written(drafter, "sglang", served_target, tmp_path)
     assert config["eagle_config"][IDS] == [1, 3, 4]
     assert IDS not in config
     assert config["draft_vocab_size"] == 120
@@ -65,21 +67,21 @@ def test_sglang_counts_outputs(drafter: Path, serving: Serving, tmp_path: Path) 
 
 
 def test_safeailab_must_not_see_a_target_size_or_it_copies_no_embedding(
-    drafter: Path, serving: Serving, tmp_path: Path
+    drafter: Path, served_target: ServedTarget, tmp_path: Path
 ) -> None:
-    config, tensors, _ = written(drafter, "safeailab", serving, tmp_path / "a")
+    config, tensors, _ = written(drafter, "safeailab", served_target, tmp_path / "a")
     assert "target_hidden_size" not in config
     assert "embed_tokens.weight" not in tensors
     assert IDS not in config
     own = tiny.network("eagle3", vocab_size=len(tokenizer()), draft_vocab_size=120)
     save_network(own, tmp_path / "own")
-    config, tensors, _ = written(tmp_path / "own", "safeailab", serving, tmp_path / "b")
+    config, tensors, _ = written(tmp_path / "own", "safeailab", served_target, tmp_path / "b")
     assert config["target_hidden_size"] == 32
     assert "embed_tokens.weight" in tensors
 
 
-def test_tensorrt_llm(drafter: Path, serving: Serving, tmp_path: Path) -> None:
-    config, tensors, command = written(drafter, "tensorrt-llm", serving, tmp_path)
+def test_tensorrt_llm(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:
+    config, tensors, command = written(drafter, "tensorrt-llm", served_target, tmp_path)
     settings = yaml.safe_load((tmp_path / "trtllm.yaml").read_text())["speculative_config"]
     assert settings == {
         "decoding_type": "Eagle3", "max_draft_len": 4, "speculative_model_dir": str(tmp_path),
@@ -90,9 +92,9 @@ def test_tensorrt_llm(drafter: Path, serving: Serving, tmp_path: Path) -> None:
     assert str(tmp_path / "trtllm.yaml") in command
 
 
-def test_speculators(drafter: Path, serving: Serving, tmp_path: Path) -> None:
-    config, _, command = written(drafter, "speculators", serving, tmp_path)
-    assert config["speculators_config"]["verifier"]["name_or_path"] == serving.name
+def test_speculators(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:
+    config, _, command = written(drafter, "speculators", served_target, tmp_path)
+    assert config["speculators_config"]["verifier"]["name_or_path"] == served_target.name
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
     assert config["norm_before_residual"] is False  # never left to a default
     assert config["transformer_layer_config"]["rope_theta"] == 10000.0
@@ -100,31 +102,31 @@ def test_speculators(drafter: Path, serving: Serving, tmp_path: Path) -> None:
     assert command == f"vllm serve {tmp_path}"
 
 
-def test_atom_gets_copies(serving: Serving, tmp_path: Path) -> None:
+def test_atom_gets_copies(served_target: ServedTarget, tmp_path: Path) -> None:
     made = full_vocabulary(head="shared")
     save_network(made, tmp_path / "d")
-    config, tensors, _ = written(tmp_path / "d", "atom", serving, tmp_path / "out")
-    assert torch.equal(tensors["embed_tokens.weight"], serving.embedding)
-    assert torch.equal(tensors["lm_head.weight"], serving.head)
+    config, tensors, _ = written(tmp_path / "d", "atom", served_target, tmp_path / "out")
+    assert torch.equal(tensors["embed_tokens.weight"], served_target.embedding)
+    assert torch.equal(tensors["lm_head.weight"], served_target.head)
     assert config["eagle_config"][IDS] == [2, 4, 5]
     assert IDS not in config
     assert not {"d2t", "t2d"} & set(tensors)
 
 
-def test_no_map_where_the_vocabulary_is_full(serving: Serving, tmp_path: Path) -> None:
+def test_no_map_where_the_vocabulary_is_full(served_target: ServedTarget, tmp_path: Path) -> None:
     made = full_vocabulary(head="own")
     save_network(made, tmp_path / "d")
     for to in ("vllm", "sglang", "safeailab", "tensorrt-llm"):
-        _, tensors, _ = written(tmp_path / "d", to, serving, tmp_path / to)
+        _, tensors, _ = written(tmp_path / "d", to, served_target, tmp_path / to)
         assert not {"d2t", "t2d"} & set(tensors)
 
 
-def test_an_embedding_that_is_the_target_s_is_left_out(serving: Serving, tmp_path: Path) -> None:
+def test_an_embedding_that_is_the_target_s_is_left_out(served_target: ServedTarget, tmp_path: Path) -> None:
     made = tiny.network("eagle3", vocab_size=len(tokenizer()), draft_vocab_size=120, taps=[2, 4, 5])
     with torch.no_grad():
-        made.embed_tokens.weight.copy_(serving.embedding)
+        made.embed_tokens.weight.copy_(served_target.embedding)
     save_network(made, tmp_path / "d")
-    _, tensors, _ = written(tmp_path / "d", "sglang", serving, tmp_path / "out")
+    _, tensors, _ = written(tmp_path / "d", "sglang", served_target, tmp_path / "out")
     assert "embed_tokens.weight" not in tensors
 
 
@@ -135,10 +137,10 @@ def test_an_embedding_that_is_the_target_s_is_left_out(serving: Serving, tmp_pat
 )  # fmt: skip
 def test_trees_as_engines_count_them(tree: str | None, plan: TreePlan) -> None:
     made = tiny.network("eagle3", **({} if tree is None else {"default_tree": tree}))
-    assert tree_plan(subject_of(made, None, {})) == plan
+    assert tree_plan(drafter_to_export(made, None, {})) == plan
 
 
 def test_a_target_that_caps_its_logits_lends_no_rows() -> None:
-    head = Serving("x", Target(tiny.build_model("gemma2"))).head
+    head = ServedTarget("x", Target(tiny.build_model("gemma2"))).head
     assert head is None
-    assert Serving("x", tiny.target()).head is not None
+    assert ServedTarget("x", tiny.target()).head is not None

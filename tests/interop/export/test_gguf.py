@@ -15,9 +15,9 @@ from torch import Tensor
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.layers import Rotary
 from eyas.errors import ExportError, EyasError, UsageError
+from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
 from eyas.interop.export.gguf import llama3_factors, tokenizer_keys
-from eyas.interop.export.subject import Serving
 
 from ... import tiny
 from ...pairs import tokenizer
@@ -93,7 +93,7 @@ def test_both_generations_of_keys(
     assert checkpoint.report.convention.startswith("boundaries")
     assert checkpoint.report.ignored["tokenizer.ggml.tokens"] == "the target's tokenizer"
     assert ("norm_before_fc" in checkpoint.report.defaulted) == (not before_fc)
-    found = checkpoint.source.load() if not embedding else checkpoint.network().state_dict()
+    found = checkpoint.raw.load() if not embedding else checkpoint.network().state_dict()
     assert config.embedding == ("own" if embedding else "shared")
     for name, tensor in ours.items():
         assert torch.equal(found[name], tensor), name
@@ -127,7 +127,7 @@ def test_quantised_weights_are_widened(tmp_path: Path) -> None:
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     checkpoint = open_checkpoint(tmp_path / "q.gguf")
-    (found,) = checkpoint.source.load_some(["lm_head.weight"]).values()
+    (found,) = checkpoint.raw.load_some(["lm_head.weight"]).values()
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, head, rtol=0, atol=float(head.abs().max()) / 127)
     assert not torch.equal(found, head)
@@ -261,14 +261,14 @@ def test_flipped_bytes_never_crash(tmp_path: Path) -> None:
     assert 0 < loaded < 300  # bytes of both sorts were met
 
 
-def test_what_eyas_writes_is_what_llama_cpp_expects(tmp_path: Path, serving: Serving) -> None:
+def test_what_eyas_writes_is_what_llama_cpp_expects(tmp_path: Path, served_target: ServedTarget) -> None:
     gguf = pytest.importorskip("gguf")
     vocab = len(tokenizer())
     made = tiny.network(
         "eagle3", vocab_size=vocab, draft_vocab_size=120, taps=[2, 4, 5], norm_before_fc=True, rms_norm_eps=1e-5
     )
     save_network(made, tmp_path / "d", {"note": "here"})
-    export(tmp_path / "d", "gguf", tmp_path / "out", serving)
+    export(tmp_path / "d", "gguf", tmp_path / "out", served_target)
     reader = gguf.GGUFReader(tmp_path / "out" / "drafter.gguf")
     assert reader.fields["general.architecture"].contents() == "eagle3"
     value = {

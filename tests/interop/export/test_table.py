@@ -14,8 +14,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
 from eyas.errors import ExportError
 from eyas.interop.export.consumers import CONSUMERS
+from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
-from eyas.interop.export.subject import Serving
 from eyas.targets.attention import grouped_attention
 
 from ... import tiny
@@ -177,23 +177,23 @@ def logits(network: DraftNetwork) -> Tensor:
 
 @pytest.mark.parametrize("consumer", ALL)
 @pytest.mark.parametrize("name", TABLE)
-def test_a_round_trip_or_a_refusal(name: str, consumer: str, serving: Serving, tmp_path: Path) -> None:
+def test_a_round_trip_or_a_refusal(name: str, consumer: str, served_target: ServedTarget, tmp_path: Path) -> None:
     original = build(name)
     if "shared" in (original.config.embedding, original.config.head):
-        original.borrow(serving.ends)
+        original.borrow(served_target.partial)
     save_network(original, tmp_path / "drafter", {"note": "x"})
     output = tmp_path / "out"
     refused = TABLE[name][2].get(consumer)
     if refused is not None:
         with pytest.raises(ExportError) as caught:
-            export(tmp_path / "drafter", consumer, output, serving)
+            export(tmp_path / "drafter", consumer, output, served_target)
         lines = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
         assert {line.partition(":")[0] for line in lines} == set(refused.split())
         assert "Nearest way out: serve it with" in str(caught.value)
         assert not output.exists()
         return
-    done = export(tmp_path / "drafter", consumer, output, serving)
-    loaded = load_network(output, serving.ends)
+    done = export(tmp_path / "drafter", consumer, output, served_target)
+    loaded = load_network(output, served_target.partial)
     found = loaded.state_dict()
     for key, tensor in original.state_dict().items():
         if key in found:

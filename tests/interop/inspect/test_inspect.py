@@ -14,24 +14,24 @@ from eyas.drafters.checkpoint import save_network
 from eyas.drafters.files import Headers, TensorInfo, read_headers, read_json
 from eyas.drafters.formats.vocabulary import ABSOLUTE
 from eyas.errors import CheckpointError
-from eyas.interop.inspect.drafter_report import DrafterReport, TargetFacts, report_drafter
+from eyas.interop.inspect.drafter_report import DrafterReport, TargetProfile, report_drafter
 from eyas.interop.inspect.locate import detect, locate
 
 from ... import tiny
 from ...pairs import save_drafter
 
-LIKE = TargetFacts(layers=4, hidden_size=32, vocab_size=0, max_length=256, rope_theta=10000.0)
+LIKE = TargetProfile(layers=4, hidden_size=32, vocab_size=0, max_length=256, rope_theta=10000.0)
 
 
-def examine(path: Path, target: TargetFacts | None = None) -> DrafterReport:
+def examine(path: Path, target: TargetProfile | None = None) -> DrafterReport:
     found = locate(str(path))
     assert found.path is not None
     return report_drafter(found.path, target)
 
 
-def facts(path: Path, **changes: Any) -> TargetFacts:
+def facts(path: Path, **changes: Any) -> TargetProfile:
     """A target that fits."""
-    return TargetFacts(**{**vars(LIKE), "vocab_size": read_json(path / "config.json")["vocab_size"], **changes})
+    return TargetProfile(**{**vars(LIKE), "vocab_size": read_json(path / "config.json")["vocab_size"], **changes})
 
 
 def edit(path: Path, *drop: str, **add: Any) -> None:

@@ -11,8 +11,8 @@ from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.cli.serve.elsewhere import HERE
 from eyas.cli.serve.serve import CapacityOptions, ServerOptions
 from eyas.errors import UsageError
-from eyas.interop.export.subject import TreePlan
-from eyas.interop.serving.commands import Drafting
+from eyas.interop.export.drafter import TreePlan
+from eyas.interop.serving.commands import ServedDrafter
 from eyas.interop.serving.engines import ENGINES, serve_command
 from eyas.interop.serving.options import translated
 
@@ -89,8 +89,8 @@ SPECULATION = {
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_whole_command(engine: str) -> None:
     one = ENGINES[engine]
-    drafting = Drafting("eagle3", "D", TreePlan(5, 4, 15))
-    command = serve_command(one, ["P", "serve"], "M", drafting, ["--port", "1", "--x"])
+    served_drafter = ServedDrafter("eagle3", "D", TreePlan(5, 4, 15))
+    command = serve_command(one, ["P", "serve"], "M", served_drafter, ["--port", "1", "--x"])
     target = {"vllm": "M", "sglang": "--model-path M", "llama.cpp": "-m M"}[engine]
     expected = ["P serve", target, SPECULATION[engine], *one.extra, "--port 1 --x"]
     assert " ".join(command.argv) == " ".join(expected)
@@ -101,11 +101,11 @@ def test_the_whole_command(engine: str) -> None:
 
 
 def test_eagle1_and_vllm_as_a_module() -> None:
-    drafting = Drafting("eagle1", "D", TreePlan(3, 1, 3))
-    command = serve_command(ENGINES["vllm"], ["python", "-m", "server"], "M", drafting, [])
+    served_drafter = ServedDrafter("eagle1", "D", TreePlan(3, 1, 3))
+    command = serve_command(ENGINES["vllm"], ["python", "-m", "server"], "M", served_drafter, [])
     assert command.argv[3:5] == ("--model", "M")  # the module doesn't take it by place
     assert '"method": "eagle"' in command.argv[-1]
-    assert "EAGLE" in serve_command(ENGINES["sglang"], None, "M", drafting, []).argv
+    assert "EAGLE" in serve_command(ENGINES["sglang"], None, "M", served_drafter, []).argv
 
 
 def test_a_key_from_the_environment_is_not_printed() -> None:

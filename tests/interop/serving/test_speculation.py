@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from eyas.drafters.checkpoint import save_network
 from eyas.errors import DrafterMismatchError, ExportError, ModelError, UsageError
+from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
-from eyas.interop.export.subject import Serving
 from eyas.interop.serving.engines import ENGINES
-from eyas.interop.serving.speculation import Wish, drafting
+from eyas.interop.serving.speculation import SpeculationRequest, served_drafter
 
 from ..export.test_table import build
 
@@ -24,25 +24,25 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 CONSUMER = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "gguf"}
 
 
-def drafter(path: Path, serving: Serving, name: str = "eagle3, full") -> Path:
+def drafter(path: Path, served_target: ServedTarget, name: str = "eagle3, full") -> Path:
     network = build(name)
     if "shared" in (network.config.embedding, network.config.head):
-        network.borrow(serving.ends)
+        network.borrow(served_target.partial)
     save_network(network, path)
     return path
 
 
-def wish(path: Path, serving: Serving, **more: Any) -> Wish:
-    return Wish(path, str(path), serving.name, lambda: serving, **more)
+def request_for(path: Path, served_target: ServedTarget, **more: Any) -> SpeculationRequest:
+    return SpeculationRequest(path, str(path), served_target.name, lambda: served_target, **more)
 
 
-def reasons(engine: str, path: Path, serving: Serving) -> set[str]:
+def reasons(engine: str, path: Path, served_target: ServedTarget) -> set[str]:
     """What stands in the way, by the first word."""
     try:
-        drafting(ENGINES[engine], wish(path, serving))
+        served_drafter(ENGINES[engine], request_for(path, served_target))
     except ExportError as error:
         text = str(error)
-        assert f"eyas export {path} --to {CONSUMER[engine]} --output DIR --target {serving.name}" in text
+        assert f"eyas export {path} --to {CONSUMER[engine]} --output DIR --target {served_target.name}" in text
         return {
             line.strip().split(":")[0]
             for line in text.splitlines()
@@ -52,16 +52,16 @@ def reasons(engine: str, path: Path, serving: Serving) -> set[str]:
 
 
 @pytest.fixture
-def edited(serving: Serving, tmp_path: Path) -> Callable[..., Path]:
+def edited(served_target: ServedTarget, tmp_path: Path) -> Callable[..., Path]:
     """A drafter in vLLM's form whose config.json or tensors were changed afterwards."""
 
     def make(change: Callable[[dict[str, Any]], Any], consumer: str = "vllm", name: str = "eagle3, full") -> Path:
-        place = tmp_path / "edited"
-        export(drafter(tmp_path / "original", serving, name), consumer, place, serving)
-        config = json.loads((place / "config.json").read_text())
+        output = tmp_path / "edited"
+        export(drafter(tmp_path / "original", served_target, name), consumer, output, served_target)
+        config = json.loads((output / "config.json").read_text())
         change(config)
-        (place / "config.json").write_text(json.dumps(config))
-        return place
+        (output / "config.json").write_text(json.dumps(config))
+        return output
 
     return make
 
@@ -70,25 +70,25 @@ def edited(serving: Serving, tmp_path: Path) -> Callable[..., Path]:
     "name", ["eagle3, full", "eagle3, theta", "eagle3, llama3", "eagle3", "mla", "eagle1, no bias"]
 )
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_what_was_exported_is_read(name: str, engine: str, serving: Serving, tmp_path: Path) -> None:
+def test_what_was_exported_is_read(name: str, engine: str, served_target: ServedTarget, tmp_path: Path) -> None:
     if (name, engine) == ("eagle1, no bias", "sglang"):
         name = "eagle1"
-    export(drafter(tmp_path / "d", serving, name), engine, tmp_path / "out", serving)
-    found = drafting(ENGINES[engine], wish(tmp_path / "out", serving))
-    assert (found.place, found.plan) == (str(tmp_path / "out"), (3, 1, 3))
+    export(drafter(tmp_path / "d", served_target, name), engine, tmp_path / "out", served_target)
+    found = served_drafter(ENGINES[engine], request_for(tmp_path / "out", served_target))
+    assert (found.path, found.plan) == (str(tmp_path / "out"), (3, 1, 3))
 
 
-def test_speculators_form_is_vllms_too(serving: Serving, tmp_path: Path) -> None:
-    export(drafter(tmp_path / "d", serving), "speculators", tmp_path / "out", serving)
-    assert reasons("vllm", tmp_path / "out", serving) == set()
-    assert "architectures" in reasons("sglang", tmp_path / "out", serving)
+def test_speculators_form_is_vllms_too(served_target: ServedTarget, tmp_path: Path) -> None:
+    export(drafter(tmp_path / "d", served_target), "speculators", tmp_path / "out", served_target)
+    assert reasons("vllm", tmp_path / "out", served_target) == set()
+    assert "architectures" in reasons("sglang", tmp_path / "out", served_target)
 
 
-def test_our_own_form_is_vllms_but_not_sglangs(serving: Serving, tmp_path: Path) -> None:
-    path = drafter(tmp_path / "d", serving)
-    if reasons("vllm", path, serving):  # only a table of positions that is too short for the target
-        assert reasons("vllm", path, serving) == {"max_position_embeddings"}
-    assert IDS in reasons("sglang", path, serving)  # boundaries, which it would take for outputs
+def test_our_own_form_is_vllms_but_not_sglangs(served_target: ServedTarget, tmp_path: Path) -> None:
+    path = drafter(tmp_path / "d", served_target)
+    if reasons("vllm", path, served_target):  # only a table of positions that is too short for the target
+        assert reasons("vllm", path, served_target) == {"max_position_embeddings"}
+    assert IDS in reasons("sglang", path, served_target)  # boundaries, which it would take for outputs
 
 
 # what is done to a config.json in vLLM's form -> what is told
@@ -102,61 +102,65 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_files_that_vllm_would_misread(name: str, edited: Callable[..., Path], serving: Serving) -> None:
+def test_files_that_vllm_would_misread(name: str, edited: Callable[..., Path], served_target: ServedTarget) -> None:
     change, told = EDITS[name]
-    assert reasons("vllm", edited(change), serving) == ({told} if told else set())
+    assert reasons("vllm", edited(change), served_target) == ({told} if told else set())
 
 
 def test_a_missing_draft_vocabulary_and_scaling_are_told_for_sglang(
-    edited: Callable[..., Path], serving: Serving
+    edited: Callable[..., Path], served_target: ServedTarget
 ) -> None:
     def change(config: dict[str, Any]) -> None:
         del config["draft_vocab_size"], config["rope_theta"], config["rope_scaling"]
 
-    assert reasons("sglang", edited(change, "sglang", "eagle3, llama3"), serving) == {
+    assert reasons("sglang", edited(change, "sglang", "eagle3, llama3"), served_target) == {
         "draft_vocab_size", "rope_theta", "rope_scaling",
     }  # fmt: skip
 
 
-def test_absolute_vocabulary_ids_are_told(serving: Serving, tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    export(drafter(tmp_path / "d", serving, "eagle3"), "vllm", place, serving)
-    tensors = load_file(place / "model.safetensors")
+def test_absolute_vocabulary_ids_are_told(served_target: ServedTarget, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    export(drafter(tmp_path / "d", served_target, "eagle3"), "vllm", output, served_target)
+    tensors = load_file(output / "model.safetensors")
     tensors["d2t"] += torch.arange(len(tensors["d2t"]))
-    save_file(tensors, place / "model.safetensors")
-    assert reasons("vllm", place, serving) == {"d2t"}
+    save_file(tensors, output / "model.safetensors")
+    assert reasons("vllm", output, served_target) == {"d2t"}
 
 
-def test_what_no_export_mends_is_refused_by_field(serving: Serving, tmp_path: Path) -> None:
-    path = drafter(tmp_path / "d", serving, "eagle3, norm_before_residual")
+def test_what_no_export_mends_is_refused_by_field(served_target: ServedTarget, tmp_path: Path) -> None:
+    path = drafter(tmp_path / "d", served_target, "eagle3, norm_before_residual")
     with pytest.raises(ExportError, match=r"SGLang can't represent(.|\n)*norm_before_residual"):
-        drafting(ENGINES["sglang"], wish(path, serving, export_to=tmp_path / "out"))
+        served_drafter(ENGINES["sglang"], request_for(path, served_target, export_to=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_exported_first_and_found_again(serving: Serving, tmp_path: Path) -> None:
-    path, place = drafter(tmp_path / "d", serving), tmp_path / "out"
-    first = drafting(ENGINES["sglang"], wish(path, serving, export_to=place))
-    written = (place / "model.safetensors").stat().st_mtime_ns
-    assert first.place == str(place)
-    assert reasons("sglang", place, serving) == set()
-    again = drafting(ENGINES["sglang"], wish(path, serving, export_to=place))
-    assert (again, (place / "model.safetensors").stat().st_mtime_ns) == (first, written)
-    other = drafter(tmp_path / "other", serving, "eagle3")
+def test_exported_first_and_found_again(served_target: ServedTarget, tmp_path: Path) -> None:
+    path, output = drafter(tmp_path / "d", served_target), tmp_path / "out"
+    first = served_drafter(ENGINES["sglang"], request_for(path, served_target, export_to=output))
+    written = (output / "model.safetensors").stat().st_mtime_ns
+    assert first.path == str(output)
+    assert reasons("sglang", output, served_target) == set()
+    again = served_drafter(ENGINES["sglang"], request_for(path, served_target, export_to=output))
+    assert (again, (output / "model.safetensors").stat().st_mtime_ns) == (first, written)
+    other = drafter(tmp_path / "other", served_target, "eagle3")
     with pytest.raises(UsageError, match="holds something else"):
-        drafting(ENGINES["sglang"], wish(other, serving, export_to=place))
+        served_drafter(ENGINES["sglang"], request_for(other, served_target, export_to=output))
 
 
-def test_what_is_read_already_is_not_exported(serving: Serving, tmp_path: Path) -> None:
-    export(drafter(tmp_path / "d", serving), "vllm", tmp_path / "form", serving)
-    found = drafting(ENGINES["vllm"], wish(tmp_path / "form", serving, export_to=tmp_path / "out", tree="chain:7"))
-    assert (found.place, found.plan) == (str(tmp_path / "form"), (7, 1, 7))
+def test_what_is_read_already_is_not_exported(served_target: ServedTarget, tmp_path: Path) -> None:
+    export(drafter(tmp_path / "d", served_target), "vllm", tmp_path / "form", served_target)
+    found = served_drafter(
+        ENGINES["vllm"], request_for(tmp_path / "form", served_target, export_to=tmp_path / "out", tree="chain:7")
+    )
+    assert (found.path, found.plan) == (str(tmp_path / "form"), (7, 1, 7))
     assert not (tmp_path / "out").exists()
 
 
-def test_the_method_must_be_the_drafters(serving: Serving, tmp_path: Path) -> None:
+def test_the_method_must_be_the_drafters(served_target: ServedTarget, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="eagle3 drafter, not mla"):
-        drafting(ENGINES["vllm"], wish(drafter(tmp_path / "d", serving), serving, method="mla"))
+        served_drafter(
+            ENGINES["vllm"], request_for(drafter(tmp_path / "d", served_target), served_target, method="mla")
+        )
 
 
 def gguf_target(path: Path, **values: Any) -> str:
@@ -174,29 +178,29 @@ def gguf_target(path: Path, **values: Any) -> str:
     return str(path)
 
 
-def test_llama_cpp(serving: Serving, tmp_path: Path) -> None:
-    vocab = serving.ends.vocab_size
+def test_llama_cpp(served_target: ServedTarget, tmp_path: Path) -> None:
+    vocab = served_target.partial.vocab_size
     target = gguf_target(tmp_path / "t.gguf", vocab_size=vocab)
-    path, place, engine = drafter(tmp_path / "d", serving), tmp_path / "out", ENGINES["llama.cpp"]
+    path, output, engine = drafter(tmp_path / "d", served_target), tmp_path / "out", ENGINES["llama.cpp"]
 
-    def asked(drafter: Path, target: str = target, **more: Any) -> Any:
-        return drafting(engine, Wish(drafter, str(drafter), target, lambda: serving, **more))
+    def serve(drafter: Path, target: str = target, **more: Any) -> Any:
+        return served_drafter(engine, SpeculationRequest(drafter, str(drafter), target, lambda: served_target, **more))
 
     with pytest.raises(ExportError, match=r"not a GGUF file\n(.|\n)*--to gguf --output DIR --target TARGET"):
-        asked(path)
-    first = asked(path, export_to=place)
-    assert first.place == str(place / "drafter.gguf")
-    assert asked(place) == asked(place / "drafter.gguf") == asked(path, export_to=place) == first
+        serve(path)
+    first = serve(path, export_to=output)
+    assert first.path == str(output / "drafter.gguf")
+    assert serve(output) == serve(output / "drafter.gguf") == serve(path, export_to=output) == first
     with pytest.raises(ExportError, match=r"llama\.cpp can't represent(.|\n)*fc_norm: it has no fc_norm"):
-        asked(drafter(tmp_path / "norm", serving, "eagle3, fc_norm"))
+        serve(drafter(tmp_path / "norm", served_target, "eagle3, fc_norm"))
     with pytest.raises(DrafterMismatchError, match="vocabulary has"):
-        asked(place, gguf_target(tmp_path / "u.gguf", vocab_size=vocab + 1))
+        serve(output, gguf_target(tmp_path / "u.gguf", vocab_size=vocab + 1))
     with pytest.raises(DrafterMismatchError, match=r"outside the target's boundaries 0\.\.4"):
-        asked(place, gguf_target(tmp_path / "v.gguf", vocab_size=vocab, block_count=4))
+        serve(output, gguf_target(tmp_path / "v.gguf", vocab_size=vocab, block_count=4))
     with pytest.raises(ModelError, match=r"convert_hf_to_gguf\.py"):
-        asked(place, serving.name)
+        serve(output, served_target.name)
     with pytest.raises(ModelError, match="doesn't say how many"):
-        asked(place, gguf_target(tmp_path / "w.gguf", block_count=None))
+        serve(output, gguf_target(tmp_path / "w.gguf", block_count=None))
     with pytest.raises(ModelError, match="is a drafter"):
-        asked(place, str(place / "drafter.gguf"))
-    assert reasons("vllm", place, serving) == {"it is a GGUF file, not a directory with config.json"}
+        serve(output, str(output / "drafter.gguf"))
+    assert reasons("vllm", output, served_target) == {"it is a GGUF file, not a directory with config.json"}

@@ -15,7 +15,7 @@ from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetOptions
 
 if TYPE_CHECKING:
-    from eyas.doctor.diagnosis import Diagnosis, Visit
+    from eyas.doctor.diagnosis import Diagnosis, Doctor
 
 
 def doctor(
@@ -34,7 +34,7 @@ def doctor(
     json: Json = False,
 ) -> int:
     """Say which reading of a drafter's files its weights were trained for (exit code 1: another one, or none)."""
-    from eyas.doctor.diagnosis import Visit
+    from eyas.doctor.diagnosis import Doctor
     from eyas.doctor.repair import refuse_used
     from eyas.doctor.report import report
     from eyas.drafters.checkpoint import open_checkpoint
@@ -49,7 +49,7 @@ def doctor(
         path, weights=files.draft_weights, ignore=files.ignore_config_key, layers=loaded.num_layers
     )
     tokenizer = load_tokenizer(target.model)
-    visit = Visit(checkpoint, loaded, tokenizer, num_speculative_tokens, max_new_tokens)
+    visit = Doctor(checkpoint, loaded, tokenizer, num_speculative_tokens, max_new_tokens)
     with counting() as progress:
         diagnosis = visit.diagnose(progress)
     found = report(diagnosis, checkpoint.report.doubts)
@@ -61,7 +61,7 @@ def doctor(
     return FAILURE if diagnosis.examined.faults else 0
 
 
-def _fixed(visit: Visit, diagnosis: Diagnosis, place: Path) -> str | None:
+def _fixed(visit: Doctor, diagnosis: Diagnosis, place: Path) -> str | None:
     """Where a corrected copy was written, if one would help."""
     if visit.fix(diagnosis, place):
         return str(place)

@@ -17,7 +17,7 @@ from eyas.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from eyas.interop.export.subject import Serving
+    from eyas.interop.export.drafter import ServedTarget
 
 
 def export(
@@ -51,19 +51,19 @@ def export(
         path,
         to,
         output,
-        None if target is None else serving_of(target, path, wanted, files),
+        None if target is None else served_target(target, path, wanted, files),
         taps=boundaries,
         dtype=wanted,
         weights=files.draft_weights,
         ignore=files.ignore_config_key,
     )
     if json:
-        found = {"path": str(done.place), "consumer": done.consumer.name, "command": done.command}
+        found = {"path": str(done.path), "consumer": done.consumer.name, "command": done.command}
         typer.echo(jsonlib.dumps(found | {"changes": list(done.changes), "logit_difference": done.difference}))
         return
     for change in done.changes:
         note(f"note: {change}")
-    note(f"{done.place} reads back as the same drafter (largest difference of a logit: {done.difference:.2g})")
+    note(f"{done.path} reads back as the same drafter (largest difference of a logit: {done.difference:.2g})")
     typer.echo(done.command)
 
 
@@ -74,14 +74,14 @@ def _boundaries(text: str) -> list[int]:
         raise UsageError(f"--taps {text!r}: write boundaries with commas between them, such as 2,16,29") from None
 
 
-def serving_of(target: str, drafter: Path, dtype: torch.dtype | None, files: DrafterFileOptions) -> Serving:
+def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: DrafterFileOptions) -> ServedTarget:
     """The target's sizes, embedding, head and tokenizer; none of its other weights are read."""
     from eyas.assets import named_target
     from eyas.drafters.checkpoint import open_checkpoint
-    from eyas.interop.export.subject import Serving
+    from eyas.interop.export.drafter import ServedTarget
     from eyas.targets.loading import load_ends, load_tokenizer
 
     name = named_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
     ends = load_ends(name, dtype=dtype or checkpoint.dtype, device="cpu")
-    return Serving(name, ends, load_tokenizer(name))
+    return ServedTarget(name, ends, load_tokenizer(name))

@@ -22,8 +22,9 @@ from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
-    from eyas.interop.serving.commands import Drafting
-    from eyas.interop.serving.engines import Command, Engine
+    from eyas.interop.export.drafter import ServedTarget
+    from eyas.interop.serving.commands import ServedDrafter
+    from eyas.interop.serving.engines import Command, ServingEngine
 
 OWN = "eyas"
 HERE = ("model", "draft_model", "method", "num_speculative_tokens", "tree", "draft_weights", "ignore_config_key")
@@ -84,10 +85,10 @@ def serve_elsewhere(
     rest = {key: value for key, value in wanted.items() if key not in HERE}
     program = engine.find() if options.engine_command is None else shlex.split(options.engine_command)
     said = [*translated(engine.title, engine.words, rest), *options.engine_option]  # may fail: before a drafter is read
-    drafting = _drafting(engine, options, target.model, draft)
-    if drafting is None and engine.name == "llama.cpp":
+    drafter = _served_drafter(engine, options, target.model, draft)
+    if drafter is None and engine.name == "llama.cpp":
         read_gguf_target(name)
-    command = serve_command(engine, program, name, drafting, said, None if secret is None else secret[1])
+    command = serve_command(engine, program, name, drafter, said, None if secret is None else secret[1])
     missing = _missing(engine, program)
     if options.print_command or missing is not None:
         typer.echo(command.text({} if secret is None else {secret[1]: secret[0]}))
@@ -99,7 +100,7 @@ def serve_elsewhere(
     become(command, surroundings)
 
 
-def _missing(engine: Engine, program: Sequence[str] | None) -> str | None:
+def _missing(engine: ServingEngine, program: Sequence[str] | None) -> str | None:
     """Why it can't be started."""
     if program is None:
         return f"{engine.title} isn't installed here (--engine-command says where else it is)"
@@ -117,10 +118,12 @@ def become(command: Command, surroundings: Mapping[str, str]) -> NoReturn:
     os.execvpe(command.argv[0], command.argv, {**surroundings, **command.environment})
 
 
-def _drafting(engine: Engine, options: EngineOptions, model: str, draft: DraftOptions) -> Drafting | None:
+def _served_drafter(
+    engine: ServingEngine, options: EngineOptions, model: str, draft: DraftOptions
+) -> ServedDrafter | None:
     """What is said of the drafter; None where the engine decodes plainly."""
     from eyas.drafters.loading import local_directory
-    from eyas.interop.serving.speculation import Wish, drafting
+    from eyas.interop.serving.speculation import SpeculationRequest, served_drafter
 
     wished = _wished_tree(draft)
     if draft.draft_model is None:
@@ -136,18 +139,18 @@ def _drafting(engine: Engine, options: EngineOptions, model: str, draft: DraftOp
         raise UsageError("for llama.cpp --export-to and --export-target MODEL belong together: the target's tokenizer "
                          "goes into the drafter's file")  # fmt: skip
 
-    def serving() -> Any:
-        from eyas.cli.drafter.export import serving_of
+    def load_target() -> ServedTarget:
+        from eyas.cli.drafter.export import served_target
 
-        return serving_of(str(reads), path, None, draft)
+        return served_target(str(reads), path, None, draft)
 
-    return drafting(
+    return served_drafter(
         engine,
-        Wish(
+        SpeculationRequest(
             path,
             draft.draft_model,
             model,
-            None if reads is None else serving,
+            None if reads is None else load_target,
             draft.method,
             wished,
             "--tree" if draft.num_speculative_tokens is None else "--num-speculative-tokens",

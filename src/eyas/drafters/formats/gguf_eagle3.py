@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.drafters.files import Headers, Source, TensorInfo, parse_json
+from eyas.drafters.files import Headers, RawCheckpoint, TensorInfo, parse_json
 from eyas.drafters.formats.gguf import Gguf, Texts
 from eyas.errors import CheckpointError, ConfigError
 
@@ -81,7 +81,7 @@ _YARN = {
 _READ = frozenset({*KEYS, LAYERS, OLD_LAYERS, *_ROPE_KEYS, *_YARN, "attention.key_length", "attention.value_length"})
 
 
-def read_gguf(path: Path) -> Source:
+def read_gguf(path: Path) -> RawCheckpoint:
     """Open a file; weights are read later. Raises CheckpointError and ConfigError."""
     file = Gguf(path)
     architecture = file.metadata.get("general.architecture")
@@ -104,7 +104,7 @@ def read_gguf(path: Path) -> Source:
         {TENSORS[name]: TensorInfo(t.shape, t.dtype, path) for name, t in file.tensors.items() if name in TENSORS},
         [path.name],
     )
-    return Source(
+    return RawCheckpoint(
         path=path,
         format="GGUF (llama.cpp)",
         config=config,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eyas.drafters.files import (
     Headers,
-    Source,
+    RawCheckpoint,
     TensorInfo,
     headers_of,
     read_json,
@@ -37,7 +37,7 @@ def gguf_in(path: Path) -> Path | None:
     return None
 
 
-def open_source(path: Path, weights: str | None = None) -> Source:
+def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     """Read configuration and headers; `weights` names a weight file other than the default, perhaps a pickle.
 
     Raises CheckpointError and ConfigError.
@@ -55,11 +55,13 @@ def open_source(path: Path, weights: str | None = None) -> Source:
         def some(names: Sequence[str]) -> dict[str, Tensor]:
             return {name: tensors[name] for name in names}
 
-        source = Source(path, "directory with a pickle", raw, str(where), headers, lambda: tensors, some)
+        source = RawCheckpoint(path, "directory with a pickle", raw, str(where), headers, lambda: tensors, some)
     else:
         files = weight_files(path) if weights is None else [path / weights]
         headers = headers_of(files)
-        source = Source(path, "directory", raw, str(where), headers, lambda: read_tensors(files), headers.read_some)
+        source = RawCheckpoint(
+            path, "directory", raw, str(where), headers, lambda: read_tensors(files), headers.read_some
+        )
     if MODEL_TYPE_KEY not in raw:
         return source
     found = translate(raw, str(where))

@@ -21,7 +21,7 @@ from eyas.drafters.config import (
 )
 from eyas.drafters.formats.fields import Fields, architectures
 from eyas.drafters.formats.taps import IDS, LIMIT, read_taps
-from eyas.drafters.layers import Attend, Attention, Block, DecoderLayer, RMSNorm, Rope, Rotary
+from eyas.drafters.layers import Attend, Attention, DecoderBlock, DecoderLayer, RMSNorm, Rope, Rotary
 from eyas.drafters.network import DraftNetwork
 from eyas.targets.architecture import default_taps
 from eyas.targets.slots import KVShape
@@ -95,7 +95,7 @@ def taps_dict(config: FusedTapsConfig) -> dict[str, Any]:
 # Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, Vd draft vocabulary.
 
 
-class FirstLayer(Block):
+class FirstLayer(DecoderBlock):
     """Attention reads the token embedding beside the state, each under its own norm (width 2H)."""
 
     def __init__(self, config: FusedTapsConfig, attention: nn.Module) -> None:
@@ -136,7 +136,7 @@ class FusedTapsNetwork(DraftNetwork):
 
     @property
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        return [layer.kv_shape for layer in self.layers if isinstance(layer, Block)]
+        return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderBlock)]
 
     def fuse(self, taps: Tensor) -> Tensor:
         if self.config.fc_norm:

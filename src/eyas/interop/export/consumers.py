@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from eyas.drafters.formats.taps import BOUNDARIES, OUTPUTS
 from eyas.interop.export import forms
+from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.rules import (
     FUSED,
     GROUPED,
@@ -29,7 +30,6 @@ from eyas.interop.export.rules import (
     rising_taps,
     rotations,
 )
-from eyas.interop.export.subject import Subject
 
 _MLA = ("mla",)
 _E1, _E3 = ("eagle1",), ("eagle3",)
@@ -37,15 +37,15 @@ _PLAIN_YARN = frozenset("factor original_max_position_embeddings beta_fast beta_
 _LATENT_YARN = _PLAIN_YARN | {"mscale", "mscale_all_dim"}
 
 
-def _keys(subject: Subject) -> set[str]:
+def _keys(drafter: DrafterToExport) -> set[str]:
     """What a YaRN section says; nothing for another."""
-    rope = subject.get("rope_parameters")
+    rope = drafter.get("rope_parameters")
     said = {key for key, value in rope.items() if value is not None} - {"rope_type", "rope_theta"}
     return said if rope["rope_type"] == "yarn" else set()
 
 
-def _latent_yarn(subject: Subject) -> bool:
-    keys = _keys(subject)
+def _latent_yarn(drafter: DrafterToExport) -> bool:
+    keys = _keys(drafter)
     return keys <= _LATENT_YARN and ("mscale" in keys) == ("mscale_all_dim" in keys)
 
 
@@ -61,20 +61,20 @@ class Consumer:
     needs: tuple[Need, ...]
     convention: str
     """How it numbers layers."""
-    form: Callable[[Subject], forms.Form] | None
+    form: Callable[[DrafterToExport], forms.Form] | None
     """None = it reads a single file."""
     target_needed: str = ""
     """Why it can't be written without --target."""
 
-    def prepare(self, subject: Subject) -> tuple[Subject, list[Refusal]]:
-        """The subject as this consumer can read it, or what stands in the way."""
-        if self.target_needed and subject.serving is None:
-            return subject, [Refusal("target", f"{self.target_needed}: give --target")]
-        broken = refusals(subject, self.kinds, self.rules)
+    def prepare(self, drafter: DrafterToExport) -> tuple[DrafterToExport, list[Refusal]]:
+        """The drafter as this consumer can read it, or what stands in the way."""
+        if self.target_needed and drafter.target is None:
+            return drafter, [Refusal("target", f"{self.target_needed}: give --target")]
+        broken = refusals(drafter, self.kinds, self.rules)
         if broken and broken[0].field == "kind":
-            return subject, broken
-        subject, unmet = arranged(subject, self.needs)
-        return subject, broken + unmet
+            return drafter, broken
+        drafter, unmet = arranged(drafter, self.needs)
+        return drafter, broken + unmet
 
 
 _SILU = only("hidden_act", "silu", why="it computes SiLU only")
@@ -105,9 +105,9 @@ _FULL_E1 = Rule("draft_vocab_size", lambda s: not s.reduced, "its EAGLE-1 drafts
 _LENT_HEAD_E1 = replace(NEEDS_LENT_HEAD, kinds=_E1)
 
 
-def _usual_taps(subject: Subject) -> bool:
-    taps = subject.config.taps
-    n = (taps[2] + 3 if taps and len(taps) == 3 else 7) if subject.layers is None else subject.layers
+def _usual_taps(drafter: DrafterToExport) -> bool:
+    taps = drafter.config.taps
+    n = (taps[2] + 3 if taps and len(taps) == 3 else 7) if drafter.layers is None else drafter.layers
     return n >= 7 and taps in (None, (2, n // 2, n - 3))
 
 
@@ -204,6 +204,6 @@ _ALL = (
 CONSUMERS: dict[str, Consumer] = {consumer.name: consumer for consumer in _ALL}
 
 
-def who_can(subject: Subject) -> list[str]:
+def who_can(drafter: DrafterToExport) -> list[str]:
     """The consumers that can represent a drafter as it is, or with --target."""
-    return [name for name, consumer in CONSUMERS.items() if not consumer.prepare(subject)[1]]
+    return [name for name, consumer in CONSUMERS.items() if not consumer.prepare(drafter)[1]]

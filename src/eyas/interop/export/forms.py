@@ -14,7 +14,7 @@ from torch import Tensor
 from eyas.drafters.formats.speculators import LAYER, MODEL_TYPE_KEY
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.registry import FIRST, MIDLAYER
-from eyas.interop.export.subject import Subject, tree_plan
+from eyas.interop.export.drafter import DrafterToExport, tree_plan
 
 
 class Form(NamedTuple):
@@ -24,54 +24,54 @@ class Form(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def safeailab(subject: Subject) -> Form:
+def safeailab(drafter: DrafterToExport) -> Form:
     """Its reader copies the target's embedding unless the config names `target_hidden_size`."""
-    config = _native(subject)
-    if subject.config.embedding == "shared":
+    config = _native(drafter)
+    if drafter.config.embedding == "shared":
         config.pop("target_hidden_size", None)
-    elif subject.kind.name == "eagle3":
-        config["target_hidden_size"] = subject.config.target_hidden_size
-    return Form(config, _named(subject, midlayer=True))
+    elif drafter.kind.name == "eagle3":
+        config["target_hidden_size"] = drafter.config.target_hidden_size
+    return Form(config, _named(drafter, midlayer=True))
 
 
-def sglang(subject: Subject) -> Form:
+def sglang(drafter: DrafterToExport) -> Form:
     """Layer numbers are outputs here, and nested; a missing draft vocabulary size means the target's head."""
-    config = _native(subject)
-    if subject.kind.name == "eagle1":
+    config = _native(drafter)
+    if drafter.kind.name == "eagle1":
         # SGLang's fc always has a bias; a `bias` key would be taken for one of the attention
         config.pop("bias")
         config["architectures"] = ["LlamaForCausalLMEagle"]
-        return Form(config, _named(subject, midlayer=False))
-    config |= _taps(subject, shift=-1, flat=False)
-    config["draft_vocab_size"] = None if subject.config.head == "shared" else subject.config.draft_vocab_size
-    return Form(config, _named(subject, midlayer=subject.kind.name == "eagle3"))
+        return Form(config, _named(drafter, midlayer=False))
+    config |= _taps(drafter, shift=-1, flat=False)
+    config["draft_vocab_size"] = None if drafter.config.head == "shared" else drafter.config.draft_vocab_size
+    return Form(config, _named(drafter, midlayer=drafter.kind.name == "eagle3"))
 
 
-def vllm(subject: Subject) -> Form:
+def vllm(drafter: DrafterToExport) -> Form:
     """Boundaries, at the top level and nested."""
-    return Form(_native(subject) | _taps(subject, shift=0, flat=True), _named(subject, midlayer=False))
+    return Form(_native(drafter) | _taps(drafter, shift=0, flat=True), _named(drafter, midlayer=False))
 
 
-def atom(subject: Subject) -> Form:
+def atom(drafter: DrafterToExport) -> Form:
     """Boundaries, nested only; the MLA form by its tensors' names."""
-    config = _native(subject) | _taps(subject, shift=0, flat=False)
-    return Form(config, _named(subject, midlayer=subject.kind.name == "eagle3"))
+    config = _native(drafter) | _taps(drafter, shift=0, flat=False)
+    return Form(config, _named(drafter, midlayer=drafter.kind.name == "eagle3"))
 
 
-def tensorrt_llm(subject: Subject) -> Form:
+def tensorrt_llm(drafter: DrafterToExport) -> Form:
     """Layer numbers go into the serving configuration; `norm_before_fc` is read nested."""
-    config = _native(subject)
+    config = _native(drafter)
     if config.pop("norm_before_fc", False):
         config["eagle_config"] = {"norm_before_fc": True}
-    return Form(config, _named(subject, midlayer=subject.kind.name == "eagle3"))
+    return Form(config, _named(drafter, midlayer=drafter.kind.name == "eagle3"))
 
 
 _SPECULATORS = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def speculators(subject: Subject) -> Form:
+def speculators(drafter: DrafterToExport) -> Form:
     """The library's nested form; every toggle is written, as readers disagree about defaults."""
-    native = _native(subject)
+    native = _native(drafter)
     layer_keys = {
         "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "num_hidden_layers", "rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters", "rope_theta",
@@ -82,58 +82,58 @@ def speculators(subject: Subject) -> Form:
         MODEL_TYPE_KEY: "eagle3",
         "speculators_version": "0.3.0",
         LAYER: {key: value for key, value in native.items() if key in layer_keys},
-        "target_hidden_size": subject.config.target_hidden_size,
+        "target_hidden_size": drafter.config.target_hidden_size,
         "has_no_defaults_at_init": False,
         "torch_dtype": native["dtype"],
         **{key: native[key] for key in _SPECULATORS},
     }
-    config |= {IDS: list(subject.config.taps or ()), "taps": list(subject.config.taps or ())}
+    config |= {IDS: list(drafter.config.taps or ()), "taps": list(drafter.config.taps or ())}
     config["speculators_config"] = {
         "algorithm": "eagle3",
         "default_proposal_method": "greedy",
         "proposal_methods": [
             {
                 "proposal_type": "greedy",
-                "speculative_tokens": tree_plan(subject).depth,
+                "speculative_tokens": tree_plan(drafter).depth,
                 "accept_tolerance": 0.0,
                 "verifier_accept_k": 1,
             }
         ],
-        "verifier": {"name_or_path": "" if subject.serving is None else subject.serving.name, "architectures": []},
+        "verifier": {"name_or_path": "" if drafter.target is None else drafter.target.name, "architectures": []},
     }
     config |= {key: native[key] for key in ("default_tree", "eyas") if key in native}
-    return Form(config, _named(subject, midlayer=False))
+    return Form(config, _named(drafter, midlayer=False))
 
 
-def _native(subject: Subject) -> dict[str, Any]:
+def _native(drafter: DrafterToExport) -> dict[str, Any]:
     """Our own configuration without layer numbers, RoPE in all its places."""
-    config = subject.kind.write(subject.config) | {"dtype": str(subject.dtype).removeprefix("torch.")}
+    config = drafter.kind.write(drafter.config) | {"dtype": str(drafter.dtype).removeprefix("torch.")}
     for key in ("taps", IDS, "eagle_config"):
         config.pop(key, None)
     rope: Mapping[str, Any] = config["rope_parameters"]
     if rope["rope_type"] != "default":
         config["rope_scaling"] = {**rope, "type": rope["rope_type"]}
-    if subject.config.taps is not None:
-        config["taps"] = list(subject.config.taps)
-    if subject.provenance:
-        config["eyas"] = dict(subject.provenance)
+    if drafter.config.taps is not None:
+        config["taps"] = list(drafter.config.taps)
+    if drafter.provenance:
+        config["eyas"] = dict(drafter.provenance)
     return config
 
 
-def _taps(subject: Subject, *, shift: int, flat: bool) -> dict[str, Any]:
+def _taps(drafter: DrafterToExport, *, shift: int, flat: bool) -> dict[str, Any]:
     """Layer numbers under the field's key."""
-    if subject.config.taps is None:
+    if drafter.config.taps is None:
         return {}
-    ids = [tap + shift for tap in subject.config.taps]
+    ids = [tap + shift for tap in drafter.config.taps]
     nested = {"eagle_config": {IDS: ids, "use_aux_hidden_state": True}}
     return nested | ({IDS: ids} if flat else {})
 
 
-def _named(subject: Subject, *, midlayer: bool) -> dict[str, Tensor]:
+def _named(drafter: DrafterToExport, *, midlayer: bool) -> dict[str, Tensor]:
     """Tensors under the consumer's names, the vocabulary map only where it maps."""
-    first = MIDLAYER if midlayer and subject.kind.name != "eagle1" else FIRST
+    first = MIDLAYER if midlayer and drafter.kind.name != "eagle1" else FIRST
     return {
         first + name.removeprefix(FIRST) if name.startswith(FIRST) else name: tensor
-        for name, tensor in subject.tensors.items()
-        if name not in ("d2t", "t2d") or subject.reduced
+        for name, tensor in drafter.tensors.items()
+        if name not in ("d2t", "t2d") or drafter.reduced
     }

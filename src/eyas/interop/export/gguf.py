@@ -25,24 +25,24 @@ from eyas.drafters.formats.gguf_eagle3 import (
     side_by_side,
 )
 from eyas.errors import ExportError
-from eyas.interop.export.subject import Subject
+from eyas.interop.export.drafter import DrafterToExport
 
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 
 
-def write_gguf(subject: Subject, file: Path) -> None:
+def write_gguf(drafter: DrafterToExport, file: Path) -> None:
     """Write `file`. Raises ExportError, and UsageError without the gguf package."""
     gguf = gguf_package()
-    config = subject.config
+    config = drafter.config
     assert isinstance(config, GroupedConfig)
-    assert subject.serving is not None
-    if subject.dtype not in _FILE_TYPES:
-        raise ExportError(f"weights of type {subject.dtype}: llama.cpp reads float32, float16 and bfloat16")
-    tokenizer = tokenizer_keys(subject.serving.tokenizer, config.vocab_size)
+    assert drafter.target is not None
+    if drafter.dtype not in _FILE_TYPES:
+        raise ExportError(f"weights of type {drafter.dtype}: llama.cpp reads float32, float16 and bfloat16")
+    tokenizer = tokenizer_keys(drafter.target.tokenizer, config.vocab_size)
     writer = gguf.GGUFWriter(file, ARCHITECTURE)
     writer.add_name("EAGLE-3 drafter")
-    writer.add_file_type(_FILE_TYPES[subject.dtype])
-    _write_config(writer, subject)
+    writer.add_file_type(_FILE_TYPES[drafter.dtype])
+    _write_config(writer, drafter)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")  # the engine tokenises with the target's own; this one is never used
     writer.add_token_list(tokenizer.tokens)
@@ -55,7 +55,7 @@ def write_gguf(subject: Subject, file: Path) -> None:
     ):
         if number is not None:
             add(number)
-    for name, tensor in _tensors(subject, config).items():
+    for name, tensor in _tensors(drafter, config).items():
         _add(writer, gguf, name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -63,40 +63,40 @@ def write_gguf(subject: Subject, file: Path) -> None:
     writer.close()
 
 
-def _write_config(writer: Any, subject: Subject) -> None:
-    config, rope = subject.config, subject.get("rope_parameters")
+def _write_config(writer: Any, drafter: DrafterToExport) -> None:
+    config, rope = drafter.config, drafter.get("rope_parameters")
     for theirs, ours in KEYS.items():
-        value = subject.get(ours)
+        value = drafter.get(ours)
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(f"{ARCHITECTURE}.{theirs}", value)
     writer.add_array(f"{ARCHITECTURE}.{LAYERS}", list(config.taps or ()))
-    writer.add_key_length(subject.get("head_dim"))
-    writer.add_value_length(subject.get("head_dim"))
-    writer.add_rope_dimension_count(subject.get("head_dim"))
+    writer.add_key_length(drafter.get("head_dim"))
+    writer.add_value_length(drafter.get("head_dim"))
+    writer.add_rope_dimension_count(drafter.get("head_dim"))
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_string(f"{ARCHITECTURE}.rope.scaling.type", rope["rope_type"])
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
-        original = rope.get("original_max_position_embeddings") or subject.get("max_position_embeddings")
+        original = rope.get("original_max_position_embeddings") or drafter.get("max_position_embeddings")
         writer.add_rope_scaling_orig_ctx_len(original)
         writer.add_rope_scaling_yarn_beta_fast(float(rope.get("beta_fast") or 32))
         writer.add_rope_scaling_yarn_beta_slow(float(rope.get("beta_slow") or 1))
     writer.add_string(ROPE, json.dumps(rope))
     if config.default_tree is not None:
         writer.add_string(TREE, config.default_tree)
-    if subject.provenance:
-        writer.add_string(PROVENANCE, json.dumps(dict(subject.provenance)))
+    if drafter.provenance:
+        writer.add_string(PROVENANCE, json.dumps(dict(drafter.provenance)))
 
 
-def _tensors(subject: Subject, config: GroupedConfig) -> dict[str, Tensor]:
+def _tensors(drafter: DrafterToExport, config: GroupedConfig) -> dict[str, Tensor]:
     """Everything under llama.cpp's names."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found = {}
     for theirs, ours in TENSORS.items():
-        if ours not in subject.tensors or (ours == "d2t" and not subject.reduced):
+        if ours not in drafter.tensors or (ours == "d2t" and not drafter.reduced):
             continue
-        tensor = subject.tensors[ours].detach().cpu()
+        tensor = drafter.tensors[ours].detach().cpu()
         for part, count in heads.items():
             if ours.endswith(f"{part}.weight"):
                 tensor = side_by_side(tensor, count)

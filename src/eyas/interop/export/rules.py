@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.interop.export.subject import Subject, lent_embedding, lent_head, own_embedding, own_head
+from eyas.interop.export.drafter import DrafterToExport, lent_embedding, lent_head, own_embedding, own_head
 
-Change = Callable[[Subject], Subject | None]
+Change = Callable[[DrafterToExport], DrafterToExport | None]
 EVERY = ("eagle1", "eagle3", "mla")
 FUSED = ("eagle3", "mla")
 GROUPED = ("eagle1", "eagle3")
@@ -24,10 +24,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rule:
-    """`holds` says whether a subject is representable; `kinds` whom the rule is about."""
+    """`holds` says whether a drafter is representable; `kinds` whom the rule is about."""
 
     field: str
-    holds: Callable[[Subject], bool]
+    holds: Callable[[DrafterToExport], bool]
     reason: str
     kinds: tuple[str, ...] = EVERY
 
@@ -40,12 +40,12 @@ class Need:
     change: Change
     reason: str
     kinds: tuple[str, ...] = EVERY
-    when: Callable[[Subject], bool] = lambda _: True
+    when: Callable[[DrafterToExport], bool] = lambda _: True
 
 
 def only(field: str, *allowed: Any, why: str, kinds: tuple[str, ...] = EVERY) -> Rule:
     """A field whose value must be one of a few; a kind without the field passes."""
-    return Rule(field, lambda subject: subject.get(field, allowed[0]) in allowed, why, kinds)
+    return Rule(field, lambda drafter: drafter.get(field, allowed[0]) in allowed, why, kinds)
 
 
 def off(*fields: str, why: str, kinds: tuple[str, ...] = EVERY) -> list[Rule]:
@@ -56,8 +56,8 @@ def off(*fields: str, why: str, kinds: tuple[str, ...] = EVERY) -> list[Rule]:
 def rotations(*types: str, kinds: tuple[str, ...] = EVERY) -> Rule:
     """RoPE types that are computed."""
 
-    def holds(subject: Subject) -> bool:
-        return subject.get("rope_parameters", {"rope_type": types[0]})["rope_type"] in types
+    def holds(drafter: DrafterToExport) -> bool:
+        return drafter.get("rope_parameters", {"rope_type": types[0]})["rope_type"] in types
 
     return Rule("rope_parameters", holds, f"it computes RoPE of type {', '.join(types)} only", kinds)
 
@@ -65,12 +65,12 @@ def rotations(*types: str, kinds: tuple[str, ...] = EVERY) -> Rule:
 def rising_taps(lowest: int = 0, beyond: int = 0) -> list[Rule]:
     """Taps in rising order from `lowest` to the number of the target's layers less `beyond`."""
 
-    def known(subject: Subject) -> tuple[int, ...]:
-        return subject.config.taps or ()
+    def known(drafter: DrafterToExport) -> tuple[int, ...]:
+        return drafter.config.taps or ()
 
-    def within(subject: Subject) -> bool:
-        most = 2**30 if subject.layers is None else subject.layers - beyond
-        return all(lowest <= tap <= most for tap in known(subject))
+    def within(drafter: DrafterToExport) -> bool:
+        most = 2**30 if drafter.layers is None else drafter.layers - beyond
+        return all(lowest <= tap <= most for tap in known(drafter))
 
     span = f"{lowest} to the number of layers" + (f" less {beyond}" if beyond else "")
     return [
@@ -97,7 +97,7 @@ NEEDS_OWN_REDUCED_HEAD = Need(
     own_head,
     "it can't take rows of the target's head for a reduced draft vocabulary: give --target to copy them (not one that "
     "scales or caps its logits)",
-    when=lambda subject: subject.reduced,
+    when=lambda drafter: drafter.reduced,
 )
 NEEDS_LENT_EMBEDDING = Need(
     "embedding",
@@ -111,26 +111,26 @@ NEEDS_LENT_HEAD = Need(
 )
 
 
-def refusals(subject: Subject, kinds: Iterable[str], rules: Iterable[Rule]) -> list[Refusal]:
-    """Every rule that a subject breaks; one of a kind that the consumer doesn't know breaks that alone."""
-    if subject.kind.name not in kinds:
-        return [Refusal("kind", f"it has no drafter of kind {subject.kind.name}")]
+def refusals(drafter: DrafterToExport, kinds: Iterable[str], rules: Iterable[Rule]) -> list[Refusal]:
+    """Every rule that a drafter breaks; one of a kind that the consumer doesn't know breaks that alone."""
+    if drafter.kind.name not in kinds:
+        return [Refusal("kind", f"it has no drafter of kind {drafter.kind.name}")]
     return [
         Refusal(rule.field, rule.reason)
         for rule in rules
-        if subject.kind.name in rule.kinds and not rule.holds(subject)
+        if drafter.kind.name in rule.kinds and not rule.holds(drafter)
     ]
 
 
-def arranged(subject: Subject, needs: Iterable[Need]) -> tuple[Subject, list[Refusal]]:
-    """The subject with every need met, and the needs that can't be."""
+def arranged(drafter: DrafterToExport, needs: Iterable[Need]) -> tuple[DrafterToExport, list[Refusal]]:
+    """The drafter with every need met, and the needs that can't be."""
     unmet = []
     for need in needs:
-        if subject.kind.name not in need.kinds or not need.when(subject):
+        if drafter.kind.name not in need.kinds or not need.when(drafter):
             continue
-        changed = need.change(subject)
+        changed = need.change(drafter)
         if changed is None:
             unmet.append(Refusal(need.field, need.reason))
         else:
-            subject = changed
-    return subject, unmet
+            drafter = changed
+    return drafter, unmet

@@ -8,8 +8,8 @@ from typing import Any
 
 from eyas.drafters.checkpoint import OPTIONAL, PROVENANCE, Checkpoint, check_tensors, expected_tensors, understand
 from eyas.drafters.config import DrafterConfig, TransformerConfig
-from eyas.drafters.files import Headers, Source, read_json
-from eyas.drafters.formats.opening import CONFIG, gguf_in, open_source
+from eyas.drafters.files import Headers, RawCheckpoint, read_json
+from eyas.drafters.formats.opening import CONFIG, gguf_in, open_raw
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.vocabulary import complete_vocabulary
 from eyas.drafters.kinds.eagle3 import FusedTapsConfig
@@ -20,7 +20,7 @@ CONVENTION = "tap k is the residual stream entering target layer k (0 = embeddin
 
 
 @dataclass(frozen=True)
-class TargetFacts:
+class TargetProfile:
     """What must be known of a target to judge a drafter made for it."""
 
     layers: int
@@ -69,7 +69,7 @@ class DrafterReport:
         return {"role": "drafter", "usable": not self.problems} | asdict(self)
 
 
-def report_drafter(path: Path, target: TargetFacts | None = None) -> DrafterReport:
+def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterReport:
     """Examine a drafter directory or GGUF file; with `target`, whether they fit. What is wrong is reported, not raised.
 
     Raises CheckpointError only where there is no configuration to report on.
@@ -111,15 +111,15 @@ def report_drafter(path: Path, target: TargetFacts | None = None) -> DrafterRepo
     return report
 
 
-def _open(path: Path) -> tuple[Source, str]:
+def _open(path: Path) -> tuple[RawCheckpoint, str]:
     """The source; where its weights can't be read, one without them and the reason."""
     try:
-        return open_source(path), ""
+        return open_raw(path), ""
     except CheckpointError as error:
         if gguf_in(path) is not None or not (path / CONFIG).is_file():
             raise
         raw = read_json(path / CONFIG)  # raises where that was the reason
-        return Source(path, "directory", raw, str(path / CONFIG), Headers(), dict, lambda _: {}), str(error)
+        return RawCheckpoint(path, "directory", raw, str(path / CONFIG), Headers(), dict, lambda _: {}), str(error)
 
 
 def _tap_source(raw: dict[str, Any]) -> str:
@@ -145,7 +145,7 @@ def _check_map(report: DrafterReport, checkpoint: Checkpoint) -> None:
     """Read the vocabulary map, and nothing else."""
     small = ("d2t", "t2d")
     try:
-        tensors = checkpoint.source.load_some([name for name in small if name in checkpoint.tensors])
+        tensors = checkpoint.raw.load_some([name for name in small if name in checkpoint.tensors])
         report.notes += complete_vocabulary(tensors, checkpoint.config, report.path)
     except CheckpointError as error:
         report.problems.append(str(error))
@@ -177,7 +177,7 @@ def _suspect_positions(report: DrafterReport, config: TransformerConfig, raw: di
         )
 
 
-def _compare(report: DrafterReport, config: DrafterConfig, target: TargetFacts) -> None:
+def _compare(report: DrafterReport, config: DrafterConfig, target: TargetProfile) -> None:
     for what, mine, theirs in (
         ("states", config.target_hidden_size, target.hidden_size),
         ("vocabulary", config.vocab_size, target.vocab_size),
@@ -202,7 +202,7 @@ def _compare(report: DrafterReport, config: DrafterConfig, target: TargetFacts) 
         )
 
 
-def _compare_positions(report: DrafterReport, config: TransformerConfig, target: TargetFacts) -> None:
+def _compare_positions(report: DrafterReport, config: TransformerConfig, target: TargetProfile) -> None:
     theta = float(config.rope_parameters["rope_theta"])
     if target.rope_theta is not None and theta != target.rope_theta:
         report.warnings.append(

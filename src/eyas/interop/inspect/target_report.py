@@ -8,7 +8,7 @@ from typing import Any
 
 from eyas.drafters.files import Headers
 from eyas.errors import ModelError, UnsupportedModelError
-from eyas.interop.inspect.drafter_report import TargetFacts
+from eyas.interop.inspect.drafter_report import TargetProfile
 from eyas.targets.architecture import attention_plan, causal_lm_class, context_limit, default_taps, refuse_unsupported
 from eyas.targets.loading import load_tokenizer, read_config
 
@@ -39,9 +39,9 @@ class TargetReport:
         return {"role": "target", "usable": not self.problems} | asdict(self)
 
     @property
-    def facts(self) -> TargetFacts:
+    def facts(self) -> TargetProfile:
         """What a drafter is compared with."""
-        return TargetFacts(self.layers, self.hidden_size, self.vocab_size, self.max_length, self.rope_theta)
+        return TargetProfile(self.layers, self.hidden_size, self.vocab_size, self.max_length, self.rope_theta)
 
 
 def report_target(name: str | Path, headers: Headers | None) -> TargetReport:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eyas.interop.export.subject import Subject, TreePlan, tree_plan
+from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
 
 GGUF_FILE = "drafter.gguf"
 TENSORRT_FILE = "trtllm.yaml"
@@ -16,11 +16,11 @@ TARGET = "TARGET"
 """Stands for the target where it is not known."""
 
 
-class Drafting(NamedTuple):
+class ServedDrafter(NamedTuple):
     """What a command says of a drafter."""
 
     kind: str
-    place: str
+    path: str
     """The directory, or the file where that is what is read."""
     plan: TreePlan
 
@@ -30,24 +30,24 @@ class Drafting(NamedTuple):
         return "eagle" if self.kind == "eagle1" else "eagle3"
 
 
-def command(consumer: str, subject: Subject, place: Path) -> str:
-    """What to type; `place` is the exported directory."""
-    target = TARGET if subject.serving is None else subject.serving.name
+def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
+    """What to type; `path` is the exported directory."""
+    target = TARGET if drafter.target is None else drafter.target.name
     if consumer == "gguf":  # the target must be GGUF, too
-        target, place = f"{TARGET}.gguf", place / GGUF_FILE
-    drafting = Drafting(subject.kind.name, str(place), tree_plan(subject))
-    return shlex.join(invocation(consumer, target, drafting))
+        target, path = f"{TARGET}.gguf", path / GGUF_FILE
+    served = ServedDrafter(drafter.kind.name, str(path), tree_plan(drafter))
+    return shlex.join(invocation(consumer, target, served))
 
 
 def invocation(
-    consumer: str, target: str, drafting: Drafting | None, program: Sequence[str] | None = None
+    consumer: str, target: str, drafter: ServedDrafter | None, program: Sequence[str] | None = None
 ) -> list[str]:
     """The program, by its usual name or another, and what it is told of target and drafter.
 
     Without drafting, for the engines that eyas starts, it decodes plainly.
     """
     start = list(program or PROGRAMS[consumer])
-    rest = _TARGETS[consumer](target) if drafting is None else _DRAFTING[consumer](target, drafting)
+    rest = _TARGETS[consumer](target) if drafter is None else _DRAFTING[consumer](target, drafter)
     if consumer == "vllm" and start[-1] != "serve":  # run as a module, it takes no target but by name
         rest = ["--model", *rest]
     return start + rest
@@ -69,53 +69,53 @@ _TARGETS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-def _safeailab(target: str, drafting: Drafting) -> list[str]:
-    depth, width, nodes = map(str, drafting.plan)
-    third = [] if drafting.kind == "eagle1" else ["--use_eagle3"]
-    named = ["--base-model-path", target, "--ea-model-path", drafting.place, *third]
+def _safeailab(target: str, drafter: ServedDrafter) -> list[str]:
+    depth, width, nodes = map(str, drafter.plan)
+    third = [] if drafter.kind == "eagle1" else ["--use_eagle3"]
+    named = ["--base-model-path", target, "--ea-model-path", drafter.path, *third]
     return [*named, "--depth", depth, "--top-k", width, "--total-token", str(int(nodes) + 1)]
 
 
-def _sglang(target: str, drafting: Drafting) -> list[str]:
+def _sglang(target: str, drafter: ServedDrafter) -> list[str]:
     return [
         *_TARGETS["sglang"](target),
-        *("--speculative-algorithm", drafting.method.upper()),
-        *("--speculative-draft-model-path", drafting.place),
-        *("--speculative-num-steps", str(drafting.plan.depth)),
-        *("--speculative-eagle-topk", str(drafting.plan.width)),
-        *("--speculative-num-draft-tokens", str(drafting.plan.nodes + 1)),
+        *("--speculative-algorithm", drafter.method.upper()),
+        *("--speculative-draft-model-path", drafter.path),
+        *("--speculative-num-steps", str(drafter.plan.depth)),
+        *("--speculative-eagle-topk", str(drafter.plan.width)),
+        *("--speculative-num-draft-tokens", str(drafter.plan.nodes + 1)),
     ]
 
 
-def _vllm(target: str, drafting: Drafting) -> list[str]:
-    length = drafting.plan.depth
-    settings = {"method": drafting.method, "model": drafting.place, "num_speculative_tokens": length}
+def _vllm(target: str, drafter: ServedDrafter) -> list[str]:
+    length = drafter.plan.depth
+    settings = {"method": drafter.method, "model": drafter.path, "num_speculative_tokens": length}
     return [*_TARGETS["vllm"](target), "--speculative-config", json.dumps(settings)]
 
 
-def _speculators(target: str, drafting: Drafting) -> list[str]:  # noqa: ARG001  # its config names the target
-    return [drafting.place]
+def _speculators(target: str, drafter: ServedDrafter) -> list[str]:  # noqa: ARG001  # its config names the target
+    return [drafter.path]
 
 
-def _atom(target: str, drafting: Drafting) -> list[str]:
-    named = ["--model", target, "--method", drafting.method, "--draft-model", drafting.place]
-    return [*named, "--num-speculative-tokens", str(drafting.plan.depth)]
+def _atom(target: str, drafter: ServedDrafter) -> list[str]:
+    named = ["--model", target, "--method", drafter.method, "--draft-model", drafter.path]
+    return [*named, "--num-speculative-tokens", str(drafter.plan.depth)]
 
 
-def _tensorrt_llm(target: str, drafting: Drafting) -> list[str]:
-    return [target, "--backend", "pytorch", "--extra_llm_api_options", f"{drafting.place}/{TENSORRT_FILE}"]
+def _tensorrt_llm(target: str, drafter: ServedDrafter) -> list[str]:
+    return [target, "--backend", "pytorch", "--extra_llm_api_options", f"{drafter.path}/{TENSORRT_FILE}"]
 
 
-def _gguf(target: str, drafting: Drafting) -> list[str]:
+def _gguf(target: str, drafter: ServedDrafter) -> list[str]:
     return [
         *_TARGETS["gguf"](target),
-        *("-md", drafting.place, "--spec-type", "draft-eagle3"),
-        *("--spec-draft-n-max", str(drafting.plan.depth)),
+        *("-md", drafter.path, "--spec-type", "draft-eagle3"),
+        *("--spec-draft-n-max", str(drafter.plan.depth)),
         "--no-spec-draft-backend-sampling",  # with it acceptance collapses as soon as two requests run
     ]
 
 
-_DRAFTING: dict[str, Callable[[str, Drafting], list[str]]] = {
+_DRAFTING: dict[str, Callable[[str, ServedDrafter], list[str]]] = {
     "safeailab": _safeailab,
     "sglang": _sglang,
     "vllm": _vllm,
@@ -126,10 +126,10 @@ _DRAFTING: dict[str, Callable[[str, Drafting], list[str]]] = {
 }
 
 
-def tensorrt_yaml(subject: Subject, place: Path) -> str:
+def tensorrt_yaml(drafter: DrafterToExport, path: Path) -> str:
     """TensorRT-LLM's serving configuration: layer numbers are outputs, a set, there."""
-    lines = ["speculative_config:", "  decoding_type: Eagle3", f"  max_draft_len: {tree_plan(subject).depth}"]
-    lines.append(f"  speculative_model_dir: {json.dumps(str(place))}")
-    if subject.config.taps is not None:
-        lines.append(f"  eagle3_layers_to_capture: {[tap - 1 for tap in subject.config.taps]}")
+    lines = ["speculative_config:", "  decoding_type: Eagle3", f"  max_draft_len: {tree_plan(drafter).depth}"]
+    lines.append(f"  speculative_model_dir: {json.dumps(str(path))}")
+    if drafter.config.taps is not None:
+        lines.append(f"  eagle3_layers_to_capture: {[tap - 1 for tap in drafter.config.taps]}")
     return "\n".join(lines) + "\n"

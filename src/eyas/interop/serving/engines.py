@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from eyas.errors import UsageError
-from eyas.interop.export.subject import TreePlan, plan_of
-from eyas.interop.serving.commands import PROGRAMS, Drafting, invocation
+from eyas.interop.export.drafter import TreePlan, plan_of
+from eyas.interop.serving.commands import PROGRAMS, ServedDrafter, invocation
 from eyas.interop.serving.options import LLAMA_CPP, SGLANG, VLLM, Words
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServingEngine:
     """Another engine's server."""
 
     name: str
@@ -54,13 +54,13 @@ class Engine:
 
 
 _ALL = (
-    Engine("vllm", "vLLM", ("vllm", "speculators"), VLLM, "vllm", "vllm.entrypoints.openai.api_server",
+    ServingEngine("vllm", "vLLM", ("vllm", "speculators"), VLLM, "vllm", "vllm.entrypoints.openai.api_server",
            key_variable="VLLM_API_KEY"),
-    Engine("sglang", "SGLang", ("sglang",), SGLANG, "sglang", "sglang.launch_server", ("--enable-metrics",),
+    ServingEngine("sglang", "SGLang", ("sglang",), SGLANG, "sglang", "sglang.launch_server", ("--enable-metrics",),
            trees=True),
-    Engine("llama.cpp", "llama.cpp", ("gguf",), LLAMA_CPP, extra=("--metrics",), key_variable="LLAMA_API_KEY"),
+    ServingEngine("llama.cpp", "llama.cpp", ("gguf",), LLAMA_CPP, extra=("--metrics",), key_variable="LLAMA_API_KEY"),
 )  # fmt: skip
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
+ENGINES: dict[str, ServingEngine] = {engine.name: engine for engine in _ALL}
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ def _shown(part: str, hidden: Mapping[str, str]) -> str:
 
 
 def serve_command(
-    engine: Engine,
+    engine: ServingEngine,
     program: Sequence[str] | None,
     target: str,
-    drafting: Drafting | None,
+    drafter: ServedDrafter | None,
     said: Sequence[str],
     secret: str | None = None,
 ) -> Command:
@@ -94,5 +94,5 @@ def serve_command(
         environment[engine.key_variable] = secret
     elif secret is not None:
         key = engine.words["api_key"]("api_key", [secret], {})
-    argv = [*invocation(engine.consumers[0], target, drafting, program), *engine.extra, *key, *said]
+    argv = [*invocation(engine.consumers[0], target, drafter, program), *engine.extra, *key, *said]
     return Command(tuple(argv), environment)

@@ -17,8 +17,8 @@ from eyas.drafters.formats.opening import CONFIG, gguf_in
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.registry import FIRST, MIDLAYER
 from eyas.interop.export.consumers import CONSUMERS
+from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.forms import Form
-from eyas.interop.export.subject import Subject
 
 _LENT = frozenset({"embed_tokens.weight", "lm_head.weight"})
 _MAP = frozenset({"d2t", "t2d"})
@@ -46,30 +46,30 @@ _ARCHITECTURES: dict[tuple[str, str], frozenset[str]] = {
 """Further names of the same network; elsewhere only the one that export writes is known."""
 
 
-def obstacles(consumer: str, subject: Subject, checkpoint: Checkpoint) -> list[str]:
-    """Why a consumer doesn't read these files as `subject`, which is prepared for it; empty if it does.
+def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -> list[str]:
+    """Why a consumer doesn't read these files as `drafter`, which is prepared for it; empty if it does.
 
     Raises CheckpointError, ConfigError.
     """
     form = CONSUMERS[consumer].form
-    path = checkpoint.source.path
+    path = checkpoint.raw.path
     if form is None:
         return [] if gguf_in(path) is not None else ["it is a directory of safetensors, not a GGUF file"]
     if gguf_in(path) is not None:
         return ["it is a GGUF file, not a directory with config.json"]
-    written, raw = form(subject), read_json(path / CONFIG)
-    found = [*_architecture(consumer, subject, written, raw), *_keys(consumer, written, raw)]
-    found += [*_layers(consumer, subject, raw), *_tensors(consumer, written, checkpoint), *_map(written, checkpoint)]
+    written, raw = form(drafter), read_json(path / CONFIG)
+    found = [*_architecture(consumer, drafter, written, raw), *_keys(consumer, written, raw)]
+    found += [*_layers(consumer, drafter, raw), *_tensors(consumer, written, checkpoint), *_map(written, checkpoint)]
     if consumer == "sglang" and "bias" in raw and "bias" not in written.config:
         found.append("bias: SGLang takes it for one of the attention")
     return found
 
 
-def _architecture(consumer: str, subject: Subject, written: Form, raw: Mapping[str, Any]) -> list[str]:
+def _architecture(consumer: str, drafter: DrafterToExport, written: Form, raw: Mapping[str, Any]) -> list[str]:
     if consumer == "speculators":  # told by its own key
         return []
-    known = _ARCHITECTURES.get((consumer, subject.kind.name), frozenset()) | set(written.config["architectures"])
-    if subject.get("qk_norm"):
+    known = _ARCHITECTURES.get((consumer, drafter.kind.name), frozenset()) | set(written.config["architectures"])
+    if drafter.get("qk_norm"):
         known = frozenset(written.config["architectures"])
     have = raw.get("architectures") or []
     return [] if set(have) & known else [f"architectures: {have}, not {' or '.join(sorted(known))}"]
@@ -93,12 +93,12 @@ def _keys(consumer: str, written: Form, raw: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _layers(consumer: str, subject: Subject, raw: Mapping[str, Any]) -> list[str]:
+def _layers(consumer: str, drafter: DrafterToExport, raw: Mapping[str, Any]) -> list[str]:
     """Layer numbers, read as the consumer reads them."""
-    if subject.config.taps is None:
+    if drafter.config.taps is None:
         return []
     nested = raw.get("eagle_config") or {}
-    default = subject.config.default_taps(subject.layers) if subject.layers is not None else None
+    default = drafter.config.default_taps(drafter.layers) if drafter.layers is not None else None
     if consumer == "sglang":
         ids = nested.get(IDS)
         read = default if ids is None else tuple(k + 1 for k in ids)
@@ -108,7 +108,7 @@ def _layers(consumer: str, subject: Subject, raw: Mapping[str, Any]) -> list[str
         return [f"{IDS}: nested only, which its versions read differently"]
     else:
         read = default
-    wanted = subject.config.taps
+    wanted = drafter.config.taps
     return [] if read == wanted else [f"{IDS}: read as boundaries {_list(read)}, the drafter's are {_list(wanted)}"]
 
 
@@ -121,8 +121,8 @@ def _tensors(consumer: str, written: Form, checkpoint: Checkpoint) -> list[str]:
     alike: Callable[[str], str] = str
     if consumer in ("vllm", "speculators"):
         alike = _in_layers
-    names = {alike(name) for name in checkpoint.source.headers.tensors if not computed(name)}
-    names -= {alike(name) for name in checkpoint.source.training_only}
+    names = {alike(name) for name in checkpoint.raw.headers.tensors if not computed(name)}
+    names -= {alike(name) for name in checkpoint.raw.training_only}
     wanted = {alike(name) for name in written.tensors}
     missing, more = sorted(wanted - names), sorted(names - wanted - _LENT - _MAP)
     sides = ((missing, "missing"), (more, "unknown to it"))
@@ -139,8 +139,8 @@ def _in_layers(name: str) -> str:
 
 def _map(written: Form, checkpoint: Checkpoint) -> list[str]:
     """All consumers read offsets."""
-    wanted, have = written.tensors.get("d2t"), checkpoint.source.headers.tensors.get("d2t")
+    wanted, have = written.tensors.get("d2t"), checkpoint.raw.headers.tensors.get("d2t")
     if wanted is None or have is None:
         return []
-    read = checkpoint.source.load_some(["d2t"])["d2t"]
+    read = checkpoint.raw.load_some(["d2t"])["d2t"]
     return [] if torch.equal(read, wanted.to(read.dtype)) else ["d2t: target ids, where offsets are read"]

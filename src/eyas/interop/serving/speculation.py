@@ -20,112 +20,118 @@ from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.loading import check_fit, check_method
 from eyas.errors import CheckpointError, ExportError, ModelError, UsageError
 from eyas.interop.export.consumers import CONSUMERS
+from eyas.interop.export.drafter import DrafterToExport, ServedTarget, tree_plan
 from eyas.interop.export.export import explained, export, opened, read_back, representable
 from eyas.interop.export.rules import refusals
-from eyas.interop.export.subject import Serving, Subject, tree_plan
-from eyas.interop.serving.commands import Drafting
-from eyas.interop.serving.engines import Engine
+from eyas.interop.serving.commands import ServedDrafter
+from eyas.interop.serving.engines import ServingEngine
 from eyas.interop.serving.readiness import obstacles
 
 
 @dataclass(frozen=True)
-class Wish:
+class SpeculationRequest:
     """The drafter to be served, and how it may be read and written."""
 
-    drafter: Path
+    path: Path
     name: str
-    """As the user wrote it."""
+    """The drafter as the user named it, for messages."""
     target: str
-    serving: Callable[[], Serving] | None
+    """The target as the engine is given it."""
+    load_target: Callable[[], ServedTarget] | None
     """Loads the target as transformers reads it; None if that is not known."""
     method: str | None = None
+    """The kind that the user expects; None = whatever the files hold."""
     tree: str | None = None
+    """None = the drafter's own tree."""
     tree_option: str = "--tree"
-    """What said it."""
+    """The option in which the tree was given, for messages."""
     export_to: Path | None = None
+    """Where the drafter is exported if the engine can't read it as it is; None = it is refused then."""
     weights: str | None = None
     ignore: Collection[str] = ()
 
 
-def drafting(engine: Engine, wish: Wish) -> Drafting:
-    """What the engine's command says of the drafter, which is exported first if that is wished and needed.
+def served_drafter(engine: ServingEngine, request: SpeculationRequest) -> ServedDrafter:
+    """What the engine's command says of the drafter, which is exported first if that is requested and needed.
 
     Raises ExportError for what the engine can't represent, or would not read as it lies there, UsageError for a tree
     that it can't draft, and what loading raises.
     """
-    checkpoint = open_checkpoint(wish.drafter, weights=wish.weights, ignore=wish.ignore)
-    check_method(wish.method, checkpoint.kind.name, wish.name)
-    own = tree_plan(Subject(checkpoint.config, {}))
-    plan = own if wish.tree is None else engine.plan(wish.tree, wish.tree_option)
-    place = _gguf(engine, wish, checkpoint) if engine.consumers == ("gguf",) else _directory(engine, wish)
-    return Drafting(checkpoint.kind.name, str(place), plan)
+    checkpoint = open_checkpoint(request.path, weights=request.weights, ignore=request.ignore)
+    check_method(request.method, checkpoint.kind.name, request.name)
+    own = tree_plan(DrafterToExport(checkpoint.config, {}))
+    plan = own if request.tree is None else engine.plan(request.tree, request.tree_option)
+    path = _gguf(engine, request, checkpoint) if engine.consumers == ("gguf",) else _directory(engine, request)
+    return ServedDrafter(checkpoint.kind.name, str(path), plan)
 
 
-def _directory(engine: Engine, wish: Wish) -> Path:
-    """Where the engine finds the drafter."""
-    serving = None if wish.serving is None else wish.serving()
-    _, subject = opened(wish.drafter, serving, None, wish.weights, wish.ignore)
-    checkpoint = open_checkpoint(wish.drafter, weights=wish.weights, ignore=wish.ignore, layers=subject.layers)
-    nested = "speculators" in engine.consumers and checkpoint.source.format == "speculators"
+def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
+    """The directory that the engine reads the drafter from."""
+    target = None if request.load_target is None else request.load_target()
+    _, drafter = opened(request.path, target, None, request.weights, request.ignore)
+    checkpoint = open_checkpoint(request.path, weights=request.weights, ignore=request.ignore, layers=drafter.layers)
+    nested = "speculators" in engine.consumers and checkpoint.raw.format == "speculators"
     consumer = CONSUMERS["speculators" if nested else engine.consumers[0]]
-    prepared = representable(consumer, subject, wish.name)
+    prepared = representable(consumer, drafter, request.name)
     reasons = obstacles(consumer.name, prepared, checkpoint)
-    reasons += ["what is to be overlooked there the engine would read"] if wish.weights or wish.ignore else []
+    if request.weights or request.ignore:
+        reasons.append("what is to be overlooked there the engine would read")
     if not reasons:
-        return wish.drafter
-    if wish.export_to is None:
-        raise _refused(engine, wish, reasons)
-    return _exported(wish, engine.consumers[0], wish.export_to, serving)
+        return request.path
+    if request.export_to is None:
+        raise _refused(engine, request, reasons)
+    return _exported(request, engine.consumers[0], request.export_to, target)
 
 
-def _gguf(engine: Engine, wish: Wish, checkpoint: Checkpoint) -> Path:
+def _gguf(engine: ServingEngine, request: SpeculationRequest, checkpoint: Checkpoint) -> Path:
     """The file for llama.cpp; sizes are compared with those in the target's file."""
-    target, config = read_gguf_target(wish.target), checkpoint.config
-    file = gguf_in(wish.drafter)
+    target, config = read_gguf_target(request.target), checkpoint.config
+    file = gguf_in(request.path)
     if file is None:
-        _check_rules(engine, wish, checkpoint)
-    check_fit(config, config.taps or config.default_taps(target.num_layers), target, wish.name)
+        _check_rules(engine, request, checkpoint)
+    check_fit(config, config.taps or config.default_taps(target.num_layers), target, request.name)
     if file is not None:
         return file
-    if wish.export_to is None:
-        raise _refused(engine, wish, obstacles("gguf", Subject(config, {}), checkpoint))
-    place = _exported(wish, "gguf", wish.export_to, None if wish.serving is None else wish.serving())
-    return gguf_in(place) or place
+    if request.export_to is None:
+        raise _refused(engine, request, obstacles("gguf", DrafterToExport(config, {}), checkpoint))
+    loaded = None if request.load_target is None else request.load_target()
+    path = _exported(request, "gguf", request.export_to, loaded)
+    return gguf_in(path) or path
 
 
-def _exported(wish: Wish, consumer: str, place: Path, serving: Serving | None) -> Path:
-    """Write it there, or see that it was written there before: the same command can be given again."""
-    if not (place.is_dir() and any(place.iterdir())):
-        export(wish.drafter, consumer, place, serving, weights=wish.weights, ignore=wish.ignore)
-        return place
-    network, subject = opened(wish.drafter, serving, None, wish.weights, wish.ignore)
+def _exported(request: SpeculationRequest, consumer: str, path: Path, target: ServedTarget | None) -> Path:
+    """Export to `path`, or check that it was exported there before: the same command can be given again."""
+    if not (path.is_dir() and any(path.iterdir())):
+        export(request.path, consumer, path, target, weights=request.weights, ignore=request.ignore)
+        return path
+    network, drafter = opened(request.path, target, None, request.weights, request.ignore)
     try:
-        read_back(place, representable(CONSUMERS[consumer], subject, wish.name), network)
+        read_back(path, representable(CONSUMERS[consumer], drafter, request.name), network)
     except (CheckpointError, ExportError) as error:
         raise UsageError(
-            f"{place} isn't empty and holds something else than {wish.name}: name a new folder ({error})"
+            f"{path} isn't empty and holds something else than {request.name}: name a new folder ({error})"
         ) from error
-    return place
+    return path
 
 
-def _check_rules(engine: Engine, wish: Wish, checkpoint: Checkpoint) -> None:
-    """What no export could mend is said before one is proposed. Raises ExportError."""
+def _check_rules(engine: ServingEngine, request: SpeculationRequest, checkpoint: Checkpoint) -> None:
+    """Refuse what no export can mend before an export is proposed. Raises ExportError."""
     consumer = CONSUMERS[engine.consumers[0]]
     config = checkpoint.config
-    found = checkpoint.source.headers.tensors
-    d2t = checkpoint.source.load_some(["d2t"])["d2t"] if "d2t" in found else torch.zeros(config.draft_vocab_size)
-    subject = Subject(config, {"d2t": d2t})
-    if broken := refusals(subject, consumer.kinds, consumer.rules):
-        raise ExportError(explained(consumer, broken, subject, wish.name))
+    found = checkpoint.raw.headers.tensors
+    d2t = checkpoint.raw.load_some(["d2t"])["d2t"] if "d2t" in found else torch.zeros(config.draft_vocab_size)
+    drafter = DrafterToExport(config, {"d2t": d2t})
+    if broken := refusals(drafter, consumer.kinds, consumer.rules):
+        raise ExportError(explained(consumer, broken, drafter, request.name))
 
 
-def _refused(engine: Engine, wish: Wish, reasons: Sequence[str]) -> ExportError:
-    target = wish.target if engine.consumers != ("gguf",) else "TARGET"
-    line = ["eyas", "export", wish.name, "--to", engine.consumers[0], "--output", "DIR", "--target", target]
+def _refused(engine: ServingEngine, request: SpeculationRequest, reasons: Sequence[str]) -> ExportError:
+    target = request.target if engine.consumers != ("gguf",) else "TARGET"
+    line = ["eyas", "export", request.name, "--to", engine.consumers[0], "--output", "DIR", "--target", target]
     listed = "\n  ".join(reasons)
     return ExportError(
-        f"{engine.title} would not read {wish.name} as it lies there:\n  {listed}\nWrite it in {engine.title}'s form "
-        f"and serve that:\n  {shlex.join(line)}\nor give --export-to DIR: it is written there first."
+        f"{engine.title} would not read {request.name} as it lies there:\n  {listed}\nWrite it in {engine.title}'s "
+        f"form and serve that:\n  {shlex.join(line)}\nor give --export-to DIR: it is written there first."
     )
 
 

@@ -20,38 +20,38 @@ from eyas.targets.architecture import logit_finish
 
 
 @dataclass(frozen=True)
-class Serving:
-    """The target as the exported files and the command name it; `ends` has its sizes, embedding and head."""
+class ServedTarget:
+    """The target as the exported files and the command name it; `partial` has its sizes, embedding and head."""
 
     name: str
-    ends: Target
+    partial: Target
     tokenizer: Any = None
     """transformers' own, for formats that carry it."""
 
     @property
     def embedding(self) -> Tensor:
         """[V, H]"""
-        weight: Tensor = self.ends.model.get_input_embeddings().weight
+        weight: Tensor = self.partial.model.get_input_embeddings().weight
         return weight.detach()
 
     @property
     def head(self) -> Tensor | None:
         """[V, H]; None where logits are more than its product with the state."""
-        layer = self.ends.model.get_output_embeddings()
+        layer = self.partial.model.get_output_embeddings()
         probe = torch.full((1,), 0.5)
-        finished = torch.equal(logit_finish(self.ends.config)(probe), probe)
+        finished = torch.equal(logit_finish(self.partial.config)(probe), probe)
         plain = getattr(layer, "bias", None) is None and finished
         return layer.weight.detach() if plain else None
 
 
 @dataclass(frozen=True)
-class Subject:
+class DrafterToExport:
     """What an exporter works on."""
 
     config: DrafterConfig
     tensors: Mapping[str, Tensor]
     """As `DraftNetwork.state_dict` names them, the vocabulary map included."""
-    serving: Serving | None = None
+    target: ServedTarget | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     """What was done so that the consumer can read it; no logit moves."""
@@ -64,7 +64,7 @@ class Subject:
     @property
     def layers(self) -> int | None:
         """Of the target, if it is known."""
-        return None if self.serving is None else self.serving.ends.num_layers
+        return None if self.target is None else self.target.partial.num_layers
 
     @property
     def reduced(self) -> bool:
@@ -81,81 +81,85 @@ class Subject:
         return getattr(self.config, name, default)
 
 
-def subject_of(network: DraftNetwork, serving: Serving | None, provenance: Mapping[str, Any]) -> Subject:
+def drafter_to_export(
+    network: DraftNetwork, target: ServedTarget | None, provenance: Mapping[str, Any]
+) -> DrafterToExport:
     """Take a loaded network apart; taps that the file leaves to a default are written down if the target is known."""
-    subject = Subject(network.config, network.state_dict(), serving, provenance)
-    fused = subject.get("num_aux_hidden_states") is not None
-    if fused and network.config.taps is None and serving is not None:
-        taps = network.config.default_taps(serving.ends.num_layers)
-        subject = _changed(subject, {"taps": taps}, {}, f"the default taps {list(taps)} of this target written down")
-    return subject
+    drafter = DrafterToExport(network.config, network.state_dict(), target, provenance)
+    fused = drafter.get("num_aux_hidden_states") is not None
+    if fused and network.config.taps is None and target is not None:
+        taps = network.config.default_taps(target.partial.num_layers)
+        drafter = _changed(drafter, {"taps": taps}, {}, f"the default taps {list(taps)} of this target written down")
+    return drafter
 
 
-def at_least_the_targets_length(subject: Subject) -> Subject:
+def at_least_the_targets_length(drafter: DrafterToExport) -> DrafterToExport:
     """`max_position_embeddings` raised to the target's where that changes no rotation: engines size tables by it."""
-    have = subject.get("max_position_embeddings")
-    need = None if subject.serving is None else subject.serving.ends.max_length
+    have = drafter.get("max_position_embeddings")
+    need = None if drafter.target is None else drafter.target.partial.max_length
     if have is None or need is None or have >= need:
-        return subject
-    if subject.get("rope_parameters")["rope_type"] in ("dynamic", "longrope"):
-        return subject
-    return _changed(subject, {"max_position_embeddings": need}, {}, f"max_position_embeddings {have} raised to {need}")
+        return drafter
+    if drafter.get("rope_parameters")["rope_type"] in ("dynamic", "longrope"):
+        return drafter
+    return _changed(drafter, {"max_position_embeddings": need}, {}, f"max_position_embeddings {have} raised to {need}")
 
 
-def own_embedding(subject: Subject) -> Subject | None:
+def own_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
     """With a copy of the target's embedding; None if the target is unknown."""
-    if subject.config.embedding != "shared":
-        return subject
-    if subject.serving is None:
+    if drafter.config.embedding != "shared":
+        return drafter
+    if drafter.target is None:
         return None
-    weight = subject.serving.embedding.to(subject.dtype)
+    weight = drafter.target.embedding.to(drafter.dtype)
     tensors = {"embed_tokens.weight": weight}
-    return _changed(subject, {"embedding": "own"}, tensors, "the target's embedding copied into the file")
+    return _changed(drafter, {"embedding": "own"}, tensors, "the target's embedding copied into the file")
 
 
-def own_head(subject: Subject) -> Subject | None:
+def own_head(drafter: DrafterToExport) -> DrafterToExport | None:
     """With a copy of the target's head, for draft tokens; None if it is unknown or more is done to its logits."""
-    if subject.config.head == "own":
-        return subject
-    head = None if subject.serving is None else subject.serving.head
+    if drafter.config.head == "own":
+        return drafter
+    head = None if drafter.target is None else drafter.target.head
     if head is None:
         return None
-    ids = subject.tensors["d2t"] + torch.arange(subject.config.draft_vocab_size)
-    rows = head[ids].to(subject.dtype)
-    return _changed(subject, {"head": "own"}, {"lm_head.weight": rows}, "the target's head copied into the file")
+    ids = drafter.tensors["d2t"] + torch.arange(drafter.config.draft_vocab_size)
+    rows = head[ids].to(drafter.dtype)
+    return _changed(drafter, {"head": "own"}, {"lm_head.weight": rows}, "the target's head copied into the file")
 
 
-def lent_embedding(subject: Subject) -> Subject | None:
+def lent_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
     """Without an embedding; None unless it is the target's own, number for number."""
-    if subject.config.embedding == "shared":
-        return subject
-    own = subject.tensors.get("embed_tokens.weight")
-    if own is None or subject.serving is None or not _same(own, subject.serving.embedding):
+    if drafter.config.embedding == "shared":
+        return drafter
+    own = drafter.tensors.get("embed_tokens.weight")
+    if own is None or drafter.target is None or not _same(own, drafter.target.embedding):
         return None
-    return _changed(subject, {"embedding": "shared"}, {"embed_tokens.weight": None}, "its embedding is the target's")
+    return _changed(drafter, {"embedding": "shared"}, {"embed_tokens.weight": None}, "its embedding is the target's")
 
 
-def lent_head(subject: Subject) -> Subject | None:
+def lent_head(drafter: DrafterToExport) -> DrafterToExport | None:
     """Without a head; None unless it is the target's own, number for number."""
-    if subject.config.head == "shared":
-        return subject
-    head = None if subject.serving is None else subject.serving.head
-    own = subject.tensors.get("lm_head.weight")
-    if head is None or own is None or subject.reduced or not _same(own, head):
+    if drafter.config.head == "shared":
+        return drafter
+    head = None if drafter.target is None else drafter.target.head
+    own = drafter.tensors.get("lm_head.weight")
+    if head is None or own is None or drafter.reduced or not _same(own, head):
         return None
-    return _changed(subject, {"head": "shared"}, {"lm_head.weight": None}, "its head is the target's")
+    return _changed(drafter, {"head": "shared"}, {"lm_head.weight": None}, "its head is the target's")
 
 
 def _same(own: Tensor, theirs: Tensor) -> bool:
     return own.shape == theirs.shape and torch.equal(own, theirs.to(own.dtype).to(own.device))
 
 
-def _changed(subject: Subject, fields: Mapping[str, Any], tensors: Mapping[str, Tensor | None], what: str) -> Subject:
+def _changed(
+    drafter: DrafterToExport, fields: Mapping[str, Any], tensors: Mapping[str, Tensor | None], what: str
+) -> DrafterToExport:
     """With other fields and tensors; None takes a tensor away."""
-    merged = {**subject.tensors, **tensors}
+    merged = {**drafter.tensors, **tensors}
     kept = {name: tensor for name, tensor in merged.items() if tensor is not None}
-    config = subject.config.model_copy(update=dict(fields))
-    return replace(subject, config=config, tensors=kept, changes=(*subject.changes, what))
+    config = drafter.config.model_copy(update=dict(fields))
+    return replace(drafter, config=config, tensors=kept, changes=(*drafter.changes, what))
 
 
 # How far a consumer should draft: from the tree setting that a drafter was tuned for.
@@ -185,7 +189,7 @@ def plan_of(text: str) -> TreePlan | None:
     return None
 
 
-def tree_plan(subject: Subject) -> TreePlan:
+def tree_plan(drafter: DrafterToExport) -> TreePlan:
     """The drafter's own tree; a chain where it has one of another sort or none. Chains are as long as it is deep."""
-    own = plan_of(subject.config.default_tree or "")
+    own = plan_of(drafter.config.default_tree or "")
     return TreePlan(DEFAULT_CHAIN, 1, DEFAULT_CHAIN) if own is None else own
