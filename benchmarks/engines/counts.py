@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eyas.bench.serving.counters import Counted, read_metrics
+from eyas.bench.serving.counters import SpeculationCounts, read_metrics
 from eyas.types import Stats
 
 
@@ -56,7 +56,7 @@ class Counts:
     @classmethod
     def told(cls, page: str, chain: int) -> Counts:
         """What an engine's Prometheus page says. ValueError if that isn't of chains of `chain`."""
-        counted = read_metrics(page) or Counted()
+        counted = read_metrics(page) or SpeculationCounts()
         if len(counted.by_position) > chain or sum(counted.by_position) != counted.accepted:
             raise ValueError(f"these aren't counters of chains of {chain}: {counted}")
         accepted = (*counted.by_position, *[0.0] * (chain - len(counted.by_position)))

@@ -12,7 +12,7 @@ from eyas.bench.offline.report import line_dict, means, table_of
 from eyas.bench.offline.runner import Plan, Task
 from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import LoadRun
-from eyas.bench.serving.counters import Counted
+from eyas.bench.serving.counters import SpeculationCounts
 from eyas.text.prompts import PromptRow
 
 TASK = Task("t", [[PromptRow("a", "f:1", prompt="x")], [PromptRow("b", "f:2", prompt="x")]])
@@ -30,7 +30,7 @@ def run(seconds: float, text: str = "x", error: str | None = None, **more: Any) 
         if error is None
         else TimedAnswer(0, 0.0, seconds, error=error)
     )
-    return LoadRun(seconds, [answer], Counted(**more))
+    return LoadRun(seconds, [answer], SpeculationCounts(**more))
 
 
 def test_medians_ratios_and_identical_answers() -> None:

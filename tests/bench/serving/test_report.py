@@ -9,7 +9,7 @@ import pytest
 from eyas.bench.report.figures import serve_figure
 from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import LoadRun
-from eyas.bench.serving.counters import Counted
+from eyas.bench.serving.counters import SpeculationCounts
 from eyas.bench.serving.load import Load
 from eyas.bench.serving.report import COLUMNS, ServeReport, lines_of, markdown_of
 
@@ -24,7 +24,7 @@ def run(seconds: float, *texts: str, **more: float) -> LoadRun:
         else TimedAnswer(i, 0.0, seconds, error="429: full")
         for i, text in enumerate(texts)
     ]
-    return LoadRun(seconds, answers, Counted(more.get("drafts", 0.0), 0.0, more.get("accepted", 0.0)))
+    return LoadRun(seconds, answers, SpeculationCounts(more.get("drafts", 0.0), 0.0, more.get("accepted", 0.0)))
 
 
 def report(results: dict[Load, dict[str, list[LoadRun]]]) -> ServeReport:

@@ -16,7 +16,7 @@ from eyas.bench.offline.report import MethodLine
 from eyas.bench.offline.runner import Advance, Group, Plan, Task, interleaved, median_run
 from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import Client, LoadRun
-from eyas.bench.serving.counters import Counted
+from eyas.bench.serving.counters import SpeculationCounts
 from eyas.bench.serving.load import Item, Load, item_of
 from eyas.bench.serving.report import ACCEPT_LENGTH, accept_length, quantiles
 from eyas.bench.serving.servers import Side
@@ -126,7 +126,7 @@ class Endpoint:
             turn += 1
             open_rows = [row for row in open_rows if row not in failed and turn < len(group[row].turns or ("",))]
             runs.append(run)
-        counted = sum((run.counted for run in runs), Counted())
+        counted = sum((run.counted for run in runs), SpeculationCounts())
         return LoadRun(sum(run.seconds for run in runs), sorted(answers, key=lambda answer: answer.item), counted)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
@@ -143,10 +143,10 @@ def _failed(number: int, error: str) -> TimedAnswer:
     return TimedAnswer(number, 0.0, 0.0, error=error)
 
 
-def _counted(stats: Stats) -> Counted:
+def _counted(stats: Stats) -> SpeculationCounts:
     """The engine's own counts in the words of servers."""
     histogram, offered = stats.accepted_histogram, stats.offered_by_depth
-    return Counted(
+    return SpeculationCounts(
         float(offered[0]) if offered else 0.0,
         float(stats.drafted_depth),
         float(stats.walked),
@@ -193,9 +193,9 @@ class ExternalResult:
         return sum(run.seconds for run in self.runs)
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> SpeculationCounts:
         """What was counted of speculation."""
-        return sum((run.counted for run in self.runs), Counted())
+        return sum((run.counted for run in self.runs), SpeculationCounts())
 
     def as_dict(self) -> dict[str, Any]:
         """The counts behind the figures."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from eyas.bench.serving.answer import RawStream, TimedAnswer
-from eyas.bench.serving.counters import Counted, read_metrics, read_server_info
+from eyas.bench.serving.counters import SpeculationCounts, read_metrics, read_server_info
 from eyas.bench.serving.load import TEXT, Item, Load, run_load
 from eyas.bench.serving.servers import Side
 from eyas.errors import EndpointError
@@ -26,7 +26,7 @@ class LoadRun:
     seconds: float
     """From the first request to the end of the last answer."""
     answers: list[TimedAnswer]
-    counted: Counted = field(default_factory=Counted)
+    counted: SpeculationCounts = field(default_factory=SpeculationCounts)
     """What the server counted meanwhile."""
 
 
@@ -112,7 +112,7 @@ class Client:
         except (ValueError, LookupError, TypeError) as error:
             raise EndpointError(f"{self.side.name}: {url} lists no model: name it with ,model=NAME") from error
 
-    async def _counters(self) -> Counted:
+    async def _counters(self) -> SpeculationCounts:
         """What the server has counted since its start."""
         page = await self._page("/metrics")
         found = None if page is None else read_metrics(page.text)
@@ -121,7 +121,7 @@ class Client:
                 found = read_server_info(page.json())
             except ValueError:
                 found = None
-        return found or Counted()
+        return found or SpeculationCounts()
 
     async def _page(self, path: str) -> httpx.Response | None:
         """None where there is no such page."""

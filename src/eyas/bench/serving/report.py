@@ -13,7 +13,7 @@ from rich.table import Table
 
 from eyas.bench.serving.answer import TimedAnswer
 from eyas.bench.serving.client import LoadRun
-from eyas.bench.serving.counters import Counted
+from eyas.bench.serving.counters import SpeculationCounts
 from eyas.bench.serving.load import Load
 from eyas.bench.serving.run import Results
 
@@ -193,7 +193,7 @@ def accept_length(runs: Sequence[LoadRun]) -> float | None:
     told = [answer for run in runs for answer in run.answers if answer.passes]
     if told:
         return 1.0 + sum(answer.accepted for answer in told) / sum(answer.passes for answer in told)
-    return sum((run.counted for run in runs), Counted()).accept_length
+    return sum((run.counted for run in runs), SpeculationCounts()).accept_length
 
 
 def _ratio(load: Load, run: LoadRun, base: LoadRun) -> float:
