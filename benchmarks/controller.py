@@ -34,7 +34,7 @@ from eyas.engine.controller import Controller, CostTable, RoundRecord, costs_for
 from eyas.engine.controller.gain import THRESHOLDS
 from eyas.engine.controller.planner import Shape
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 from eyas.tree import TreeSpec, parse_tree
 
 AUTO = ("auto", "auto:chain")

@@ -30,7 +30,7 @@ import eyas
 from eyas.bench.serving.load import Load, run_load
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.data.chats.stdlib import chats_of, sources
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 
 SERVER = (
     "--model demo --draft-model demo --dtype float32 --max-running 24 --max-waiting 64 --max-cached-tokens 2048 "

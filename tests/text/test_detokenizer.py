@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eyas.text.detokenizer import Detokenizer, specials
+from eyas.text.detokenizer import Detokenizer, special_token_ids
 from eyas.train.lm.tokenizer import SPECIALS
 
 from ..pairs import tokenizer
@@ -84,7 +84,7 @@ def test_spaces_survive_and_only_the_first_is_dropped() -> None:
 
 
 def test_work_per_token_does_not_grow() -> None:
-    """Only the tokens since the last but one piece are decoded."""
+    """Only the tokens of the last piece and those after it are decoded."""
 
     class Counting:
         longest = 0
@@ -125,5 +125,5 @@ def test_many_tokens_at_once_give_the_same_text(ids: list[int], data: st.DataObj
 
 @given(st.lists(st.integers(0, len(BYTES) - 1), max_size=30))
 def test_special_tokens_can_be_kept(ids: list[int]) -> None:
-    stream = Detokenizer(BYTES, specials(BYTES))
+    stream = Detokenizer(BYTES, special_token_ids(BYTES))
     assert "".join([*(stream.push(token) for token in ids), stream.finish()]) == BYTES.decode(ids)

@@ -8,7 +8,8 @@ from typing import Any
 from eyas.errors import RequestError
 from eyas.text.chats import Message
 from eyas.text.dialogue import Dialogue, converse
-from eyas.text.prompts import BadRow, PromptRow, encode_chat
+from eyas.text.prompts import BadRow, PromptRow
+from eyas.text.template import encode_chat
 from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
 
 from ..pairs import tokenizer

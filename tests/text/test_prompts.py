@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from eyas.errors import DataError, RequestError
+from eyas.errors import DataError
 from eyas.text.chats import Message
-from eyas.text.prompts import BadRow, PromptRow, encode_chat, encode_text, parse_row, read_prompts
+from eyas.text.prompts import BadRow, PromptRow, parse_row, read_prompts
 
 from ..pairs import write_rows
 
@@ -74,27 +74,3 @@ def test_files(tmp_path: Path) -> None:
         read_prompts(write_rows(tmp_path / "none.jsonl", [""]))
     with pytest.raises(DataError, match=r"can't read the prompts .*gone\.jsonl"):
         read_prompts(tmp_path / "gone.jsonl")
-
-
-def test_encoding(tokenizer: Any) -> None:
-    assert encode_text(tokenizer, "def add") == tuple(tokenizer("def add")["input_ids"])
-    chat = [Message(role="system", content="s"), Message(role="user", content="u")]
-    text = "<|system|>s<|end|><|user|>u<|end|><|assistant|>"
-    assert tokenizer.decode(encode_chat(tokenizer, chat)) == text
-
-
-def test_chats_that_cannot_be_encoded() -> None:
-    class Bare:
-        chat_template = None
-
-    class Picky:
-        chat_template = "x"
-
-        def apply_chat_template(self, *_: Any, **__: Any) -> Any:
-            raise ValueError("roles must alternate")
-
-    said = [Message(role="user", content="a")]
-    with pytest.raises(RequestError, match="no chat template: use rows with `prompt` or `token_ids`"):
-        encode_chat(Bare(), said)
-    with pytest.raises(RequestError, match="refuses this chat: roles must alternate"):
-        encode_chat(Picky(), said)

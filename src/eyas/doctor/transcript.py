@@ -16,7 +16,7 @@ from eyas.assets import PROMPTS as DEMO
 from eyas.errors import RequestError
 from eyas.targets import Target
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text
 
 LIKELIEST = 64
 """Of the target's distribution so many tokens are kept: all but a percent or so of its mass, in any vocabulary."""

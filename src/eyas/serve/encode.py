@@ -13,7 +13,7 @@ from eyas.errors import RequestError
 from eyas.serve.api.schema.messages import AskedMessage
 from eyas.serve.api.schema.sampling import SamplingFields
 from eyas.serve.http.errors import ApiError
-from eyas.text.prompts import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text
 from eyas.types import GrammarSpec, Request, SamplingParams
 
 _SAMPLING = (

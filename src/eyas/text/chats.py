@@ -1,4 +1,7 @@
-"""A chat: an id, its messages, the tools it may call. Read from and written to JSON Lines, absent fields left out."""
+"""Chats and their messages: the form that prompt files, training data and the server share.
+
+A chat has an id, messages and the tools that may be called. Files hold one chat a line as JSON, absent fields left out.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +27,25 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class _Record(BaseModel):
-    """Frozen, strict about keys, and written without the fields that are absent."""
+    """A frozen model that refuses unknown keys and is written without absent fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_serializer(mode="wrap")
-    def _present(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = handler(self)
         return {name: value for name, value in fields.items() if value is not None}
 
 
 class FunctionCall(_Record):
-    """What to call. Arguments that are not a JSON object stay the text the model wrote."""
+    """The called function; arguments that are no JSON object stay the text that the model wrote."""
 
     name: str
     arguments: dict[str, Any] | str
 
 
 class ToolCall(_Record):
-    """One call of a tool, as OpenAI writes it."""
+    """One call of a tool, in OpenAI's form."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -50,18 +53,18 @@ class ToolCall(_Record):
 
 
 class Message(_Record):
-    """One turn of a chat."""
+    """One message of a chat, in OpenAI's form."""
 
     role: Role
     content: str | None = None
-    """None only where an assistant does nothing but call tools."""
+    """None only in an assistant's message that does nothing but call tools."""
     reasoning_content: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = Field(default=None, min_length=1)
     tool_call_id: str | None = None
     name: str | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Message:
+    def _fields_fit_the_role(self) -> Message:
         if self.role != "assistant" and (self.tool_calls is not None or self.reasoning_content is not None):
             raise ValueError(f"only an assistant reasons or calls tools, not a {self.role}")
         if self.content is None and self.tool_calls is None:
@@ -74,16 +77,16 @@ class Message(_Record):
 
 
 class Chat(_Record):
-    """A conversation; `id` names it across files, runs and the train/validation split."""
+    """A conversation; `id` identifies it across files, runs and the train/validation split."""
 
     id: str = Field(min_length=1)
     messages: tuple[Message, ...] = Field(min_length=1)
     tools: tuple[dict[str, Any], ...] | None = None
-    """JSON schemas of the tools that the assistant may call."""
+    """The tools that the assistant may call, as JSON schemas."""
     tokens: tuple[int, ...] | None = None
-    """The exact rendering for one target: a chat that has it is never tokenized again."""
+    """Token ids of the chat as one target rendered it; a chat that has them is never tokenized again."""
     answers: tuple[tuple[int, int], ...] | None = None
-    """Half-open spans of `tokens` that the assistant wrote, end mark included; in order, disjoint."""
+    """Half-open spans of `tokens` that the assistant wrote, end mark included; ordered and disjoint."""
 
     @model_validator(mode="after")
     def _answers_lie_in_the_tokens(self) -> Chat:
@@ -98,7 +101,7 @@ class Chat(_Record):
 
 
 def exchange(chat_id: str, question: str, answer: str) -> Chat:
-    """The commonest chat: one question, one answer."""
+    """Make a chat of one user message and one answer."""
     return Chat(
         id=chat_id,
         messages=(Message(role="user", content=question), Message(role="assistant", content=answer)),
@@ -106,7 +109,7 @@ def exchange(chat_id: str, question: str, answer: str) -> Chat:
 
 
 def read_chats(path: Path) -> Iterator[Chat]:
-    """Yield the chats of a JSON Lines file; a bad row raises DataError naming file and line."""
+    """Yield the chats of a JSON Lines file; DataError names file and line of a bad row."""
     for row in chat_rows(path):
         if isinstance(row, DataError):
             raise row
@@ -114,7 +117,7 @@ def read_chats(path: Path) -> Iterator[Chat]:
 
 
 def chat_rows(path: Path) -> Iterator[Chat | DataError]:
-    """The same for callers that go on after a bad row, which is yielded as the error; an unreadable file is raised."""
+    """Yield chats, and for each bad row the DataError that describes it; an unreadable file raises DataError."""
     try:
         lines = path.open("rb")
     except OSError as error:
@@ -136,18 +139,18 @@ def chat_rows(path: Path) -> Iterator[Chat | DataError]:
 
 
 def chat_line(chat: Chat) -> str:
-    """A chat as one line of a file, line break included."""
+    """The chat as one line of JSON, line break included."""
     return json.dumps(chat.model_dump(mode="json"), ensure_ascii=False) + "\n"
 
 
 def write_chats(path: Path, chats: Iterable[Chat]) -> None:
-    """Write one chat a line."""
+    """Write chats to a JSON Lines file, one a line."""
     with path.open("w", encoding="utf-8") as out:
         for chat in chats:
             out.write(chat_line(chat))
 
 
 def held_out(name: str, share: float) -> bool:
-    """Whether this name belongs to the validation split: by its hash, so files can grow or be reordered."""
+    """Whether a name falls into the held-out share; decided by its hash, so that files can grow or be reordered."""
     bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     return bucket < share * 2**64

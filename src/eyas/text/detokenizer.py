@@ -1,8 +1,8 @@
-"""Incremental detokenisation: the text each token adds, characters split over tokens and spaces kept right.
+"""Incremental detokenization for streams: the text that each new token adds.
 
-A tokenizer's decode is not the sum of its tokens: bytes of one character may sit in several tokens, and the first
-token of a text loses its leading space. So the tokens since the last but one complete piece are decoded together,
-and only what the new ones add is handed out.
+Decoding token by token gives other text than decoding at once: the bytes of one character may lie in several tokens,
+and the first token of a text loses its leading space. So new tokens are decoded together with those of the last piece
+that was emitted, and only the text they add is emitted.
 """
 
 from __future__ import annotations
@@ -10,53 +10,53 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-_INCOMPLETE = "\ufffd"
+_REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
-_PATIENCE = 32
-"""Tokens that may wait for the end of a character: more than any has, so what waits then is no character at all."""
+_MOST_PENDING = 32
+"""Most tokens held back for an incomplete character; more than any has, so what is left then is no character."""
 
 
 class Detokenizer:
-    """The pieces of one answer; together they are the text that decoding all at once gives.
+    """Detokenizes one sequence; its pieces joined are the text that decoding all tokens at once gives.
 
-    Special tokens are left out, those in `kept` are text.
+    Special tokens are left out, except for those in `kept`.
     """
 
     def __init__(self, tokenizer: Any, kept: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._skipped = specials(tokenizer) - kept
-        self._known: list[int] = []  # tokens of the last piece handed out
-        self._new: list[int] = []  # tokens since then
+        self._skipped = special_token_ids(tokenizer) - kept
+        self._context: list[int] = []  # tokens of the piece emitted last
+        self._pending: list[int] = []  # tokens whose text is not emitted yet
 
     def push(self, *tokens: int) -> str:
-        """The text these tokens complete; empty while a character is incomplete."""
-        self._new += [token for token in tokens if token not in self._skipped]
-        piece = self._added(self._new)
-        if not piece or piece.endswith(_INCOMPLETE):
-            return "" if len(self._new) <= _PATIENCE else self._settled(piece)
-        return self._hand_out(len(self._new), piece)
+        """Add tokens and return the text they complete; empty while a character is incomplete."""
+        self._pending += [token for token in tokens if token not in self._skipped]
+        piece = self._added_text(self._pending)
+        if not piece or piece.endswith(_REPLACEMENT):
+            return "" if len(self._pending) <= _MOST_PENDING else self._complete_part(piece)
+        return self._emit(len(self._pending), piece)
 
     def finish(self) -> str:
-        """What is left at the end, incomplete or not."""
-        return self._hand_out(len(self._new), self._added(self._new))
+        """Return the rest of the text at the end of the sequence, complete or not."""
+        return self._emit(len(self._pending), self._added_text(self._pending))
 
-    def _settled(self, piece: str) -> str:
-        """The part of what waits that the next tokens can't change."""
-        for count in range(len(self._new) - _LONGEST_CHARACTER, len(self._new) - 2 * _LONGEST_CHARACTER, -1):
-            first = self._added(self._new[:count])
-            if first + self._decode(self._new[count:]) == piece:
-                return self._hand_out(count, first)
-        return self._hand_out(len(self._new), piece)
+    def _complete_part(self, piece: str) -> str:
+        """Emit as much of the pending text as later tokens can't change."""
+        for count in range(len(self._pending) - _LONGEST_CHARACTER, len(self._pending) - 2 * _LONGEST_CHARACTER, -1):
+            first = self._added_text(self._pending[:count])
+            if first + self._decode(self._pending[count:]) == piece:
+                return self._emit(count, first)
+        return self._emit(len(self._pending), piece)
 
-    def _hand_out(self, count: int, piece: str) -> str:
-        self._known, self._new = self._new[:count] or self._known, self._new[count:]
+    def _emit(self, count: int, piece: str) -> str:
+        self._context, self._pending = self._pending[:count] or self._context, self._pending[count:]
         return piece
 
-    def _added(self, new: list[int]) -> str:
-        if not new:
+    def _added_text(self, tokens: list[int]) -> str:
+        if not tokens:
             return ""
-        before = self._decode(self._known)
-        return self._decode(self._known + new)[len(before) :]
+        before = self._decode(self._context)
+        return self._decode(self._context + tokens)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids) if ids else ""
@@ -64,7 +64,7 @@ class Detokenizer:
 
 
 @lru_cache(maxsize=8)
-def specials(tokenizer: Any) -> frozenset[int]:
-    """The ids that `skip_special_tokens` leaves out."""
+def special_token_ids(tokenizer: Any) -> frozenset[int]:
+    """Token ids that decoding with `skip_special_tokens` leaves out."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(token for token, entry in added.items() if entry.special)

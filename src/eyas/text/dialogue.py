@@ -1,4 +1,7 @@
-"""A row being answered: one prompt, or several turns of which each answer is put into the chat before the next."""
+"""Answers to the rows of a prompt file, for command lines and benchmarks.
+
+A row is one prompt, or several user turns; the answer to a turn is appended to the chat before the next is sent.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.errors import RequestError
 from eyas.text.chats import Message
-from eyas.text.prompts import BadRow, PromptRow, encode_chat, encode_text
+from eyas.text.prompts import BadRow, PromptRow
+from eyas.text.template import encode_chat, encode_text
 from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Dialogue:
-    """The prompts and answers of one row so far; a bad row begins, and stays, with an error."""
+    """One row with its prompts and completions so far; `error` says why it can't be answered."""
 
     def __init__(self, row: PromptRow | BadRow) -> None:
         self.id = row.id
@@ -27,13 +31,13 @@ class Dialogue:
 
     @property
     def open(self) -> bool:
-        """Is there still something to answer?"""
+        """Whether the row has a turn that is not answered yet."""
         if self.error is not None or isinstance(self._row, BadRow):
             return False
         return len(self.completions) < (1 if self._row.turns is None else len(self._row.turns))
 
-    def ask(self, engine: Engine, params: SamplingParams) -> Request | None:
-        """The next request; None, and the error is kept, if it can't run."""
+    def next_request(self, engine: Engine, params: SamplingParams) -> Request | None:
+        """Make the request of the next turn; None, with `error` set, if the engine can't run it."""
         assert isinstance(self._row, PromptRow)
         try:
             prompt = self._next_prompt(self._row, engine.tokenizer)
@@ -46,19 +50,19 @@ class Dialogue:
         return request
 
     def answer(self, completion: Completion) -> None:
-        """Take the answer to the last request."""
+        """Record the completion of the last request."""
         self.completions.append(completion)
         self._chat.append(Message(role="assistant", content=completion.text))
 
     def stats(self) -> Stats:
-        """All turns pooled."""
+        """The statistics of all turns pooled."""
         pooled = Stats()
         for completion in self.completions:
             pooled.merge(completion.stats)
         return pooled
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of the row; a `turns` row holds one object a turn, and their pooled stats."""
+        """The row as a JSON object; one of `turns` has an object for each turn and their pooled statistics."""
         if isinstance(self._row, PromptRow) and self._row.turns is not None:
             turns = [completion.as_dict() for completion in self.completions]
             row: dict[str, Any] = {"id": self.id, "turns": turns, "stats": self.stats().as_dict()}
@@ -77,11 +81,11 @@ class Dialogue:
 
 
 def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingParams) -> Iterator[tuple[Dialogue, Chunk]]:
-    """Answer everything, all first turns, then all second turns, and so on; yields what each round adds."""
-    waiting = list(dialogues)
-    while waiting := [dialogue for dialogue in waiting if dialogue.open]:
-        asked = [(dialogue, dialogue.ask(engine, params)) for dialogue in waiting]
-        running = [(dialogue, request) for dialogue, request in asked if request is not None]
+    """Answer all dialogues: every first turn, then every second turn, and so on; yields each round's chunks."""
+    unanswered = list(dialogues)
+    while unanswered := [dialogue for dialogue in unanswered if dialogue.open]:
+        requests = [(dialogue, dialogue.next_request(engine, params)) for dialogue in unanswered]
+        running = [(dialogue, request) for dialogue, request in requests if request is not None]
         for chunk in engine.stream([request for _, request in running]):
             dialogue = running[chunk.index][0]
             if chunk.completion is not None:

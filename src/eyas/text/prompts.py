@@ -1,29 +1,29 @@
-"""Prompt files: JSON Lines, each row a prompt in one of four forms. A bad row is a value, not an exception.
+"""Prompt files of `eyas generate`, `verify` and `bench`: JSON Lines, each row a prompt in one of four forms.
 
-Other keys are allowed: evaluation files carry references, categories and the like.
+A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`. Other keys are ignored, since evaluation files
+carry references, categories and the like. A bad row becomes a `BadRow`, so that the rows after it are still answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from eyas.errors import DataError, RequestError
+from eyas.errors import DataError
 from eyas.text.chats import Message
-from eyas.text.template import turns_for
 
-KINDS = ("prompt", "messages", "turns", "token_ids")
+_FORMS = ("prompt", "messages", "turns", "token_ids")
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class _Row(BaseModel):
-    """The keys that are read."""
+    """The keys of a row that are read."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -37,30 +37,30 @@ class _Row(BaseModel):
 
 @dataclass(frozen=True)
 class PromptRow:
-    """What to answer; exactly one of the four forms is given."""
+    """One prompt to answer, in exactly one of the four forms."""
 
     id: str
     where: str
     """`file:line`, or the option it came from."""
     prompt: str | None = None
-    """Raw text, tokenized as it is."""
+    """Raw text, tokenized without a chat template."""
     messages: tuple[Message, ...] | None = None
-    """A chat to continue."""
+    """A chat that the assistant continues."""
     turns: tuple[str, ...] | None = None
-    """What the user says, turn by turn; each answer goes into the chat."""
+    """User messages, sent one after the other; each answer is appended to the chat before the next."""
     token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that can't be run, and why (with file and line)."""
+    """A row that can't be run; `error` names file, line and reason."""
 
     id: str
     error: str
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow | BadRow]:
-    """All rows of a file, or the first `limit`; blank lines don't count."""
+    """Read all rows of a file, or the first `limit`, skipping blank lines; DataError if it is empty or unreadable."""
     try:
         with path.open("rb") as lines:
             rows = list(islice(_rows(lines, path.name), limit))
@@ -71,45 +71,23 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow | BadRo
     return rows
 
 
-def _rows(lines: Iterator[bytes] | Any, name: str) -> Iterator[PromptRow | BadRow]:
+def _rows(lines: Iterable[bytes], name: str) -> Iterator[PromptRow | BadRow]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield parse_row(line, f"{name}:{number}", str(number))
 
 
 def parse_row(line: bytes | str, where: str, default_id: str) -> PromptRow | BadRow:
-    """One row of a file."""
+    """Parse one line; `where` begins its error message, `default_id` names a row that has no id."""
     try:
         row = _Row.model_validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "row"
-        return BadRow(default_id, f"{where}: {place}: {first['msg']}")
+        key = ".".join(map(str, first["loc"])) or "row"
+        return BadRow(default_id, f"{where}: {key}: {first['msg']}")
     name = next((str(key) for key in (row.id, row.question_id) if key is not None), default_id)
-    given = {kind: getattr(row, kind) for kind in KINDS if getattr(row, kind) is not None}
+    given = {form: getattr(row, form) for form in _FORMS if getattr(row, form) is not None}
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        return BadRow(name, f"{where}: give exactly one of {', '.join(KINDS)}; found {found}")
+        return BadRow(name, f"{where}: give exactly one of {', '.join(_FORMS)}; found {found}")
     return PromptRow(name, where, **given)
-
-
-def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Raw text as the tokenizer takes it, with the special tokens it adds itself."""
-    return tuple(tokenizer(text)["input_ids"])
-
-
-def encode_chat(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, **variables: Any
-) -> tuple[int, ...]:
-    """A chat, up to where the assistant's next answer begins; `variables` are what the template reads besides."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
-    chat = turns_for(tokenizer, messages)
-    schemas = list(tools) if tools else None
-    try:
-        ids = tokenizer.apply_chat_template(
-            chat, tools=schemas, add_generation_prompt=True, return_dict=False, **variables
-        )
-    except Exception as error:  # templates raise whatever they like
-        raise RequestError(f"the chat template refuses this chat: {error}") from error
-    return tuple(ids)

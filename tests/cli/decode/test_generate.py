@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text
 
 from ...pairs import Pair, tokenizer, write_rows
 from ...tiny import continuation

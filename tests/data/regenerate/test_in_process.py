@@ -18,7 +18,7 @@ from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.text.chats import Chat, Message, read_chats, write_chats
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
 from eyas.verify import TypicalWalk

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from eyas.data.tokens.tokenize import ChatTokenizer, tokenize_chat
 from eyas.errors import ModelError, RowError
 from eyas.text.chats import Chat, Message
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 
 from ..chats.layouts import LAYOUTS, oracle
 from ..templates import MARKS, TEMPLATES, templated

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from eyas.data.tokens.tokenize import pack, tokenize_chat, tokenize_document
 from eyas.errors import DataError, ModelError, RowError
 from eyas.text.chats import Chat, Message, exchange
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 from eyas.train.lm.tokenizer import CHAT_TEMPLATE
 
 CHAT = Chat(

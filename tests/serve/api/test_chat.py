@@ -10,7 +10,7 @@ import pytest
 
 from eyas.serve.api.schema.chat import ChatChunk, ChatCompletion
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 
 from ...pairs import tokenizer
 from ..conftest import Ask, post, run

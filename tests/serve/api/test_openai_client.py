@@ -13,7 +13,7 @@ import pytest
 
 from eyas.engine import Engine
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text
 from eyas.types import Request, SamplingParams
 
 from ...pairs import tokenizer

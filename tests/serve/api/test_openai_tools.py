@@ -15,7 +15,7 @@ import pytest
 
 from eyas.engine import load
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 from eyas.types import Limits
 
 from ... import tiny

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar
 from eyas.data.regenerate.completions import as_sent, sampling_fields
 from eyas.errors import DataError
 from eyas.text.chats import Message
-from eyas.text.prompts import BadRow, PromptRow, encode_chat, encode_text, read_prompts
+from eyas.text.prompts import BadRow, PromptRow, read_prompts
+from eyas.text.template import encode_chat, encode_text
 from eyas.types import SamplingParams
 
 AnswerT = TypeVar("AnswerT")

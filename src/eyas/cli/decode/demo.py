@@ -32,7 +32,7 @@ def demo(
     """Watch a small language model write the same text plain and speculative."""
     from eyas.assets import PROMPTS
     from eyas.text.chats import Message
-    from eyas.text.prompts import encode_chat
+    from eyas.text.template import encode_chat
     from eyas.types import Request, SamplingParams
 
     plain, speculative = _engines(dtype, tree)

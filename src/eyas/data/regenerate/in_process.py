@@ -12,7 +12,7 @@ from eyas.engine import Engine
 from eyas.errors import RequestError, UsageError
 from eyas.targets.fingerprint import fingerprint
 from eyas.text.chats import Message
-from eyas.text.prompts import encode_chat
+from eyas.text.template import encode_chat
 from eyas.types import Completion, Request, SamplingParams
 
 

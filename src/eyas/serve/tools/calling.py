@@ -21,9 +21,9 @@ from eyas.errors import RequestError
 from eyas.serve.api.schema.chat import ChatRequest
 from eyas.serve.api.schema.messages import NamedTool
 from eyas.serve.http.errors import ApiError
-from eyas.text.detokenizer import specials
+from eyas.text.detokenizer import special_token_ids
 from eyas.types import GrammarSpec
-from eyas.verify import WHITESPACE, mark, quoted
+from eyas.verify import WHITESPACE, lark_literal, lark_marker
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def tool_call_grammar(
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
     if not functions or not (forced or any(function.get("strict") for function in functions)):
         return None
-    announced = "" if style.bare else mark(style.marker, tokenizer)
+    announced = "" if style.bare else lark_marker(style.marker, tokenizer)
     begin, between, end = _frame(style, announced, tokenizer)
     alternatives, rules = [], []
     for index, function in enumerate(functions):
@@ -142,19 +142,19 @@ def tools_asked(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Ma
 
 def _aside(tokenizer: Any) -> str:
     """Tokens of thinking aloud, which are no text, and what stands before them; nothing where there are none."""
-    marks = [mark(name, tokenizer) for name in _THOUGHTS if name in tokenizer.get_added_vocab()]
+    marks = [lark_marker(name, tokenizer) for name in _THOUGHTS if name in tokenizer.get_added_vocab()]
     return f"(TEXT ({' | '.join(marks)}))*" if marks else ""
 
 
 def _frame(style: ToolStyle, announced: str, tokenizer: Any) -> tuple[str, str, str]:
     """What stands behind the first mark, between calls and at the end."""
     if style.bare:
-        return "", quoted("; "), ""
+        return "", lark_literal("; "), ""
     if style.named:
         return "", announced, ""
     if style.listed:
-        return f"{quoted(' ')}? {quoted('[')}", quoted(", "), quoted("]")
-    line = quoted("\n")
+        return f"{quoted(' ')}? {quoted('[')}", lark_literal(", "), lark_literal("]")
+    line = lark_literal("\n")
     end = f"{line} {mark(style.end, tokenizer)}"
     return line, f"{end} {line} {announced} {line}", end
 
@@ -218,4 +218,4 @@ def one_grammar(tools: Calling | None, text: GrammarSpec | None) -> GrammarSpec 
 def _marks(style: ToolStyle, tokenizer: Any) -> frozenset[int]:
     names: Collection[str] = (style.marker, style.end, "[ARGS]", "[CALL_ID]")
     vocabulary = tokenizer.get_added_vocab()
-    return frozenset(vocabulary[name] for name in names if name in vocabulary) & specials(tokenizer)
+    return frozenset(vocabulary[name] for name in names if name in vocabulary) & special_token_ids(tokenizer)
