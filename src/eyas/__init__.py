@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eyas.engine import Conversation, Engine, load
+    from eyas.engine import Engine, load
     from eyas.errors import EyasError
+    from eyas.text.dialogue import Conversation
     from eyas.types import Chunk, Completion, GrammarSpec, Request, SamplingParams, Stats, TokenLogprobs
 
 __version__ = "0.1.0"
@@ -31,8 +32,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "eyas.engine": ("Conversation", "Engine", "load"),
+    "eyas.engine": ("Engine", "load"),
     "eyas.errors": ("EyasError",),
+    "eyas.text.dialogue": ("Conversation",),
     "eyas.types": ("Chunk", "Completion", "GrammarSpec", "Request", "SamplingParams", "Stats", "TokenLogprobs"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -6,7 +6,7 @@ import torch
 
 from eyas.engine import Engine, Speculation
 from eyas.engine.round import VerifiedDraft
-from eyas.engine.stepper import draft_rounds
+from eyas.engine.runner import draft_rounds
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import Request, SamplingParams
 

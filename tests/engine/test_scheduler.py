@@ -31,13 +31,13 @@ class Machine:
         scheduler = self.scheduler
         self.now += 1.0
         while (one := scheduler.admit(staging, self.now)) is not None:
-            assert one.slot == len(scheduler.placed) - 1
+            assert one.slot == len(scheduler.in_slots) - 1
             self.cover(0)
             self.owners[one.slot] = one.index
             self.admitted.append(one.index)
         self.cover(0)
         read = 0
-        for piece in scheduler.pieces():
+        for piece in scheduler.prefill_batches():
             assert [one.slot for one in piece.sequences] == list(piece.rows)
             assert max(one.cached for one in piece.sequences) + max(piece.counts) <= scheduler.room.columns
             read += sum(piece.counts)
@@ -47,8 +47,10 @@ class Machine:
         assert scheduler.limits.prefill_chunk is None or read <= scheduler.limits.prefill_chunk
         scheduler.promote()
         if victims := scheduler.overflow():
-            assert len(victims) < len(scheduler.placed)
-            assert min(one.index for one in victims) > max(one.index for one in scheduler.placed if one not in victims)
+            assert len(victims) < len(scheduler.in_slots)
+            assert min(one.index for one in victims) > max(
+                one.index for one in scheduler.in_slots if one not in victims
+            )
             self.drop(victims, preempt=True)
         if not scheduler.fits(staging):
             staging = 1
@@ -64,7 +66,7 @@ class Machine:
 
     def cover(self, staging: int) -> None:
         room = self.scheduler.room
-        if room.cover(len(self.scheduler.placed), self.scheduler.columns(staging)):
+        if room.cover(len(self.scheduler.in_slots), self.scheduler.columns(staging)):
             assert room.fits(room.slots, room.columns)
             self.owners = self.owners[: room.slots] + [None] * (room.slots - len(self.owners))
 
@@ -82,8 +84,8 @@ class Machine:
 
     def check(self) -> None:
         self.scheduler.check()
-        placed = [one.index for one in self.scheduler.placed]
-        assert self.owners == placed + [None] * (len(self.owners) - len(placed))
+        in_slots = [one.index for one in self.scheduler.in_slots]
+        assert self.owners == in_slots + [None] * (len(self.owners) - len(in_slots))
 
 
 limits = st.builds(

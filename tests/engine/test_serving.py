@@ -131,7 +131,7 @@ def test_a_request_that_could_never_fit_is_refused() -> None:
 
 def test_a_request_that_fails_to_start_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine(max_running=3)
-    sampler = run._stepper._caches.sampler
+    sampler = run._runner.sampler
     admit = type(sampler).admit
 
     def refusing(self: Any, slot: int, params: SamplingParams, *args: Any, **named: Any) -> None:

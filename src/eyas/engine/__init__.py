@@ -1,8 +1,8 @@
-"""The engine: rounds, sequences, conversations."""
+"""The engine: requests in, rounds of speculative decoding, tokens out."""
 
-from eyas.engine.engine import Conversation, Engine
+from eyas.engine.engine import Engine
 from eyas.engine.load import load
 from eyas.engine.round import RoundOutput, Speculation, run_round
 from eyas.types import EngineState, Limits
 
-__all__ = ["Conversation", "Engine", "EngineState", "Limits", "RoundOutput", "Speculation", "load", "run_round"]
+__all__ = ["Engine", "EngineState", "Limits", "RoundOutput", "Speculation", "load", "run_round"]

@@ -1,23 +1,32 @@
 """The engine: requests in, tokens out, offline and serving alike.
 
-`generate` and the streams are loops over steps. Not thread-safe: one thread owns an engine.
-How a step goes, and what happens when something in it fails, is in `stepper.py`.
+`step` is the engine: the scheduler decides who runs, the runner reads prompts a chunk further or advances all that
+decode by a round, and what came of it is handed out as chunks. `generate` and the streams are loops over steps. Not
+thread-safe: one thread owns an engine.
+
+What happens when a step fails: a sequence that can't be started ends with `error`, the others go on. When a pass
+itself fails, all in slots end with `error` and those waiting go on in empty slots. When memory for the cache is
+missing, the sequences are read again, fewer at a time; one that is alone ends with `error`. A step that is interrupted
+(Ctrl-C) loses what the slots hold and nothing else: the next step reads the sequences again.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import torch
+
 from eyas.engine.controller import Controller
 from eyas.engine.round import RoundOutput, Speculation
+from eyas.engine.runner import ModelRunner, draft_rounds, staging_columns
+from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
-from eyas.engine.stepper import Stepper
-from eyas.errors import RequestError, UsageError
+from eyas.errors import CacheMemoryError, InvariantError, RequestError, UsageError
 from eyas.targets import Target
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
 from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
@@ -38,10 +47,10 @@ class Engine:
         controller: Controller | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """`batch_size` sequences run at once (1 by default), or what `limits` say; `prefill_chunk` tokens of a prompt
-        go through a pass. A `controller` chooses each round's tree instead of `speculation.tree`.
+        """At most `batch_size` sequences run at once (1 by default), or what `limits` say.
 
-        Raises UsageError.
+        A pass reads at most `prefill_chunk` tokens of a prompt. A `controller` chooses the tree of each round instead
+        of `speculation.tree`. Raises UsageError.
         """
         if limits is not None and batch_size is not None:
             raise UsageError("batch_size and limits both say how many sequences run: give one of them")
@@ -52,19 +61,30 @@ class Engine:
         if controller is not None and speculation is None:
             raise UsageError("a controller plans drafts: it needs a drafter")
         self.target, self.tokenizer, self.speculation = target, tokenizer, speculation
+        self.rule, self.controller = rule or SeededWalk(), controller
         self.limits = limits or Limits(max_running=batch_size or 1)
         self.batch_size = self.limits.max_running
-        self.rule, self.prefill_chunk, self.controller = rule or SeededWalk(), prefill_chunk, controller
         self.eos_ids = _eos_ids(target, tokenizer)
-        self._stepper = Stepper(target, speculation, self.rule, self.eos_ids, self.limits, prefill_chunk, controller)
-        self._live: dict[int, SequenceState] = {}
+        self.outcome: RoundOutput | None = None
+        """The output of the last step's round; None if it had none."""
+        self._scheduler = Scheduler(self.limits)
+        self._runner = ModelRunner(
+            target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
+        )
+        if self.limits.prefix_tokens:
+            self.cache_prefixes(self.limits.prefix_tokens)
+        self._unfinished: dict[int, SequenceState] = {}
         self._outbox: list[Chunk] = []  # for the next `step`
         self._inboxes: dict[int, deque[Chunk | Exception]] = {}  # of streams, which take their chunks here
-        self._submitted = 0
+        self._round_due = False  # the last step ended with first tokens: those that decode come before the next prompts
+        self._submitted = self._rounds = self._prompt_tokens = self._prefix_hits = self._generated = 0
+        self._finished: Counter[str] = Counter()
 
-    def reuse_prefixes(self, tokens: int) -> None:
-        """From now on keep up to `tokens` tokens' caches for requests that begin alike, if that isn't done yet."""
-        self._stepper.reuse_prefixes(tokens)
+    def cache_prefixes(self, tokens: int) -> None:
+        """From now on keep up to `tokens` tokens' caches for requests that begin alike (prefix caching)."""
+        self._runner.cache_prefixes(tokens)
+
+    # Requests
 
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""
@@ -90,40 +110,225 @@ class Engine:
         stops = frozenset(self._stop_ids(request))
         grammar = self._grammar(request)
         sequence = SequenceState(self._submitted, request, limit, stops, queue_key, expires, grammar=grammar)
-        self._stepper.scheduler.submit(sequence)
+        self._scheduler.submit(sequence)
         self._submitted += 1
-        self._live[sequence.index] = sequence
+        self._unfinished[sequence.index] = sequence
         return sequence.index
 
     def cancel(self, index: int) -> None:
         """End a request now; its last chunk comes with the next step. Nothing happens if it has ended already."""
-        if index in self._live:
-            self._stepper.end([self._live[index]], "cancelled")
-            self._hand_out()
+        if index in self._unfinished:
+            self._end([self._unfinished[index]], "cancelled")
+
+    def _stop_ids(self, request: Request) -> tuple[int, ...]:
+        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
+
+    def _grammar(self, request: Request) -> Grammar | None:
+        return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
+
+    # Steps
 
     def step(self) -> list[Chunk]:
-        """Advance everything by one round; what was added, and the ends of requests, by `submit`'s index."""
+        """Advance everything by one step; returns what was added and what ended, by `submit`'s index."""
         self._advance()
         chunks, self._outbox = self._outbox, []
         return chunks
 
+    @torch.inference_mode()  # all of it: tensors that a pass allocates can't be changed outside
+    def _advance(self) -> None:
+        """Admit, read a piece of the prompts, run one round. First tokens leave at once: a round follows next step."""
+        scheduler, runner = self._scheduler, self._runner
+        now = time.monotonic()
+        self.outcome = None
+        self._end(scheduler.expired(now), "deadline")
+        if not scheduler.busy:
+            return
+        if not scheduler.in_slots:
+            runner.reset_sampler()
+        if not runner.claim(scheduler.room):
+            scheduler.preempt(scheduler.in_slots)
+        intact = False
+        try:
+            if self._round_due and scheduler.decoding:
+                self._round_due = False
+            else:
+                self._admit(now)
+                self._round_due = self._prefill()
+            if not self._round_due:
+                self._decode()
+            self._shrink()
+            intact = True
+        except CacheMemoryError as error:
+            runner.release(intact=False)
+            if scheduler.room.slots == 1:  # it can't be tried with less
+                self._end(scheduler.in_slots, "error", error)
+            scheduler.room.exhausted()
+            runner.free_memory()
+        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
+            runner.release(intact=False)
+            self._end(scheduler.in_slots, "error", error)
+        finally:
+            runner.release(intact)
+            if not intact:
+                scheduler.preempt(scheduler.in_slots)
+
+    def _admit(self, now: float) -> None:
+        """Start waiting sequences as long as there is room for them."""
+        staging = staging_columns(self._runner.tree)
+        while (sequence := self._scheduler.admit(staging, now)) is not None:
+            try:
+                self._cover(0)
+                self._runner.start(sequence, self.eos_ids)
+            except CacheMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
+                self._end([sequence], "error", error)
+                continue
+            if not sequence.tokens:  # else it ran before and was preempted
+                self._prompt_tokens += len(sequence.request.prompt)
+                self._prefix_hits += sequence.cached
+                sequence.stats.reused_tokens = sequence.cached
+                sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
+
+    def _prefill(self) -> bool:
+        """Read a piece of the prompts; returns whether that led to first tokens."""
+        scheduler, runner = self._scheduler, self._runner
+        self._cover(0)
+        started = time.perf_counter()
+        reading, first_rounds = list(scheduler.prefilling), []
+        for batch in scheduler.prefill_batches():
+            if batch.whole and self.target.head_is_exact:
+                first_rounds.append((batch.sequences, runner.first_round(batch)))
+            else:
+                runner.prefill(batch)
+        for sequence in reading:
+            sequence.stats.prefill_seconds += time.perf_counter() - started
+        runner.cache_prefix([sequence for sequence in reading if not sequence.unread], tail=False)
+        scheduler.promote()
+        for sequences, output in first_rounds:
+            self._collect(sequences, output, None)
+        return bool(first_rounds)
+
+    def _decode(self) -> None:
+        """Advance all that decode by a round, those that must make room left out."""
+        scheduler, runner = self._scheduler, self._runner
+        if not scheduler.decoding:
+            return
+        tree = runner.plan(scheduler.decoding)
+        if victims := scheduler.overflow():
+            self._leave(victims, scheduler.preempt)
+            if not scheduler.decoding:
+                return
+            tree = runner.plan(scheduler.decoding)
+        if not scheduler.fits(staging_columns(tree)):
+            tree = None  # a plain round costs less than reading a preempted sequence again
+        self._cover(staging_columns(tree))
+        decoding = list(scheduler.decoding)
+        self.outcome, seconds = runner.round(decoding, tree)
+        self._rounds += 1
+        self._collect(decoding, self.outcome, seconds)
+
+    def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:
+        """Append a round's tokens to its sequences and hand them out; free the slots of the finished.
+
+        `seconds` is what the round took; None if it came with prefill, whose time is counted already.
+        """
+        traced = [row for row, sequence in enumerate(sequences) if sequence.request.trace]
+        drafts = draft_rounds(output.draft, [sequence.root for sequence in sequences], traced)
+        for row, sequence in enumerate(sequences):
+            taken, logprobs = sequence.take(output, row, seconds)
+            self._generated += len(taken)
+            if sequence.finish_reason is not None:
+                self._finished[sequence.finish_reason] += 1
+            accepted = min(output.accepted[row], len(taken))
+            chunk = Chunk(sequence.index, tuple(taken), accepted, draft=drafts.get(row), logprobs=logprobs)
+            self._hand_out(sequence, chunk)
+        finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
+        self._leave(finished, self._scheduler.drop)
+
+    @torch.inference_mode()
+    def _end(self, sequences: Collection[SequenceState], reason: str, error: Exception | None = None) -> None:
+        """End sequences wherever they are; not while a round runs."""
+        sequences = list(sequences)
+        for sequence in sequences:
+            sequence.finish_reason = reason
+            self._finished[reason] += 1
+            self._hand_out(sequence, Chunk(sequence.index, (), 0), error)
+            if sequence in self._scheduler.waiting:
+                self._scheduler.waiting.remove(sequence)
+        self._leave([sequence for sequence in sequences if sequence.slot is not None], self._scheduler.drop)
+
+    def _leave(self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]) -> None:
+        """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps what they hold."""
+        if gone:
+            self._runner.cache_prefix([one for one in gone if one.finish_reason != "error"], tail=True)
+            slots = [sequence.slot for sequence in gone if sequence.slot is not None]
+            self._runner.move(slots, drop(gone))
+
+    def _hand_out(self, sequence: SequenceState, chunk: Chunk, error: Exception | None = None) -> None:
+        """Put a chunk where it is waited for: in a stream's inbox, or in the outbox of `step`."""
+        inbox = self._inboxes.get(sequence.index)
+        if sequence.finish_reason is not None:
+            lossy = self.speculation is not None and not self.rule.lossless
+            chunk = replace(chunk, completion=sequence.completion(self.tokenizer, lossy, error))
+            del self._unfinished[sequence.index]
+            self._inboxes.pop(sequence.index, None)
+        if inbox is None:
+            self._outbox.append(chunk)
+        else:
+            inbox.append(chunk if error is None else error)
+
+    def _cover(self, staging: int) -> None:
+        """Let the caches grow to what those in slots need, `staging` columns of a round included."""
+        scheduler = self._scheduler
+        running = len(scheduler.in_slots)
+        if scheduler.room.cover(running, scheduler.columns(staging), running + len(scheduler.waiting)):
+            self._runner.reshape(scheduler.room)
+
+    def _shrink(self) -> None:
+        """Give back cache memory when nothing is left to run."""
+        if not self._scheduler.busy and self._scheduler.room.shrink():
+            self._runner.reshape(self._scheduler.room)
+
+    # What an engine says of itself
+
     @property
     def idle(self) -> bool:
-        """Is there nothing left to run or to hand out?"""
-        return not self._stepper.scheduler.busy and not self._outbox
+        """Whether nothing is left to run or to hand out."""
+        return not self._scheduler.busy and not self._outbox
 
     def state(self) -> EngineState:
         """What runs and waits, what is cached, what was counted."""
-        return self._stepper.state()
-
-    @property
-    def outcome(self) -> RoundOutput | None:
-        """What the last step's round did; None if it had none."""
-        return self._stepper.outcome
+        scheduler, prefixes = self._scheduler, self._runner.prefixes
+        return EngineState(
+            running=len(scheduler.decoding),
+            prefilling=len(scheduler.prefilling),
+            waiting=len(scheduler.waiting),
+            cached_tokens=sum(sequence.cached for sequence in scheduler.in_slots),
+            allocated_tokens=scheduler.room.tokens,
+            cache_limit=scheduler.room.limit,
+            prefix_tokens=0 if prefixes is None else prefixes.store.size,
+            prefix_limit=0 if prefixes is None else prefixes.store.limit,
+            preempted_total=scheduler.preempted_total,
+            prompt_tokens_total=self._prompt_tokens,
+            prefix_hit_tokens_total=self._prefix_hits,
+            generated_tokens_total=self._generated,
+            rounds_total=self._rounds,
+            finished_total=dict(self._finished),
+        )
 
     def check_invariants(self) -> None:
-        """InvariantError if slots, caches and scheduler disagree. Cheap; between steps only."""
-        self._stepper.check(self._live.values())
+        """InvariantError if requests, scheduler, slots and caches disagree. Cheap; between steps only."""
+        scheduler, unfinished = self._scheduler, self._unfinished.values()
+        everyone = {*scheduler.in_slots, *scheduler.waiting}
+        if everyone != set(unfinished) or len(everyone) != len(scheduler.in_slots) + len(scheduler.waiting):
+            raise InvariantError("the unfinished requests are not those in slots and those waiting")
+        if any(sequence.finish_reason is not None for sequence in unfinished):
+            raise InvariantError("a finished sequence is still there")
+        scheduler.check()
+        self._runner.check(scheduler.in_slots, scheduler.room)
+
+    # Loops over steps
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Run all requests, `batch_size` at a time; completions in the order of the requests."""
@@ -146,14 +351,14 @@ class Engine:
         """
         inbox: deque[Chunk | Exception] = deque()
         mine: dict[int, int] = {}
-        asked = 0
+        submitted = 0
         try:
             while True:
                 room = self.limits.max_running - len(mine)
                 for request in take(room) if room else ():
                     index = self.submit(request)
-                    self._inboxes[index], mine[index] = inbox, asked
-                    asked += 1
+                    self._inboxes[index], mine[index] = inbox, submitted
+                    submitted += 1
                 if not mine:
                     return
                 self._advance()
@@ -161,50 +366,13 @@ class Engine:
                     chunk = inbox.popleft()
                     if isinstance(chunk, Exception):
                         raise chunk
-                    place = mine[chunk.index]
+                    index = mine[chunk.index]
                     if chunk.completion is not None:
                         del mine[chunk.index]
-                    yield replace(chunk, index=place)
+                    yield replace(chunk, index=index)
         finally:
             for index in mine:
                 self.cancel(index)
-
-    def _advance(self) -> None:
-        self._stepper.advance()
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        """Put what was added where it is waited for."""
-        for added in self._stepper.take():
-            sequence, done = added.sequence, None
-            inbox = self._inboxes.get(sequence.index)
-            if added.last:
-                done = self._completion(sequence, added.error)
-                del self._live[sequence.index]
-                self._inboxes.pop(sequence.index, None)
-            chunk = Chunk(sequence.index, added.tokens, added.accepted, done, added.draft, added.logprobs)
-            if inbox is None:
-                self._outbox.append(chunk)
-            else:
-                inbox.append(chunk if added.error is None else added.error)
-
-    def _stop_ids(self, request: Request) -> tuple[int, ...]:
-        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
-
-    def _grammar(self, request: Request) -> Grammar | None:
-        return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
-
-    def _completion(self, sequence: SequenceState, error: Exception | None) -> Completion:
-        return Completion(
-            id=sequence.request.id,
-            token_ids=sequence.tokens,
-            text=self.tokenizer.decode(sequence.tokens, skip_special_tokens=True) if self.tokenizer else "",
-            finish_reason=sequence.finish_reason or "length",
-            stats=sequence.stats,
-            lossy=self.speculation is not None and not self.rule.lossless,
-            error=sequence.error if error is None else f"{type(error).__name__}: {error}",
-            logprobs=None if sequence.request.params.logprobs is None else tuple(sequence.logprobs),
-        )
 
 
 def _eos_ids(target: Target, tokenizer: Any) -> tuple[int, ...]:
@@ -217,22 +385,3 @@ def _eos_ids(target: Target, tokenizer: Any) -> tuple[int, ...]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     return tuple(sorted(set(ids)))
-
-
-# A conversation: each turn reads only what is new since the one before.
-
-
-_TOKENS = 32768
-"""Kept where the model doesn't say how long a context may become."""
-
-
-class Conversation:
-    """Turns of one chat. An engine may have several, and other requests beside them."""
-
-    def __init__(self, engine: Engine) -> None:
-        engine.reuse_prefixes(engine.target.max_length or _TOKENS)
-        self._engine = engine
-
-    def turn(self, request: Request) -> Iterator[Chunk]:
-        """Stream the answer to a prompt that (usually) continues the last one."""
-        yield from self._engine.stream([request])

@@ -27,14 +27,14 @@ P = TypeVar("P")
 
 
 @dataclass(eq=False)
-class Block(Generic[P]):
+class PrefixBlock(Generic[P]):
     """Tokens `[start, start + len(tokens))` of all sequences that begin with its path."""
 
     tokens: tuple[int, ...]
     start: int
-    parent: Block[P] | None
+    parent: PrefixBlock[P] | None
     payload: P | None
-    children: dict[tuple[int, ...], Block[P]] = field(default_factory=dict)
+    children: dict[tuple[int, ...], PrefixBlock[P]] = field(default_factory=dict)
     used: int = 0
 
 
@@ -45,10 +45,10 @@ class PrefixStore(Generic[P]):
         self.limit = limit
         self.size = 0
         """Tokens held."""
-        self._root: Block[P] = Block((), 0, None, None)
+        self._root: PrefixBlock[P] = PrefixBlock((), 0, None, None)
         self._count = 0
         self._clock = 0
-        self._leaves: list[tuple[int, int, Block[P]]] = []  # a heap by last use; entries may be out of date
+        self._leaves: list[tuple[int, int, PrefixBlock[P]]] = []  # a heap by last use; entries may be out of date
         self._entries = 0
 
     def match(self, tokens: Sequence[int]) -> list[tuple[int, int, P]]:
@@ -98,7 +98,7 @@ class PrefixStore(Generic[P]):
                 block.used = self._clock
                 if not self._make_room(len(rest)):
                     return
-                child = Block(rest, start, block, save(start, stop))
+                child = PrefixBlock(rest, start, block, save(start, stop))
                 block.children[rest] = child
                 self.size += len(rest)
                 self._count += 1
@@ -121,7 +121,7 @@ class PrefixStore(Generic[P]):
         if any(not block.children and id(block) not in entered for block in self._walk()):
             raise InvariantError("a prefix block could never be evicted")
 
-    def _walk(self) -> Iterator[Block[P]]:
+    def _walk(self) -> Iterator[PrefixBlock[P]]:
         stack = list(self._root.children.values())
         while stack:
             block = stack.pop()
@@ -137,7 +137,7 @@ class PrefixStore(Generic[P]):
             self._remove(leaf)
         return True
 
-    def _oldest_leaf(self) -> Block[P] | None:
+    def _oldest_leaf(self) -> PrefixBlock[P] | None:
         while self._leaves:
             used, _, block = self._leaves[0]
             if block.payload is None or block.children:
@@ -149,7 +149,7 @@ class PrefixStore(Generic[P]):
                 return None if used == self._clock else block
         return None
 
-    def _remove(self, block: Block[P]) -> None:
+    def _remove(self, block: PrefixBlock[P]) -> None:
         parent = block.parent
         assert parent is not None
         del parent.children[block.tokens]
@@ -159,7 +159,7 @@ class PrefixStore(Generic[P]):
         if not parent.children and parent is not self._root:
             self._push(parent)
 
-    def _push(self, block: Block[P]) -> None:
+    def _push(self, block: PrefixBlock[P]) -> None:
         self._entries += 1
         heapq.heappush(self._leaves, (block.used, self._entries, block))
         if len(self._leaves) > 64 + 4 * self._count:
@@ -168,7 +168,7 @@ class PrefixStore(Generic[P]):
             heapq.heapify(self._leaves)
 
 
-def _closest(block: Block[P], tokens: tuple[int, ...]) -> tuple[Block[P] | None, int]:
+def _closest(block: PrefixBlock[P], tokens: tuple[int, ...]) -> tuple[PrefixBlock[P] | None, int]:
     """The child that shares most of `tokens`, and how many."""
     best, most = None, 0
     for key, child in block.children.items():
@@ -198,7 +198,7 @@ class SavedBlock:
     """None without a drafter, or where it wasn't told: the request didn't speculate."""
 
 
-class PrefixReuse:
+class PrefixCache:
     """A store of prefixes and the slots they are copied from and to."""
 
     def __init__(self, target: Target, drafter: Drafter | None, limit: int) -> None:

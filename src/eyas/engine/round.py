@@ -19,9 +19,9 @@ from torch import Tensor
 
 from eyas.drafters import Drafter, observe_rows
 from eyas.targets import Target
-from eyas.tree import DraftTree, PlaceLogits, TreeSpec
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import TokenLogprobs
-from eyas.verify import LegalTree, Sampler, Scores, SeededWalk, Walk, WalkRule
+from eyas.verify import EmittedLogprobs, LegalTree, Sampler, SeededWalk, Walk, WalkRule
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def run_first_round(
 
 
 def _walk(
-    logits: PlaceLogits, legal: LegalTree | None, tree: DraftTree, sampler: Sampler, rows: range, rule: WalkRule | None
+    logits: NodeLogits, legal: LegalTree | None, tree: DraftTree, sampler: Sampler, rows: range, rule: WalkRule | None
 ) -> tuple[Walk, list[list[int]], RoundOutput]:
     """Walk the trees, advance the sampler, and fetch the outcome: the one host sync.
 
@@ -157,7 +157,7 @@ def _walk(
     walk = (rule or SeededWalk())(logits if legal is None else legal.restrict(logits), tree, sampler, rows)
     sampler.commit(rows, walk.tokens, walk.accepted + 1)
     wanted = sampler.logprobs(rows)
-    scores = Scores.of(logits, walk, wanted) if wanted else None
+    scores = EmittedLogprobs.of(logits, walk, wanted) if wanted else None
 
     depths = tree.depth[:, 1:] * tree.valid  # [R, N]
     offered = depths.amax(1) if tree.size else torch.zeros_like(walk.accepted)

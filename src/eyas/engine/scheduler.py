@@ -25,7 +25,7 @@ Move = tuple[int, int]
 """From one slot to another."""
 
 
-class Piece(NamedTuple):
+class PrefillBatch(NamedTuple):
     """Neighbouring sequences that read `counts` tokens of theirs in the same passes."""
 
     sequences: list[SequenceState]
@@ -47,9 +47,9 @@ class Piece(NamedTuple):
         spans = zip(self.sequences, self.counts, strict=True)
         return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
 
-    def before_last(self, most: int) -> Piece:
+    def before_last(self, most: int) -> PrefillBatch:
         """What is to be read before a pass of at most `most` tokens of each can read the rest and the roots."""
-        return Piece(self.sequences, [max(0, count + 1 - most) for count in self.counts])
+        return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])
 
 
 class Scheduler:
@@ -66,7 +66,7 @@ class Scheduler:
         self._admitted_at: float | None = None
 
     @property
-    def placed(self) -> list[SequenceState]:
+    def in_slots(self) -> list[SequenceState]:
         """All that have a slot; a sequence's place in this list is its slot."""
         return self.decoding + self.prefilling
 
@@ -99,25 +99,25 @@ class Scheduler:
 
         `staging` is how many columns a decoding pass takes beyond the longest sequence.
         """
-        sequence, placed = self.waiting.peek(), self.placed
-        if sequence is None or len(placed) >= self.limits.max_running:
+        sequence, in_slots = self.waiting.peek(), self.in_slots
+        if sequence is None or len(in_slots) >= self.limits.max_running:
             return None
         chunk = self.limits.prefill_chunk
         if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
             return None
-        columns = max(min(one.known + _HEADROOM, one.longest) for one in (*placed, sequence)) + staging
-        if placed and not self.room.fits(len(placed) + 1, columns):
+        columns = max(min(one.known + _HEADROOM, one.longest) for one in (*in_slots, sequence)) + staging
+        if in_slots and not self.room.fits(len(in_slots) + 1, columns):
             return None
         self.waiting.pop()
-        sequence.slot, sequence.cached = len(placed), 0
+        sequence.slot, sequence.cached = len(in_slots), 0
         self.prefilling.append(sequence)
         self._note_admission(now)
         return sequence
 
-    def pieces(self) -> list[Piece]:
+    def prefill_batches(self) -> list[PrefillBatch]:
         """What to prefill in this step. Neighbours share passes unless most of the rectangle would be empty."""
         left = self.limits.prefill_chunk
-        pieces: list[Piece] = []
+        pieces: list[PrefillBatch] = []
         for sequence in self.prefilling:
             count = sequence.unread if left is None else min(sequence.unread, left)
             if left is not None:
@@ -128,7 +128,7 @@ class Scheduler:
                 pieces[-1].sequences.append(sequence)
                 pieces[-1].counts.append(count)
             else:
-                pieces.append(Piece([sequence], [count]))
+                pieces.append(PrefillBatch([sequence], [count]))
         return pieces
 
     def promote(self) -> None:
@@ -139,8 +139,8 @@ class Scheduler:
     def columns(self, staging: int) -> int:
         """Columns that those in slots need now."""
         decoding = max((one.known + staging for one in self.decoding), default=0)
-        reading = max((one.known + 1 for one in self.prefilling), default=0)  # with the root: `Piece.whole`
-        together = max((_columns(piece.sequences, piece.counts) for piece in self.pieces()), default=0)
+        reading = max((one.known + 1 for one in self.prefilling), default=0)  # with the root: `PrefillBatch.whole`
+        together = max((_columns(piece.sequences, piece.counts) for piece in self.prefill_batches()), default=0)
         return max(decoding, reading, together)
 
     def fits(self, staging: int) -> bool:
@@ -149,7 +149,7 @@ class Scheduler:
 
     def overflow(self) -> list[SequenceState]:
         """The youngest, as many as must go so that the others have room for a plain round; never all."""
-        left, gone = sorted(self.placed, key=lambda one: one.index), []
+        left, gone = sorted(self.in_slots, key=lambda one: one.index), []
         while len(left) > 1 and not self.room.fits(len(left), max(one.known for one in left) + 1):
             gone.append(left.pop())
         return gone
@@ -168,7 +168,7 @@ class Scheduler:
         for sequence in gone:
             sequence.slot, sequence.cached = None, 0
         moves = []
-        for slot, sequence in enumerate(self.placed):
+        for slot, sequence in enumerate(self.in_slots):
             assert sequence.slot is not None
             if sequence.slot != slot:
                 moves.append((sequence.slot, slot))
@@ -186,16 +186,16 @@ class Scheduler:
 
     def expired(self, now: float) -> list[SequenceState]:
         """Those whose deadline has passed."""
-        return [one for one in (*self.placed, *self.waiting) if one.expires is not None and one.expires <= now]
+        return [one for one in (*self.in_slots, *self.waiting) if one.expires is not None and one.expires <= now]
 
     def check(self) -> None:
         """InvariantError if slots and order are not as they should be."""
-        placed = self.placed
-        if len(placed) > self.limits.max_running:
-            raise InvariantError(f"{len(placed)} sequences are in slots, at most {self.limits.max_running} may be")
+        in_slots = self.in_slots
+        if len(in_slots) > self.limits.max_running:
+            raise InvariantError(f"{len(in_slots)} sequences are in slots, at most {self.limits.max_running} may be")
         if not self.room.fits(self.room.slots, self.room.columns):
             raise InvariantError(f"the cache holds {self.room.tokens} tokens, more than {self.room.limit}")
-        for slot, sequence in enumerate(placed):
+        for slot, sequence in enumerate(in_slots):
             if sequence.slot != slot:
                 raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
             if (sequence.unread == 0) != (slot < len(self.decoding)) or sequence.cached > sequence.known:
@@ -203,7 +203,7 @@ class Scheduler:
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 
-    def _shareable(self, piece: Piece, sequence: SequenceState, count: int) -> bool:
+    def _shareable(self, piece: PrefillBatch, sequence: SequenceState, count: int) -> bool:
         if sequence.slot != piece.rows.stop:  # somebody between them has nothing to read
             return False
         if piece.whole and count < sequence.unread:  # it would keep the others from their first tokens
@@ -211,7 +211,7 @@ class Scheduler:
         sequences, counts = [*piece.sequences, sequence], [*piece.counts, count]
         columns = _columns(sequences, counts)
         full = sum(one.cached for one in sequences) + sum(counts)
-        return len(sequences) * columns <= 2 * full and self.room.fits(len(self.placed), columns)
+        return len(sequences) * columns <= 2 * full and self.room.fits(len(self.in_slots), columns)
 
     def _note_admission(self, now: float) -> None:
         if self._admitted_at is not None and self.waiting:

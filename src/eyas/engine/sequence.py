@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from eyas.types import Request, Stats, TokenLogprobs
+from eyas.errors import RequestError
+from eyas.types import Completion, Request, Stats, TokenLogprobs
 
 if TYPE_CHECKING:
+    from eyas.engine.round import RoundOutput
     from eyas.verify import Grammar
 
 
@@ -80,3 +82,39 @@ class SequenceState:
                 break
         self.tokens.extend(taken)
         return taken
+
+    def take(
+        self, output: RoundOutput, row: int, seconds: float | None
+    ) -> tuple[list[int], tuple[TokenLogprobs, ...] | None]:
+        """Take what a round put out for this sequence, its `row`; returns the tokens taken and their log-probabilities.
+
+        `seconds` is what the round took; None if it came with prefill, whose time is counted already.
+        """
+        self.cached += output.accepted[row] + 1
+        taken = self.extend(output.tokens[row])
+        self.stats.tokens += len(taken)
+        if seconds is None:
+            self.stats.prefill_tokens += len(taken)
+        else:
+            self.stats.record(output.accepted[row], output.offered[row])
+            self.stats.decode_seconds += seconds
+        logprobs = output.logprobs.get(row)
+        logprobs = None if logprobs is None else logprobs[: len(taken)]
+        self.logprobs += logprobs or ()
+        if row in output.failed and self.finish_reason is None:
+            self.finish_reason = "error"
+            self.error = f"{RequestError.__name__}: {output.failed[row]}"
+        return taken, logprobs
+
+    def completion(self, tokenizer: Any, lossy: bool, error: Exception | None = None) -> Completion:
+        """The finished sequence as its request gets it; `error` is what ended it, if it wasn't its own."""
+        return Completion(
+            id=self.request.id,
+            token_ids=self.tokens,
+            text=tokenizer.decode(self.tokens, skip_special_tokens=True) if tokenizer else "",
+            finish_reason=self.finish_reason or "length",
+            stats=self.stats,
+            lossy=lossy,
+            error=self.error if error is None else f"{type(error).__name__}: {error}",
+            logprobs=None if self.request.params.logprobs is None else tuple(self.logprobs),
+        )

@@ -8,14 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from eyas.engine.controller.acceptance import Supply
-from eyas.tree.draft_tree import Candidates
+from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import SharedTree
 from eyas.tree.values import BINS, bins
 
 WIDTHS = (1, 2, 3, 5)
 
 
-def grow(spec: SharedTree, seed: int, rows: int) -> tuple[Candidates, list[set[tuple[int, ...]]]]:
+def grow(spec: SharedTree, seed: int, rows: int) -> tuple[BeamCandidates, list[set[tuple[int, ...]]]]:
     """Candidates and each level's frontier as paths of ranks; a path's children are the same in every spec."""
     growth = spec.start(rows, torch.device("cpu"))
     paths: list[list[tuple[int, ...]]] = [[()] for _ in range(rows)]
@@ -42,7 +42,7 @@ def children(seed: int, path: tuple[int, ...]) -> list[float]:
     return torch.randn(8, generator=draw).mul(2).log_softmax(0).sort(descending=True).values.tolist()
 
 
-def learnt(supply: Supply, offered: Candidates, groups: list[int]) -> np.ndarray:
+def learnt(supply: Supply, offered: BeamCandidates, groups: list[int]) -> np.ndarray:
     """[G, W, D, K] rates after nothing but this draft."""
     for array in (supply._sums, supply._weights, supply._best_sums, supply._best_weights):
         array[:] = 0.0  # the prior
@@ -82,7 +82,7 @@ def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> 
 def test_rows_that_are_not_live_and_rows_beyond_the_sample_are_left_out() -> None:
     offered, _ = grow(SharedTree(2, 3, 1, keeps_candidates=True), 3, 4)
     whole = learnt(Supply(WIDTHS, 2), offered, [0, 0, 0, 0])
-    one = Candidates(tuple(s[:1] for s in offered.scores), tuple(b[:1] for b in offered.beams))
+    one = BeamCandidates(tuple(s[:1] for s in offered.scores), tuple(b[:1] for b in offered.beams))
     first = Supply(WIDTHS, 2)
     for array in (first._sums, first._weights):
         array[:] = 0.0

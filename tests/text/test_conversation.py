@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from eyas.engine import Conversation, Engine, Speculation
+from eyas.engine import Engine, Speculation
+from eyas.text.dialogue import Conversation
 from eyas.tree import parse_tree
 from eyas.types import Completion, Request, SamplingParams
 

@@ -1,0 +1,269 @@
+"""The model runner: the slots that sequences run in, and the passes over them.
+
+It owns all that has slots and moves together (the target's cache, the drafter's, the sampler's state) and the prefix
+cache that copies from and to them, and runs what the scheduler has decided: prompts a chunk further, and rounds.
+
+Several engines may share a target: `Target.holder` says whose sequences its slots hold. A runner that finds another's
+name there, or nobody's because a pass broke off, has lost what was in the slots; the engine reads it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import cast
+
+import torch
+
+from eyas.drafters import Drafter, observe_rows
+from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, run_first_round, run_round
+from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
+from eyas.engine.sequence import SequenceState
+from eyas.errors import InvariantError
+from eyas.targets import Target
+from eyas.tree import TreeSpec
+from eyas.tree.shared import SharedTree
+from eyas.types import DraftRound
+from eyas.verify import Sampler, WalkRule
+
+
+class ModelRunner:
+    """A target, perhaps a drafter, and the slots of one engine's sequences."""
+
+    def __init__(
+        self,
+        target: Target,
+        speculation: Speculation | None,
+        rule: WalkRule,
+        controller: Controller | None,
+        *,
+        max_running: int,
+        prefill_chunk: int,
+    ) -> None:
+        self.target, self.speculation, self.rule, self.controller = target, speculation, rule, controller
+        self.drafter: Drafter | None = None if speculation is None else speculation.drafter
+        self.prefixes: PrefixCache | None = None
+        self.tree = None if speculation is None else speculation.tree
+        """The shape of the last round's draft trees; None = it drafted nothing."""
+        self._caches: list[Target | Drafter] = [target] if self.drafter is None else [target, self.drafter]
+        self._max_running, self._prefill_chunk = max_running, prefill_chunk
+        self._writing = False
+        self.reset_sampler()
+
+    def cache_prefixes(self, tokens: int) -> None:
+        """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike."""
+        if self.prefixes is None:
+            self.prefixes = PrefixCache(self.target, self.drafter, tokens)
+
+    def reset_sampler(self) -> None:
+        """Forget all sampling state; no sequence may be in a slot."""
+        self.sampler = Sampler(self._max_running, self.target.vocab_size, self.target.device)
+
+    # Slots
+
+    def claim(self, room: CacheRoom) -> bool:
+        """Begin to write. False if the slots no longer hold what `release` left in them: they are empty then."""
+        kept = self.target.holder is self
+        self.target.holder, self._writing = None, True  # nobody's, until a `release` says that all is in order
+        if not kept:
+            room.slots, room.columns = self.target.slots, self.target.cache.capacity
+            if room.slots > self._max_running or not room.fits(room.slots, room.columns):
+                self.target.resize(0)
+                room.slots = 0
+            for cache in self._caches:
+                for slot in range(cache.slots):
+                    cache.truncate(slot, 0)
+            self.reshape(room)
+        return kept
+
+    def release(self, intact: bool) -> None:
+        """End a `claim`. Unless all is `intact` the slots belong to nobody, and the next claim empties them."""
+        self._writing = False
+        self.target.holder = self if intact else None
+
+    @property
+    def held(self) -> bool:
+        """Whether the slots hold this engine's sequences."""
+        return self._writing or self.target.holder is self
+
+    def reshape(self, room: CacheRoom) -> None:
+        """Give all caches the shape of `room`, keeping what they hold."""
+        for cache in self._caches:
+            cache.reshape(room.slots, room.columns)
+
+    def free_memory(self) -> None:
+        """Let go of all cache memory and of what the slots hold."""
+        for cache in self._caches:
+            cache.resize(0)
+
+    def start(self, sequence: SequenceState, eos_ids: Sequence[int]) -> None:
+        """Begin a sequence in its slot, with what the prefix cache has of it. RequestError if it can't be sampled."""
+        assert sequence.slot is not None
+        request = sequence.request
+        self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
+        if self.prefixes is not None:
+            sequence.cached = self.prefixes.load(sequence)
+
+    def cache_prefix(self, sequences: Iterable[SequenceState], *, tail: bool) -> None:
+        """Copy what sequences' slots hold into the prefix cache; without `tail` whole blocks only."""
+        if self.prefixes is not None and self.held:  # another engine may have taken the slots since the last step
+            for sequence in sequences:
+                self.prefixes.save(sequence, tail)
+
+    def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
+        """Empty the freed slots, then move sequences to close the gaps."""
+        if not self.held:
+            return
+        for slot in freed:
+            for cache in self._caches:
+                cache.truncate(slot, 0)
+        for source, destination in moves:
+            self.sampler.move(source, destination)
+            for cache in self._caches:
+                cache.move(source, destination)
+
+    # Passes
+
+    def prefill(self, batch: PrefillBatch) -> None:
+        """Read on, `prefill_chunk` tokens a pass; the drafter computes at once only while trees are being drafted."""
+        observed = [sequence.request.speculate for sequence in batch.sequences]
+        drafter = self.drafter if any(observed) else None
+        taps = () if drafter is None else drafter.taps
+        for chunk in self.target.prefill(batch.rows, batch.windows(), taps, self._prefill_chunk):
+            if drafter is not None:
+                reading = [self.tree is not None] * len(observed)
+                observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
+        for sequence, count in zip(batch.sequences, batch.counts, strict=True):
+            sequence.cached += count
+
+    def first_round(self, batch: PrefillBatch) -> RoundOutput:
+        """Read prompts to their ends, and choose the tokens that follow in the same pass."""
+        if any((early := batch.before_last(self._prefill_chunk)).counts):
+            self.prefill(early)
+        rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
+        observed = [sequence.request.speculate for sequence in rest.sequences]
+        reading = [speculates and self.tree is not None for speculates in observed]
+        output = run_first_round(
+            self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
+        )
+        for sequence in rest.sequences:
+            sequence.cached = sequence.known
+        return output
+
+    def plan(self, decoding: Sequence[SequenceState]) -> TreeSpec | None:
+        """The shape of the next round's draft trees; None = a plain round."""
+        if not any(map(self._drafts_for, decoding)):
+            return None
+        if self.controller is not None:
+            sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
+            self.tree = self.controller.plan(len(decoding), [sequence.cached for sequence in decoding], sampled)
+        return self.tree
+
+    def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> tuple[RoundOutput, float]:
+        """Advance all sequences by a round with draft trees of shape `tree`; returns its output and its seconds."""
+        started = time.perf_counter()
+        drafting = [self._drafts_for(sequence) for sequence in decoding]
+        tree = tree if any(drafting) else None
+        speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
+        roots = torch.tensor([sequence.root for sequence in decoding], device=self.target.device)
+        rows = range(len(decoding))
+        observed = [sequence.request.speculate for sequence in decoding]
+        output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)
+        seconds = time.perf_counter() - started
+        if self.controller is not None and any(drafting):
+            record = RoundRecord(
+                rows=len(decoding),
+                lengths=[sequence.cached for sequence in decoding],
+                spec=tree,
+                draft=output.draft,
+                draft_seconds=output.draft_seconds,
+                pass_seconds=output.pass_seconds,
+                tokens=output.pass_tokens,
+                emitted=sum(output.accepted) + len(decoding),
+                seconds=seconds,
+                drafting=drafting,
+            )
+            self.controller.learn(record)
+        return output, seconds
+
+    def _drafts_for(self, sequence: SequenceState) -> bool:
+        """Whether a sequence may be drafted for. Under a controller a first token waits for no draft."""
+        return sequence.request.speculate and (self.controller is None or bool(sequence.tokens))
+
+    def check(self, running: Sequence[SequenceState], room: CacheRoom) -> None:
+        """InvariantError unless every slot holds what its sequence says, and prefixes are in order."""
+        if self.prefixes is not None:
+            self.prefixes.store.check()
+        if not self.held:
+            return
+        columns = self.target.cache.capacity
+        if columns != room.columns and self.target.slots:
+            raise InvariantError(f"the target's cache has {columns} columns, the scheduler counts {room.columns}")
+        for cache in self._caches:
+            name = type(cache).__name__
+            if cache.slots != room.slots:
+                raise InvariantError(f"{name} has {cache.slots} slots, the scheduler counts {room.slots}")
+            for slot in range(cache.slots):
+                used = slot < len(running) and (cache is self.target or running[slot].request.speculate)
+                expected = running[slot].cached if used else 0
+                if cache.length(slot) != expected:
+                    raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
+
+
+def staging_columns(spec: TreeSpec | None) -> int:
+    """The most cache columns that a round with such trees takes beyond what is committed.
+
+    In the target's cache those are the root and the nodes, in the drafter's the guesses.
+    """
+    if spec is None:
+        return 1
+    if isinstance(spec, SharedTree):  # a new one each round: not worth remembering
+        return 1 + max(min(spec.budget, spec.per_row or spec.budget), spec.depth * spec.width)
+    return _grown_columns(cast(Hashable, spec))
+
+
+@lru_cache(maxsize=256)
+def _grown_columns(hashable: Hashable) -> int:
+    """Find it by growing a tree in which all candidates are alike."""
+    spec = cast(TreeSpec, hashable)
+    growth = spec.start(1, torch.device("cpu"))
+    width, guesses = 1, 0
+    for _ in range(spec.depth):
+        tokens = torch.arange(width * growth.fanout).view(1, width, growth.fanout)
+        frontier = growth.expand(torch.zeros(tokens.shape), tokens)
+        if frontier is None:
+            break
+        width = frontier.tokens.shape[1]
+        guesses += width
+    return 1 + max(growth.tree().size, guesses)
+
+
+def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collection[int]) -> dict[int, DraftRound]:
+    """The draft trees of traced `rows` for `Chunk.draft`; rows without a tree are left out.
+
+    `roots` has the root token of every row. Copies from the device, so it is called for traced requests only.
+    """
+    if draft is None or not rows or not draft.tree.size:
+        return {}
+    tree = draft.tree
+    chosen = torch.tensor(list(rows), device=tree.tokens.device)
+    table = torch.stack((tree.valid.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
+    logprobs = tree.logprob[chosen].tolist()
+    found = {}
+    for row, valid, tokens, parents, logprob in zip(rows, *table, logprobs, strict=True):
+        kept = [node for node, is_valid in enumerate(valid) if is_valid]
+        if not kept:
+            continue
+        renumbered = {node: index for index, node in enumerate(kept)}
+        found[row] = DraftRound(
+            root=roots[row],
+            tokens=tuple(tokens[node] for node in kept),
+            parents=tuple(renumbered.get(parents[node], -1) for node in kept),
+            logprob=tuple(logprob[node] for node in kept),
+            path=tuple(renumbered[node - 1] for node in draft.paths[row] if node > 0),
+        )
+    return found
