@@ -25,7 +25,7 @@ pipeline: install
 # the exported demo drafter in vLLM and llama.cpp, against ours; they are built under .engines unless they are named:
 # make engines VLLM_PYTHON=VENV/bin/python LLAMA_SERVER=llama-server LLAMA_SOURCES=llama.cpp
 engines: install
-	HF_HUB_OFFLINE=1 PYTHONPATH=benchmarks $(RUN)/python -m engines \
+	HF_HUB_OFFLINE=1 $(RUN)/python -m benchmarks.engines \
 	  $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
 	  --output benchmarks/results/$(shell date +%F)/engines.json --page docs/formats.md
 

@@ -3,10 +3,10 @@
 Every alternative decodes the same prompts in turn, again and again, in an order that rotates; only rounds with the
 whole batch running count, planning and learning included. The first turn is not counted.
 
-    python benchmarks/controller.py compare MODEL DRAFTER --output FILE.json [--batches 1,2,4,8,16,32,64] [--repeats 5]
-    python benchmarks/controller.py predict MODEL DRAFTER --output FILE.json [--batches 1,4,16]
-    python benchmarks/controller.py plot FILE.json --output FILE.svg
-    python benchmarks/controller.py simulate
+    python -m benchmarks.controller compare MODEL DRAFTER --output FILE.json [--batches 1,2,4,8,16,32,64] [--repeats 5]
+    python -m benchmarks.controller predict MODEL DRAFTER --output FILE.json [--batches 1,4,16]
+    python -m benchmarks.controller plot FILE.json --output FILE.svg
+    python -m benchmarks.controller simulate
 
 `compare` has plain decoding, `auto`, `auto:chain` and a grid of fixed trees, and gives each repeat's ratios; `predict`
 pins the controller to one shape after another and has it say, before each plan, what it expects.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -228,7 +227,6 @@ def predict(
 
 def simulate() -> None:
     """Tables of what the tests assert; ratios of simulated rates."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.engine.controller.simulation import contest
 
     print("SIMULATION, nothing measured: the heavy pair's pass times, made-up texts, 4 % of noise")
@@ -244,7 +242,8 @@ def simulate() -> None:
 
 def plot(measured: dict[str, Any], path: Path) -> None:
     """predict: every shape's predicted against measured tokens/s; compare: tokens/s by batch size over plain."""
-    from eyas.bench.report.plots import COLOURS, GREY, canvas, label, save, svg
+    from eyas.bench.report.plots import COLOURS, GREY, canvas, label, svg
+    from eyas.files import write_bytes
 
     with canvas(1, 1, 5.0, 4.0) as (figure, axes):
         area = axes[0][0]
@@ -269,7 +268,7 @@ def plot(measured: dict[str, Any], path: Path) -> None:
             area.set_xticks(sizes, [str(size) for size in sizes])
             label(area, "rows", "tokens/s, plain = 1")
         area.legend()
-        save(svg(figure), path)
+        write_bytes(path, svg(figure))
 
 
 if __name__ == "__main__":

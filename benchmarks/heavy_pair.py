@@ -4,7 +4,7 @@ Identity layers (zero output projections) and zero MLP columns are added to the 
 model of a few hundred million parameters; the drafter's MLP is widened alike. So efficiency can be measured on a
 target that is bound by memory, with a drafter that really was trained for it.
 
-    python benchmarks/heavy_pair.py OUT_DIR [--layers 64] [--intermediate 5600]
+    python -m benchmarks.heavy_pair OUT_DIR [--layers 64] [--intermediate 5600]
 """
 
 from __future__ import annotations

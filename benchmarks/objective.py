@@ -4,7 +4,7 @@ Both sides see the same chats: S tokens, of which the first third or so is promp
 gradients are compared first. Times are medians of interleaved runs in one process; memory is what a fresh process's
 resident set grows by, at its highest, over two steps.
 
-    python benchmarks/objective.py --output FILE.json
+    python -m benchmarks.objective --output FILE.json
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plain_objective import plain_loss
 from torch import nn
 
+from benchmarks.plain_objective import plain_loss
 from eyas.bench.machine import describe_machine
 from eyas.data.features import FeatureBatch
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
@@ -123,7 +123,7 @@ def memory(chats: int, bf16: bool, prompts: bool) -> dict[str, float]:
     """`growth` of each side in a process of its own."""
     found = {}
     for side in SIDES:
-        command = [sys.executable, __file__, "--grow", side, "--chats", str(chats)]
+        command = [sys.executable, "-m", "benchmarks.objective", "--grow", side, "--chats", str(chats)]
         command += ["--bf16"] * bf16 + ["--no-prompts"] * (not prompts)
         found[side] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found

@@ -4,7 +4,7 @@ The store is captured first (its seconds are reported beside the others), then b
 each in a fresh folder. Speed is tokens of the micro-batches, padding counted, per second of training (validation left
 out); every step counts with its fastest repeat, because whatever else the machine does only slows it down.
 
-    python benchmarks/offline_online.py CHATS [--kind eagle3] [--steps 30] [--states bf16] [--output FILE.json]
+    python -m benchmarks.offline_online CHATS [--kind eagle3] [--steps 30] [--states bf16] [--output FILE.json]
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The target's forward and the drafter's network calls are timed where they are called; everything else in a round (tree
 growth, masks' bookkeeping, walk, commit, the host sync) is overhead.
 
-    python benchmarks/overhead.py MODEL DRAFTER [--tree T] [--dtype D] [--limit N] [--batch-size B] \
+    python -m benchmarks.overhead MODEL DRAFTER [--tree T] [--dtype D] [--limit N] [--batch-size B] \
         --prompt-file F
 """
 

@@ -1,6 +1,6 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
-python benchmarks/plain_decoding.py MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
+python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
 """
 
 from __future__ import annotations

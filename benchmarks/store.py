@@ -1,6 +1,6 @@
 """The feature store on the demo target: bytes a token, what the teacher loses, and the speed of capture and reading.
 
-    python benchmarks/store.py CHATS.jsonl [--limit 300] [--threads 2]
+    python -m benchmarks.store CHATS.jsonl [--limit 300] [--threads 2]
 
 `kl` is the mean KL divergence, over answer tokens, of the teacher made from stored final states (or top tokens, the
 tail spread as the exact teacher has it) against the exact one; `greedy` how often its best token is the same.

@@ -1,12 +1,13 @@
 """llama.cpp's converter for a byte-level tokenizer it doesn't know; it needs torch, transformers and gguf.
 
-    python benchmarks/to_gguf.py LLAMA_CPP_SOURCES MODEL [options of convert_hf_to_gguf.py]
+    python -m benchmarks.to_gguf LLAMA_CPP_SOURCES MODEL [options of convert_hf_to_gguf.py]
 
-The splitting rule is written down as Qwen2's, which is that of the tokenizers that `eyas.data.tokenizer` trains.
+The splitting rule is written down as Qwen2's, which is that of the tokenizers that `eyas.train.lm.tokenizer` trains.
 """
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from pathlib import Path
@@ -18,13 +19,16 @@ def _no_sentencepiece(*_: object) -> None:
 
 
 def main() -> None:
-    sources = Path(sys.argv.pop(1)).resolve()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", type=Path, help="llama.cpp's, with the converter")
+    options, rest = parser.parse_known_args()
+    sources = options.sources.resolve()
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     from conversion import base
 
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"  # noqa: ARG005  # its signature
     base.TextModel._set_vocab_sentencepiece = _no_sentencepiece
-    sys.argv[0] = str(sources / "convert_hf_to_gguf.py")
+    sys.argv = [str(sources / "convert_hf_to_gguf.py"), *rest]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

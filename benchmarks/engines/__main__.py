@@ -21,22 +21,22 @@ from typing import Any
 import httpx
 import torch
 
-from engines import llama, vllm
-from engines.building import Llama, Unavailable, build_llama, build_vllm
-from engines.compare import Answer, Result, compare
-from engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
-from engines.prompts import make_prompts
-from engines.reference import Chains, Gaps, Reference, references
-from engines.table import insert, table
-from engines.vllm import Job
+from benchmarks.engines import llama, vllm
+from benchmarks.engines.building import Llama, Unavailable, build_llama, build_vllm
+from benchmarks.engines.compare import Answer, Result, compare
+from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
+from benchmarks.engines.prompts import make_prompts
+from benchmarks.engines.reference import Chains, Gaps, Reference, references
+from benchmarks.engines.table import insert, table
+from benchmarks.engines.vllm import Job
 from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
-from eyas.bench.ledger import write_json, write_text
 from eyas.bench.machine import describe_machine
 from eyas.errors import EyasError
+from eyas.files import write_json, write_text
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
 from eyas.targets import load_tokenizer
-from eyas.targets.loading import load_ends
+from eyas.targets.loading import load_embedding_and_head
 
 OFFLINE, HTTP, ALONE = "in process", "over HTTP (`eyas serve --engine`)", "over HTTP, given the folder alone"
 MISFIT = (
@@ -51,7 +51,7 @@ class Checks:
         self._reference = references(DEMO, DEMO, prompts, tokens, chains)
         self._gap: Callable[[Reference, int, int], float] = Gaps(DEMO).gap
         self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
-        ends = load_ends(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
+        ends = load_embedding_and_head(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
         self._target = ServedTarget(str(DEMO_TARGET), ends, load_tokenizer(DEMO))
 
     def vllm(self, python: Path) -> Iterator[Result]:

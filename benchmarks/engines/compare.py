@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.counts import Counts
-from engines.reference import Reference
+from benchmarks.engines.counts import Counts
+from benchmarks.engines.reference import Reference
 from eyas.bench.offline.certificate import first_difference
 
 TIE = 1e-3

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from engines.compare import Answer
-from engines.counts import Counts
-from engines.llama_log import read_log
-from engines.vllm import Job
+from benchmarks.engines.compare import Answer
+from benchmarks.engines.counts import Counts
+from benchmarks.engines.llama_log import read_log
+from benchmarks.engines.vllm import Job
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import EndpointError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engines.counts import Counts
+from benchmarks.engines.counts import Counts
 
 _EVENT = re.compile(
     r"draft candidate +0, pos +\d+: +(?P<draft>\d+) \("

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import eyas
-from engines.counts import Counts, Round, full_chains
+from benchmarks.engines.counts import Counts, Round, full_chains
 from eyas.bench.offline.certificate import scores_after
 from eyas.engine import run_round
 from eyas.verify import Sampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from engines.compare import Result
+from benchmarks.engines.compare import Result
 from eyas.errors import DataError
 from eyas.interop.export.consumers import CONSUMERS
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from engines.compare import Answer
-from engines.counts import Counts
+from benchmarks.engines.compare import Answer
+from benchmarks.engines.counts import Counts
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import EndpointError
 

@@ -1,6 +1,6 @@
 """The serving figures: is speculation ever slower, is the automatic tree as good as the best fixed one?
 
-    python benchmarks/serve_sweep.py HEAVY --prompts EVAL [--sections auto fixed chains off] [--output FILE.json]
+    python -m benchmarks.serving.sweep HEAVY --prompts EVAL [--sections auto fixed chains off] [--output FILE.json]
 
 HEAVY is a folder of `heavy_pair.py`; EVAL one with prompt files. Sections:
 
@@ -22,8 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from serving import Findings, compare
-
+from benchmarks.serving.compare import Findings, compare
 from eyas.bench.serving.load import read_items
 from eyas.bench.serving.run import ServePlan
 from eyas.bench.serving.servers import ServerProcess, eyas_server
@@ -86,7 +85,7 @@ def main() -> None:
             findings.add("chains", measured(servers(chain="auto:chain", auto="auto"), small, plan=plan()))
         if section == "off":
             sides = servers(plain=None, off="auto", again=None)
-            findings.add("off", measured(sides, small, plan=plan(), asked={"off": False}))
+            findings.add("off", measured(sides, small, plan=plan(), speculate={"off": False}))
 
 
 if __name__ == "__main__":

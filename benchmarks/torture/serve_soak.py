@@ -1,6 +1,7 @@
 """A server under load for long: mixed lengths and sampling, a third cancelled midway, a cache too small for all.
 
-    python benchmarks/serve_soak.py [--requests 3000] [--distinct 240] [--clients 24] [--growth 0.02] [--output F.json]
+    python -m benchmarks.torture.serve_soak [--requests 3000] [--distinct 240] [--clients 24] [--growth 0.02]
+        [--output F.json]
 
 Every fourth wave of requests asks for long answers: they start and outgrow the cache together. Checks, and fails
 if one doesn't hold: every finished answer is its offline twin's (plain decoding in this process, float32, the same
@@ -24,9 +25,9 @@ from statistics import median
 from typing import Any
 
 import httpx
-from serving import conclude
 
 import eyas
+from benchmarks.torture.verdict import conclude
 from eyas.bench.serving.load import Load, run_load
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.data.chats.stdlib import chats_of, sources

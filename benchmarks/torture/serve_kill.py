@@ -1,6 +1,7 @@
 """kill -9 of a server at random moments under load: what clients see, and how soon it is back.
 
-    python benchmarks/serve_kill.py [--kills 5] [--clients 8] [--ready 20] [--output F.json] [-- options of eyas serve]
+    python -m benchmarks.torture.serve_kill [--kills 5] [--clients 8] [--ready 20] [--output F.json]
+        [-- options of eyas serve]
 
 Fails unless every client of a killed server gets a connection error at once, a new server is ready within `--ready`
 seconds, the same question is answered the same before and after, and the model's files are untouched.
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serving import conclude
 
+from benchmarks.torture.verdict import conclude
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import engines.__main__ as check
 import pytest
-from engines.building import Unavailable, build_llama, build_vllm
-from engines.compare import Result
-from engines.counts import Counts
-from engines.table import BEGIN, END
 
+import benchmarks.engines.__main__ as check
+from benchmarks.engines.building import Unavailable, build_llama, build_vllm
+from benchmarks.engines.compare import Result
+from benchmarks.engines.counts import Counts
+from benchmarks.engines.table import BEGIN, END
 from eyas.errors import EndpointError
 
 COUNTS = Counts(3, 9, (2, 2, 1))

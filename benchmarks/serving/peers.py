@@ -1,6 +1,6 @@
 """Other engines beside ours on the same weights, with the same prompts as token ids.
 
-    python benchmarks/peers.py HEAVY --prompts EVAL [--vllm VENV/bin/python]
+    python -m benchmarks.serving.peers HEAVY --prompts EVAL [--vllm VENV/bin/python]
         [--llama LLAMA_SERVER TARGET.gguf DRAFTER.gguf] [--vllm-k 1 2 3] [--llama-k 2 3]
         [--sections plain best chain] [--output FILE.json]
 
@@ -8,8 +8,8 @@
   best    each peer with chains of every K of its list, at 1, 4 and 16 clients, once: which K is its best?
   chain   ours (auto) against each peer with its best K, at 1, 4 and 16 clients
 
-How to install the peers: `benchmarks/peers.md`. Only one engine is under load at a time, the others are idle; what they
-use of the processor meanwhile is reported.
+How to install the peers: `benchmarks/serving/peers.md`. Only one engine is under load at a time; the processor time
+that the idle ones use meanwhile is reported.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from engines.llama import drafting, exact
-from engines.vllm import environment
-from serving import Findings, compare
-
+from benchmarks.engines.llama import drafting, exact
+from benchmarks.engines.vllm import environment
+from benchmarks.serving.compare import Findings, compare
 from eyas.bench.serving.load import read_items
 from eyas.bench.serving.report import ServeReport
 from eyas.bench.serving.run import ServePlan

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from engines.counts import Counts, Round, fitting_chains, full_chains, overshooting_chains
-from engines.llama_log import read_log
 
+from benchmarks.engines.counts import Counts, Round, fitting_chains, full_chains, overshooting_chains
+from benchmarks.engines.llama_log import read_log
 from eyas.types import Stats
 
 VLLM = """\

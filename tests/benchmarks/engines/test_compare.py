@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines.compare import Answer, Result, compare
-from engines.counts import Counts, Round, full_chains
-from engines.reference import Reference
-from engines.table import BEGIN, END, insert, table
 
+from benchmarks.engines.compare import Answer, Result, compare
+from benchmarks.engines.counts import Counts, Round, full_chains
+from benchmarks.engines.reference import Reference
+from benchmarks.engines.table import BEGIN, END, insert, table
 from eyas.errors import DataError
 from eyas.interop.export.consumers import CONSUMERS
 

@@ -1,6 +1,6 @@
 """Hostile clients beside a well-behaved one: no 5xx, clear 4xx, no stall of others.
 
-    python benchmarks/serve_hostile.py [--seconds 5] [--output FILE.json] [-- options of eyas serve]
+    python -m benchmarks.torture.serve_hostile [--seconds 5] [--output FILE.json] [-- options of eyas serve]
 
 The well-behaved client asks for short answers one after the other, first alone, then for as long as each attack lasts;
 its slowest answer under attack is set against its slowest alone. Fails if any answer to anybody is a 5xx, if an attack
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from attacks import MAY_BE_ANSWERED, MUST_BE_REFUSED, body
-from serving import conclude
 
+from benchmarks.torture.attacks import MAY_BE_ANSWERED, MUST_BE_REFUSED, body
+from benchmarks.torture.verdict import conclude
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 
 

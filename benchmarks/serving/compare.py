@@ -1,4 +1,4 @@
-"""What the serving benchmarks share: sides behind servers, measured interleaved and written down."""
+"""Servers started here, measured interleaved and written down: what the scripts of this folder share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
-from typing import Any
 
-from eyas.bench.ledger import write_json
 from eyas.bench.machine import describe_machine
 from eyas.bench.serving.load import Item, Load
 from eyas.bench.serving.report import ServeReport, lines_of, markdown_of
 from eyas.bench.serving.run import ServePlan, measure_sides
 from eyas.bench.serving.servers import IdleMeter, ServerProcess, Side
+from eyas.files import write_json
 from eyas.types import SamplingParams
 
 
@@ -27,15 +26,16 @@ def compare(
     params: SamplingParams,
     plan: ServePlan,
     *,
-    asked: Mapping[str, bool] | None = None,
+    speculate: Mapping[str, bool] | None = None,
 ) -> ServeReport:
-    """Start the servers one after the other (a controller measures the machine while it starts), then a side each under
-    every number of clients; the first is the baseline. `asked` says of which servers' requests what they are told:
-    to speculate or not."""
+    """Start the servers one after the other, because a controller measures the machine while it starts, then load each
+    with every number of clients. The first server is the baseline. `speculate`: server -> whether its requests ask it
+    to speculate; a server that is left out decides for itself.
+    """
     began = time.monotonic()
     with ExitStack() as stack:
         started = {name: stack.enter_context(server) for name, server in servers.items()}
-        sides = [Side(name, server.url, speculate=(asked or {}).get(name)) for name, server in started.items()]
+        sides = [Side(name, server.url, speculate=(speculate or {}).get(name)) for name, server in started.items()]
         idle = IdleMeter(started)
         loads = [Load("closed", count) for count in clients]
         results = asyncio.run(measure_sides(sides, loads, items, params, plan, around=idle))
@@ -65,13 +65,3 @@ class Findings(dict[str, ServeReport]):
         print(f"idle servers' share of a core: {json.dumps(dict(report.idle))}", flush=True)
         if self._output is not None:
             write_json(self._output, {each: found.as_dict() for each, found in self.items()})
-
-
-def conclude(findings: Mapping[str, Any], held: Mapping[str, bool], output: Path | None) -> None:
-    """Print and keep what was found and which promises held; the process fails if one didn't."""
-    report = {"date": str(date.today()), "machine": describe_machine(), **findings, "held": dict(held)}
-    print(json.dumps(report, indent=2))
-    if output is not None:
-        write_json(output, report)
-    if not all(held.values()):
-        raise SystemExit(1)

@@ -1,6 +1,6 @@
 """kill -9 at random moments: does a verb, started again and again, end with the bytes of an uninterrupted run?
 
-    python benchmarks/kills.py regenerate capture [--kills 10] [--seed 0] [--folder DIRECTORY]
+    python -m benchmarks.torture.kills regenerate capture [--kills 10] [--seed 0] [--folder DIRECTORY]
 
 A verb is a `Case`: what to run for a given output folder, and which of its files must be the same in the end. To add
 one, write a function from the working folder to a `Case` and enter it in `CASES`. The killer knows nothing else: it

@@ -1,0 +1,1 @@
+"""Servers under load: plain, speculating, and those of other engines."""
