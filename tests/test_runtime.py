@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas import runtime
-from eyas.targets.linears import can_pack
+from eyas.targets.linears import can_prepack
 
 PRODUCTS = """
 import re
@@ -42,7 +42,7 @@ def growth(**environment: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="this torch has no oneDNN")
+@pytest.mark.skipif(not can_prepack(torch.device("cpu"), torch.float32), reason="this torch has no oneDNN")
 def test_few_kernels_are_kept_unless_the_environment_wants_more() -> None:
     assert 2 * growth() < growth(**dict.fromkeys(runtime.KERNELS, "1024"))
 

@@ -18,7 +18,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS, kind_for, kind_name
 from eyas.errors import CheckpointError, ConfigError
 from eyas.targets import Target
-from eyas.targets.linears import can_pack, pack_linears
+from eyas.targets.linears import can_prepack, prepack_linears
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 from eyas.verify import Sampler
@@ -84,8 +84,8 @@ def test_gradients_pass_a_shared_head(rows: int) -> None:
     plain = tiny.build_model("gemma2")
     weight = plain.lm_head.weight.clone()
     target = Target(plain)
-    if can_pack(target.device, target.dtype):
-        pack_linears(plain)
+    if can_prepack(target.device, target.dtype):
+        prepack_linears(plain)
     made.borrow(target)
     states = torch.randn(3, tiny.HIDDEN, requires_grad=True)
     logits = made.logits(states)

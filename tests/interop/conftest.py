@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eyas.interop.export.drafter import ServedTarget
-from eyas.targets.loading import load_ends, load_tokenizer
+from eyas.targets.loading import load_embedding_and_head, load_tokenizer
 
 from ..pairs import save_target
 
@@ -16,4 +16,6 @@ LAYERS = 8
 @pytest.fixture(scope="session")
 def served_target(tmp_path_factory: pytest.TempPathFactory) -> ServedTarget:
     path = save_target(tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS, max_position_embeddings=512)
-    return ServedTarget(str(path), load_ends(path, dtype=torch.float32, device="cpu"), load_tokenizer(path))
+    return ServedTarget(
+        str(path), load_embedding_and_head(path, dtype=torch.float32, device="cpu"), load_tokenizer(path)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers as tf
 
-from eyas.targets.architecture import choose_taps, default_taps, why_taps
+from eyas.targets.taps import choose_taps, default_taps, why_taps
 
 from .. import tiny
 

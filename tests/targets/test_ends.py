@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eyas.targets import load_target
-from eyas.targets.architecture import choose_taps
-from eyas.targets.loading import load_ends
+from eyas.targets.loading import load_embedding_and_head
+from eyas.targets.taps import choose_taps
 
 from .. import tiny
 
@@ -17,7 +17,10 @@ from .. import tiny
 @pytest.mark.parametrize("name", ["llama", "gemma2", "olmo3", "gptoss", "deepseek3", "gpt2"])
 def test_ends_are_the_targets_own(name: str, tmp_path: Path) -> None:
     tiny.build_model(name).save_pretrained(tmp_path)
-    ends, whole = load_ends(tmp_path, dtype="float32", device="cpu"), load_target(tmp_path, device="cpu", packed=False)
+    ends, whole = (
+        load_embedding_and_head(tmp_path, dtype="float32", device="cpu"),
+        load_target(tmp_path, device="cpu", prepacked=False),
+    )
     for size in ("vocab_size", "hidden_size", "num_layers", "max_length"):
         assert getattr(ends, size) == getattr(whole, size)
     assert choose_taps(ends.config) == choose_taps(whole.config)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from eyas.targets import load_target
-from eyas.targets.fingerprint import ends_fingerprint, fingerprint
-from eyas.targets.linears import can_pack, pack_linears
-from eyas.targets.loading import load_ends
+from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
+from eyas.targets.linears import can_prepack, prepack_linears
+from eyas.targets.loading import load_embedding_and_head
 
 from .. import tiny
 
@@ -23,9 +23,9 @@ def test_neither_dtype_nor_packing_changes_it(tied: bool) -> None:
 
     prints = {fingerprint(made(dtype)) for dtype in (torch.float32, torch.bfloat16)}
     for dtype in (torch.float32, torch.bfloat16):
-        if can_pack(torch.device("cpu"), dtype):
+        if can_prepack(torch.device("cpu"), dtype):
             packed = made(dtype)
-            assert pack_linears(packed)
+            assert prepack_linears(packed)
             prints.add(fingerprint(packed))
     assert len(prints) == 1
     assert fingerprint(tiny.build_model("qwen2", seed=1)) not in prints
@@ -34,13 +34,13 @@ def test_neither_dtype_nor_packing_changes_it(tied: bool) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek3", "gpt2", "mixtral"])
 def test_ends_can_be_told_without_what_lies_between(name: str, tmp_path: Path) -> None:
     tiny.build_model(name).save_pretrained(tmp_path)
-    loaded = [load_target(tmp_path, device="cpu", packed=packed) for packed in (False, True)]
-    ends = load_ends(tmp_path, dtype="bfloat16", device="cpu")
-    assert len({ends_fingerprint(target.model, target.layers) for target in (*loaded, ends)}) == 1
+    loaded = [load_target(tmp_path, device="cpu", prepacked=prepacked) for prepacked in (False, True)]
+    ends = load_embedding_and_head(tmp_path, dtype="bfloat16", device="cpu")
+    assert len({embedding_head_fingerprint(target.model, target.layers) for target in (*loaded, ends)}) == 1
     whole = loaded[0]
-    before = ends_fingerprint(whole.model, whole.layers)
+    before = embedding_head_fingerprint(whole.model, whole.layers)
     with torch.no_grad():
         next(whole.layers[2].parameters()).add_(1)
-        assert ends_fingerprint(whole.model, whole.layers) == before
+        assert embedding_head_fingerprint(whole.model, whole.layers) == before
         next(whole.layers[0].parameters()).add_(1)
-    assert ends_fingerprint(whole.model, whole.layers) != before
+    assert embedding_head_fingerprint(whole.model, whole.layers) != before

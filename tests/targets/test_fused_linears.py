@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
-from eyas.targets.linears import WIDEST, PackedLinear, SiblingLinear, can_pack, merge_siblings, pack_linears
+from eyas.targets.linears import WIDEST, FusedLinear, PrepackedLinear, can_prepack, fuse_linears, prepack_linears
 
 from .. import tiny
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this CPU has no packed kernels")
-TYPES = [t for t in (torch.float32, torch.bfloat16) if can_pack(CPU, t)]
+pytestmark = pytest.mark.skipif(not can_prepack(CPU, torch.float32), reason="this CPU has no prepacked kernels")
+TYPES = [t for t in (torch.float32, torch.bfloat16) if can_prepack(CPU, t)]
 
 
 class Block(nn.Module):
@@ -39,15 +39,15 @@ def pair(dtype: torch.dtype = torch.float32, bias: bool = True) -> tuple[Block, 
     for _ in range(2):
         torch.manual_seed(0)
         block = Block(bias).to(dtype).requires_grad_(False)
-        pack_linears(block)
+        prepack_linears(block)
         made.append(block)
     x = torch.randn(2, 3, 16, dtype=dtype)
-    assert merge_siblings(made[1], lambda: made[1](x)) == 3
+    assert fuse_linears(made[1], lambda: made[1](x)) == 3
     return made[0], made[1]
 
 
 def joined(module: nn.Module) -> list[str]:
-    return [name for name, part in module.named_modules() if isinstance(part, SiblingLinear)]
+    return [name for name, part in module.named_modules() if isinstance(part, FusedLinear)]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -189,11 +189,11 @@ class Refuses(Block):
 def test_only_what_a_trial_shows_to_be_siblings_is_joined(made: Callable[[], Block], expected: list[str]) -> None:
     block = made().requires_grad_(False)
     before = block.a.weight.clone()
-    pack_linears(block)
+    prepack_linears(block)
     x = torch.randn(2, 3, 16)
-    assert merge_siblings(block, lambda: block(x)) == len(expected)
+    assert fuse_linears(block, lambda: block(x)) == len(expected)
     assert joined(block) == expected
-    assert isinstance(block.a, PackedLinear)
+    assert isinstance(block.a, PrepackedLinear)
     assert torch.equal(block.a.weight, before)
     assert not block.a._forward_pre_hooks
 
@@ -205,16 +205,16 @@ def test_a_bias_and_none_do_not_mix_and_a_tied_weight_stays(tied: bool) -> None:
     block.words = nn.Embedding(8, 16)
     if tied:
         block.words.weight = block.b.weight
-    pack_linears(block.requires_grad_(False))
+    prepack_linears(block.requires_grad_(False))
     x = torch.randn(2, 3, 16)
-    assert merge_siblings(block, lambda: block(x)) == (0 if tied else 2)
+    assert fuse_linears(block, lambda: block(x)) == (0 if tied else 2)
     assert block.b.tied == tied
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_a_loaded_target_of_any_architecture_says_the_same(tmp_path: Path, name: str) -> None:
     tiny.build_model(name).save_pretrained(tmp_path)
-    plain, target = (load_target(tmp_path, device="cpu", packed=packed) for packed in (False, True))
+    plain, target = (load_target(tmp_path, device="cpu", prepacked=prepacked) for prepacked in (False, True))
     count = len(joined(target.model))
     if name == "llama":
         assert count == 5 * tiny.LAYERS  # q, k, v; gate, up

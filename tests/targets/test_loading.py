@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from eyas.errors import ModelError, RequestError, UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.architecture import attention_plan, context_limit, default_taps
-from eyas.targets.loading import load_ends, resolve_device, resolve_dtype
+from eyas.targets.architecture import attention_plan, context_limit
+from eyas.targets.loading import load_embedding_and_head, resolve_device, resolve_dtype
+from eyas.targets.taps import default_taps
 
 from .. import tiny
 
@@ -181,7 +182,7 @@ def test_targets_load_in_dtype_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda _, fast=fast: fast)
         assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
-        assert load_ends(tmp_path, device="cpu", dtype="auto").dtype == dtype
+        assert load_embedding_and_head(tmp_path, device="cpu", dtype="auto").dtype == dtype
 
 
 def test_attention_plans() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.targets import Target, Verified
+from eyas.targets import Target, VerifyOutput
 from eyas.tree import DraftTree
 
 from .. import tiny
@@ -25,7 +25,7 @@ def draft(rows: int, seed: int = 3) -> DraftTree:
     )  # fmt: skip
 
 
-def everywhere(verified: Verified) -> tuple[torch.Tensor, torch.Tensor]:
+def everywhere(verified: VerifyOutput) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [R, 1 + N, V] and taps [R, 1 + N, A, Ht] of every place."""
     return verified.logits.rows[verified.logits.index], verified.taps[verified.logits.index]
 

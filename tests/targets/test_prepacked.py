@@ -11,13 +11,13 @@ from torch import nn
 from eyas.engine import Engine
 from eyas.errors import UsageError
 from eyas.targets import Target, load_target
-from eyas.targets.linears import PackedLinear, can_pack, pack_linears
+from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.types import Request, SamplingParams
 
 from .. import tiny
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this CPU has no packed kernels")
+pytestmark = pytest.mark.skipif(not can_prepack(CPU, torch.float32), reason="this CPU has no prepacked kernels")
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -27,10 +27,10 @@ def test_a_packed_layer_multiplies_alike(bias: bool, shape: tuple[int, ...]) -> 
     x, weight = torch.randn(shape), parent[0].weight.detach().clone()
     with torch.inference_mode():
         expected = parent(x)
-        assert pack_linears(parent) == 1
+        assert prepack_linears(parent) == 1
         torch.testing.assert_close(parent(x), expected)
     packed = parent[0]
-    assert isinstance(packed, PackedLinear)
+    assert isinstance(packed, PrepackedLinear)
     assert torch.equal(packed.weight, weight)
     assert (packed.in_features, packed.out_features) == (5, 7)
 
@@ -40,7 +40,7 @@ def test_a_packed_model_generates_alike(tied: bool) -> None:
     prompt = tiny.prompts(13)[0]
     expected = tiny.continuation(tiny.build_model("llama", tie_word_embeddings=tied), prompt, 12)
     model = tiny.build_model("llama", tie_word_embeddings=tied)
-    assert pack_linears(model) == 7 * tiny.LAYERS + 1
+    assert prepack_linears(model) == 7 * tiny.LAYERS + 1
     target = Target(model)
     assert target.vocab_size == tiny.VOCAB
     done = Engine(target).generate([Request(tuple(prompt), SamplingParams(max_tokens=12))])
@@ -51,8 +51,8 @@ def test_a_packed_model_generates_alike(tied: bool) -> None:
 def test_packing_is_the_default_but_not_for_a_compiled_model(tmp_path: Path) -> None:
     tiny.build_model("llama").save_pretrained(tmp_path)
     options: dict[str, bool]
-    for options, packed in (({}, True), ({"packed": False}, False), ({"compiled": True}, False)):
+    for options, packed in (({}, True), ({"prepacked": False}, False), ({"compiled": True}, False)):
         target = load_target(tmp_path, device="cpu", **options)
-        assert isinstance(target.model.lm_head, PackedLinear) == packed
+        assert isinstance(target.model.lm_head, PrepackedLinear) == packed
     with pytest.raises(UsageError, match="choose one"):
-        load_target(tmp_path, device="cpu", compiled=True, packed=True)
+        load_target(tmp_path, device="cpu", compiled=True, prepacked=True)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb, repeat_kv
 
-from eyas.targets import Target, Verified
-from eyas.targets.attention import Ragged
+from eyas.targets import Target, VerifyOutput
+from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree
 
 from .. import tiny
@@ -27,14 +27,14 @@ CPU = torch.device("cpu")
 )
 def test_a_layout_is_a_list_of_the_present_places(present: list[list[bool]]) -> None:
     mask = torch.tensor(present)
-    layout = Ragged.of(mask, int(mask.sum()))
+    layout = RaggedLayout.of(mask, int(mask.sum()))
     assert layout.places.tolist() == mask.flatten().nonzero().flatten().tolist()
     padded = torch.arange(mask.numel()).view(mask.shape)
-    packed = layout.pack(padded)
+    packed = layout.gather(padded)
     assert packed.tolist() == [padded[mask].tolist()]
-    assert torch.equal(layout.unpack(packed)[mask], padded[mask])
+    assert torch.equal(layout.pad(packed)[mask], padded[mask])
     heads = torch.stack((packed, -packed), dim=1).unsqueeze(3)  # [1, H, T, D]
-    spread = layout.spread(heads)
+    spread = layout.pad_heads(heads)
     assert spread.shape == (len(present), 2, 3, 1)
     for head, sign in enumerate((1, -1)):
         assert torch.equal(spread[:, head, :, 0][mask], sign * padded[mask])
@@ -43,7 +43,7 @@ def test_a_layout_is_a_list_of_the_present_places(present: list[list[bool]]) -> 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
 def test_counts_are_a_mask_of_first_places(counts: list[int]) -> None:
     mask = torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)
-    ours, theirs = Ragged.of_counts(counts, CPU), Ragged.of(mask, sum(counts))
+    ours, theirs = RaggedLayout.of_counts(counts, CPU), RaggedLayout.of(mask, sum(counts))
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.places, theirs.places)
 
@@ -64,7 +64,7 @@ def fill(target: Target) -> Tensor:
     return torch.tensor([p[-1] for p in prompts])
 
 
-def check(target: Target, verified: Verified, tree: DraftTree) -> None:
+def check(target: Target, verified: VerifyOutput, tree: DraftTree) -> None:
     """Every valid place against a plain pass over its path."""
     for row, prompt in enumerate(tiny.prompts(*LENGTHS)):
         paths: dict[int, list[int]] = {-1: []}
@@ -83,7 +83,7 @@ def check(target: Target, verified: Verified, tree: DraftTree) -> None:
 @pytest.mark.parametrize("compact", [False, True])
 def test_a_packed_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compact: bool) -> None:
     target, tree = tiny.target(name), ragged_tree()
-    assert target.packs
+    assert target.ragged
     roots = fill(target)
     tree = tree.compact() if compact else tree
     verified = target.verify(range(4), roots, tree, (2,))
@@ -102,7 +102,7 @@ def test_rows_of_one_length_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch)
     """No layout is even made."""
     target = tiny.target()
     roots = fill(target)
-    monkeypatch.setattr(Ragged, "of", None)
+    monkeypatch.setattr(RaggedLayout, "of", None)
     tree = ragged_tree()
     full = DraftTree(tree.tokens, tree.parents, tree.logprob, torch.ones_like(tree.valid), 3)
     assert target.verify(range(4), roots, full, ()).tokens == 28
@@ -171,13 +171,13 @@ def test_a_model_with_its_own_attention_runs_padded(wrong: bool, monkeypatch: py
     for layer in model.model.layers:
         layer.self_attn.__class__ = OwnAttention
     target = Target(model)
-    assert not target.packs
+    assert not target.ragged
     assert model.config._attn_implementation == "sdpa"
     verified = target_after(target)
     assert verified.tokens == 28
 
 
-def target_after(target: Target) -> Verified:
+def target_after(target: Target) -> VerifyOutput:
     roots, tree = fill(target), ragged_tree()
     verified = target.verify(range(4), roots, tree, (2,))
     stock = Target(tiny.build_model("llama"))
@@ -187,7 +187,7 @@ def target_after(target: Target) -> Verified:
 
 
 def test_packing_can_be_declined() -> None:
-    target = Target(tiny.build_model("llama"), packs=False)
+    target = Target(tiny.build_model("llama"), ragged=False)
     assert target_after(target).tokens == 28
 
 

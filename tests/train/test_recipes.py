@@ -10,7 +10,7 @@ import torch
 from eyas.config import load_config
 from eyas.errors import ConfigError
 from eyas.targets import Target
-from eyas.targets.loading import load_ends
+from eyas.targets.loading import load_embedding_and_head
 from eyas.train.drafter.shape import fresh_network
 from eyas.train.recipes import Recipe
 from eyas.tree import parse_tree
@@ -27,7 +27,7 @@ def test_there_are_recipes() -> None:
 
 @pytest.fixture(scope="module")
 def demo() -> Target:
-    return load_ends("demo", dtype="float32", device="cpu")
+    return load_embedding_and_head("demo", dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("name", [*KINDS, "demo_drafter"])

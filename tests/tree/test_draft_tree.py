@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.tree import DraftTree, PlaceLogits, parse_tree
+from eyas.tree import DraftTree, NodeLogits, parse_tree
 from eyas.tree.draft_tree import ancestor_mask
 
 
@@ -125,12 +125,12 @@ def test_rows_that_are_not_live_have_no_nodes() -> None:
 
 def test_logits_are_found_by_place() -> None:
     rows = torch.randn(4, 7)
-    logits = PlaceLogits(rows, torch.tensor([[0, 1, 2], [3, 3, 3]]))
+    logits = NodeLogits(rows, torch.tensor([[0, 1, 2], [3, 3, 3]]))
     assert logits.vocab_size == 7
     assert torch.equal(logits.best(), rows.argmax(1)[logits.index])
     assert torch.equal(logits.at(torch.tensor([1, 0])), rows[[1, 3]])
     assert torch.equal(logits.at(torch.tensor([3, 3])), rows[[2, 3]])  # off the tree: any
     padded = torch.randn(2, 3, 7)
-    whole = PlaceLogits.of(padded)
+    whole = NodeLogits.of(padded)
     assert whole.rows.data_ptr() == padded.data_ptr()
     assert torch.equal(whole.at(torch.tensor([2, 1])), padded[[0, 1], [2, 1]])

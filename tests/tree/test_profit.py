@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.tree.values import Choice, most_profitable
+from eyas.tree.values import NodeChoice, most_profitable
 
 VALUES = st.lists(st.lists(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.9)), min_size=3, max_size=3), min_size=1, max_size=3)
 STEPS = st.lists(st.sampled_from((0.0, 0.05, 0.2, 0.4)), min_size=9, max_size=9)
@@ -39,7 +39,7 @@ def test_no_other_number_of_nodes_a_row_pays_more(
 def test_padding_that_costs_more_than_it_brings_is_avoided() -> None:
     values = np.array([[0.9, 0.8, 0.3], [0.6, 0.3, 0.1]])
     prices = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-    assert most_profitable(values, prices, None) == Choice(3, 5)
-    assert most_profitable(values, prices, (0.0, 0.0, 0.0)) == Choice(3, 5)
-    assert most_profitable(values, prices, (0.2, 0.4, 0.6)) == Choice(2, 4)  # two nodes for each
+    assert most_profitable(values, prices, None) == NodeChoice(3, 5)
+    assert most_profitable(values, prices, (0.0, 0.0, 0.0)) == NodeChoice(3, 5)
+    assert most_profitable(values, prices, (0.2, 0.4, 0.6)) == NodeChoice(2, 4)  # two nodes for each
     assert most_profitable(values, (2.0, 4.0), (0.2,)).nodes == 0

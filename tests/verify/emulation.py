@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from eyas.tree import DraftTree, PlaceLogits, TreeSpec
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import SamplingParams
 from eyas.verify import Coupling, Sampler, WalkRule
 
@@ -85,7 +85,7 @@ def generate(
         else:
             tree = draft(drafter, state, spec, sampler.coupling(range(rows), coupled))
         states = place_states(tree, state)
-        result = walk(PlaceLogits.of(target.table[states]), tree, sampler, range(rows))
+        result = walk(NodeLogits.of(target.table[states]), tree, sampler, range(rows))
         count = result.accepted + 1
         sampler.commit(range(rows), result.tokens, count)
         width = result.tokens.shape[1]

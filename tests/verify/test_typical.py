@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.errors import UsageError
-from eyas.tree import DraftTree, PlaceLogits
+from eyas.tree import DraftTree, NodeLogits
 from eyas.types import SamplingParams
 from eyas.verify import SeededWalk, TypicalWalk
 
@@ -36,7 +36,7 @@ def tree_of(tokens: list[int], parents: list[int], depth: int) -> DraftTree:
 def test_the_threshold(epsilon: float, delta: float, accepted: bool) -> None:
     logits = PROBS.log().expand(1, 2, 4)
     sampler = admit_all([SamplingParams()], 4)
-    result = TypicalWalk(epsilon, delta)(PlaceLogits.of(logits), tree_of([2], [-1], 1), sampler, range(1))
+    result = TypicalWalk(epsilon, delta)(NodeLogits.of(logits), tree_of([2], [-1], 1), sampler, range(1))
     # the greedy row's closing token is the argmax, its p that of temperature 1
     assert result.tokens.tolist() == ([[2, 0]] if accepted else [[0, -1]])
     assert result.path.tolist() == ([[0, 1]] if accepted else [[0, 0]])
@@ -45,7 +45,7 @@ def test_the_threshold(epsilon: float, delta: float, accepted: bool) -> None:
 def test_the_most_probable_acceptable_child_wins() -> None:
     logits = PROBS.log().expand(1, 5, 4)
     sampler = admit_all([SamplingParams()], 4)
-    result = TypicalWalk()(PlaceLogits.of(logits), tree_of([3, 2, 1, 2], [-1, -1, -1, 2], 2), sampler, range(1))
+    result = TypicalWalk()(NodeLogits.of(logits), tree_of([3, 2, 1, 2], [-1, -1, -1, 2], 2), sampler, range(1))
     assert result.path.tolist() == [[0, 3, 4]]
     assert result.tokens.tolist() == [[1, 2, 0]]
 
@@ -54,7 +54,7 @@ def test_the_temperature_counts() -> None:
     logits = PROBS.log().expand(1, 2, 4)
     sampler = admit_all([SamplingParams(temperature=0.3)], 4)
     assert TypicalWalk(0.09, 9.0)(
-        PlaceLogits.of(logits), tree_of([2], [-1], 1), sampler, range(1)
+        NodeLogits.of(logits), tree_of([2], [-1], 1), sampler, range(1)
     ).accepted.tolist() == [0]
 
 
@@ -62,7 +62,7 @@ def test_a_bare_root_is_plain_decoding() -> None:
     sampler = admit_all([SamplingParams(temperature=1.0, seed=3)], 4)
     logits = PROBS.log().expand(1, 1, 4)
     ours, exact = (
-        walk(PlaceLogits.of(logits), DraftTree.empty(1, CPU), sampler, range(1))
+        walk(NodeLogits.of(logits), DraftTree.empty(1, CPU), sampler, range(1))
         for walk in (TypicalWalk(), SeededWalk())
     )
     assert torch.equal(ours.tokens, exact.tokens)

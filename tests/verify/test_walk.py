@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eyas.tree import DraftTree, PlaceLogits
+from eyas.tree import DraftTree, NodeLogits
 from eyas.types import SamplingParams
 from eyas.verify import SeededWalk, gumbel
 from eyas.verify.walk import _sampled
@@ -64,7 +64,7 @@ def test_equals_a_plain_walk(seed: int, nodes: int, temperatures: list[float]) -
     params = [SamplingParams(temperature=t, seed=seed + i) for i, t in enumerate(temperatures)]
     tree = random_tree(rows, nodes, generator)
     logits = torch.randn(rows, 1 + nodes, VOCAB, generator=generator)
-    result = SeededWalk()(PlaceLogits.of(logits), tree, admit_all(params, VOCAB), range(rows))
+    result = SeededWalk()(NodeLogits.of(logits), tree, admit_all(params, VOCAB), range(rows))
     for row, each in enumerate(params):
         tokens, path = walk_by_hand(logits, tree, row, each)
         padding = nodes + 1 - len(tokens)
@@ -81,8 +81,8 @@ def test_the_greedy_shortcut_changes_nothing(seed: int, nodes: int, ties: bool) 
     logits = logits.round() if ties else logits
     sampler = admit_all([SamplingParams()] * 3, VOCAB)
     short, long = (
-        SeededWalk()(PlaceLogits.of(logits), tree, sampler, range(3)),
-        _sampled(PlaceLogits.of(logits), tree, sampler, range(3)),
+        SeededWalk()(NodeLogits.of(logits), tree, sampler, range(3)),
+        _sampled(NodeLogits.of(logits), tree, sampler, range(3)),
     )
     for name in ("tokens", "path", "accepted"):
         assert torch.equal(getattr(short, name), getattr(long, name))
@@ -92,7 +92,7 @@ def test_the_greedy_shortcut_changes_nothing(seed: int, nodes: int, ties: bool) 
 def test_a_bare_root_is_plain_decoding(temperature: float) -> None:
     sampler = admit_all([SamplingParams(temperature=temperature)] * 2, VOCAB)
     logits = torch.randn(2, 1, VOCAB, generator=torch.Generator().manual_seed(0))
-    result = SeededWalk()(PlaceLogits.of(logits), DraftTree.empty(2, CPU), sampler, range(2))
+    result = SeededWalk()(NodeLogits.of(logits), DraftTree.empty(2, CPU), sampler, range(2))
     assert torch.equal(result.tokens[:, 0], sampler.path(range(2)).sample(logits[:, 0]))
     assert result.path.tolist() == [[0], [0]]
     assert result.accepted.tolist() == [0, 0]
@@ -104,7 +104,7 @@ def test_of_twins_the_first_is_taken(temperature: float) -> None:
     tree = DraftTree(tokens, parents, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), 2)
     logits = torch.eye(VOCAB)[torch.tensor([2, 1, 1, 0])].unsqueeze(0)
     result = SeededWalk()(
-        PlaceLogits.of(logits), tree, admit_all([SamplingParams(temperature=temperature)], VOCAB), range(1)
+        NodeLogits.of(logits), tree, admit_all([SamplingParams(temperature=temperature)], VOCAB), range(1)
     )
     assert result.path.tolist() == [[0, 1, 0]]
     assert result.tokens.tolist() == [[2, 1, -1]]
@@ -113,5 +113,5 @@ def test_of_twins_the_first_is_taken(temperature: float) -> None:
 def test_only_the_first_slots_are_walked() -> None:
     sampler = admit_all([SamplingParams(), SamplingParams(temperature=1.0, frequency_penalty=1.0)], VOCAB)
     assert sampler.needs(range(1)).plain
-    result = SeededWalk()(PlaceLogits.of(torch.eye(VOCAB)[None, 3:]), DraftTree.empty(1, CPU), sampler, range(1))
+    result = SeededWalk()(NodeLogits.of(torch.eye(VOCAB)[None, 3:]), DraftTree.empty(1, CPU), sampler, range(1))
     assert result.tokens.tolist() == [[3]]

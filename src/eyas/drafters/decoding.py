@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from eyas.drafters.layers import Attend
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import UsageError
-from eyas.targets.attention import Ragged, grouped_attention, visible
+from eyas.targets.attention import RaggedLayout, grouped_attention, visible
 from eyas.targets.slots import Saved, SlotCache, mapped_copy, mapped_zeros
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
@@ -175,7 +175,7 @@ class NetworkDrafter:
         if not width:
             return
         next_tokens, taps = next_tokens[:, :width], taps[:, :width]
-        layout = None if sum(counts) == next_tokens.numel() else Ragged.of_counts(counts, self._ids.device)
+        layout = None if sum(counts) == next_tokens.numel() else RaggedLayout.of_counts(counts, self._ids.device)
         start = self._cache.start(rows)
         lengths = self._lengths(rows)
         steps = torch.arange(width, device=lengths.device)
@@ -183,7 +183,7 @@ class NetworkDrafter:
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
         attend = self._attend(rows, start, visible(lengths, start, causal, positions, None), layout)
         if layout is not None:
-            next_tokens, taps, positions = layout.pack(next_tokens), layout.pack(taps), layout.pack(positions)
+            next_tokens, taps, positions = layout.gather(next_tokens), layout.gather(taps), layout.gather(positions)
         fed, normed = self.network.step(next_tokens, self.network.fuse(taps), positions, attend)
         self._cache.commit(rows, [range(count) for count in counts])
         # rows lie end to end in both forms: padded ones are of one length
@@ -196,7 +196,7 @@ class NetworkDrafter:
     def _lengths(self, rows: range) -> Tensor:
         return torch.tensor(self._cache.lengths[rows.start : rows.stop], device=self._fed.device)
 
-    def _attend(self, rows: range, column: int, seen: Tensor, layout: Ragged | None = None) -> Attend:
+    def _attend(self, rows: range, column: int, seen: Tensor, layout: RaggedLayout | None = None) -> Attend:
         """Attention that stages its keys from `column` on, under the mask `seen` [R, 1, S, K].
 
         With a `layout` the rows' queries, keys and values come end to end.
@@ -205,10 +205,10 @@ class NetworkDrafter:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layout is not None:
-                q, k, v = layout.spread(q), layout.spread(k), layout.spread(v)
+                q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
             keys, values = self._cache.write(layer, k, v, rows, column)
             out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
-            return out if layout is None else layout.pack(out.transpose(1, 2)).transpose(1, 2)
+            return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 
         return attend
 

@@ -19,7 +19,7 @@ from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint
-from eyas.targets.linears import can_pack, pack_linears
+from eyas.targets.linears import can_prepack, prepack_linears
 
 _LOG = logging.getLogger("eyas")
 
@@ -46,8 +46,8 @@ def load_drafter(
     taps = network.config.taps or network.config.default_taps(target.num_layers)
     check_fit(network.config, taps, target, str(source))
     network = network.to(device=target.device, dtype=target.dtype)
-    if can_pack(target.device, target.dtype):
-        pack_linears(network)
+    if can_prepack(target.device, target.dtype):
+        prepack_linears(network)
         use_huge_pages()
     _compare_targets(checkpoint.provenance.get("target_fingerprint"), target, str(source))
     return NetworkDrafter(network, taps)

@@ -2,8 +2,8 @@
 
 from eyas.targets.loading import load_target, load_tokenizer
 from eyas.targets.slots import KVShape, SlotCache
-from eyas.targets.target import PrefillChunk, Target, Trace, Verified
+from eyas.targets.target import PrefillChunk, Target, Trace, VerifyOutput
 
 __all__ = [
-    "KVShape", "PrefillChunk", "SlotCache", "Target", "Trace", "Verified", "load_target", "load_tokenizer",
+    "KVShape", "PrefillChunk", "SlotCache", "Target", "Trace", "VerifyOutput", "load_target", "load_tokenizer",
 ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
-from itertools import combinations
 from typing import Any
 
 from torch import nn
@@ -123,48 +122,3 @@ def logit_finish(config: Any) -> Callable[[Any], Any]:
         return out
 
     return finish
-
-
-def default_taps(layers: int) -> tuple[int, ...]:
-    """EAGLE-3's boundaries [2, n // 2, n - 3], moved apart where a shallow model makes them coincide."""
-    if layers >= 7:
-        return (2, layers // 2, layers - 3)
-    spread = sorted({round(i * layers / 3) for i in (1, 2, 3)} | {min(1, layers)})
-    return tuple(spread[-3:])
-
-
-def choose_taps(config: Any) -> tuple[int, ...]:
-    """The boundaries a drafter reads by default: `default_taps`, moved to full-attention layers in a hybrid model.
-
-    Boundary k is the *output* of layer k - 1 (and the input of layer k), so layer k - 1 is the one that carries a
-    tap: what it attended to is what the state knows of the context. Among the boundaries carried by full-attention
-    layers the distinct ones nearest the defaults are taken; too few of them, and the defaults stay.
-    """
-    config = config.get_text_config()
-    defaults = default_taps(config.num_hidden_layers)
-    full = _full_boundaries(config)
-    if len(full) < len(defaults):
-        return defaults
-    # both ascending, so the nearest pairing is in order
-    return min(
-        combinations(full, len(defaults)),
-        key=lambda taps: (sum(abs(a - b) for a, b in zip(taps, defaults, strict=True)), taps),
-    )
-
-
-def why_taps(config: Any, taps: tuple[int, ...]) -> str:
-    """One sentence about where taps lie."""
-    config = config.get_text_config()
-    defaults, full = default_taps(config.num_hidden_layers), _full_boundaries(config)
-    shown = ", ".join(map(str, taps))
-    if not attention_plan(config).hybrid:
-        return f"taps {shown}: " + ("the usual ones, all layers being alike" if taps == defaults else "as asked for")
-    carried = sum(k in full for k in taps)
-    nearest = f", nearest the usual {', '.join(map(str, defaults))}" if taps == choose_taps(config) != defaults else ""
-    return f"taps {shown}: {carried} of {len(taps)} are outputs of full-attention layers{nearest}"
-
-
-def _full_boundaries(config: Any) -> list[int]:
-    """Boundaries that are the output of a layer which attends to everything; all of them where layers are alike."""
-    types = config.layer_types if attention_plan(config).hybrid else [FULL] * config.num_hidden_layers
-    return [i + 1 for i, kind in enumerate(types) if kind == FULL]

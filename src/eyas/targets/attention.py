@@ -30,11 +30,11 @@ from eyas.errors import UnsupportedModelError
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 """transformers' attention function: (module, query [B, H, Q, D], key, value, mask, ...) -> ([B, Q, H, Dv], weights)."""
 
-_layout: ContextVar[Ragged | None] = ContextVar("eyas_layout", default=None)
+_layout: ContextVar[RaggedLayout | None] = ContextVar("eyas_layout", default=None)
 
 
 @contextmanager
-def packed(layout: Ragged | None) -> Iterator[None]:
+def use_layout(layout: RaggedLayout | None) -> Iterator[None]:
     """Within the block the tokens of every pass lie as `layout` says; None = rows are of one length."""
     token = _layout.set(layout)
     try:
@@ -54,8 +54,8 @@ def _ragged_attention(
     layout = _layout.get()
     if layout is None:
         return inner(module, query, *args, **kwargs)
-    out, weights = inner(module, layout.spread(query), *args, **kwargs)
-    return layout.pack(out), weights
+    out, weights = inner(module, layout.pad_heads(query), *args, **kwargs)
+    return layout.gather(out), weights
 
 
 def shared_heads_attention(
@@ -195,33 +195,33 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Ragged:
+class RaggedLayout:
     """Where the tokens of a pass lie."""
 
     index: Tensor  # [R, Q] int64: the token at each place; a place without one shows the token before it
     places: Tensor  # [T] int64: the place row * Q + column of each token
 
     @staticmethod
-    def of(present: Tensor, total: int) -> Ragged:
+    def of(present: Tensor, total: int) -> RaggedLayout:
         """From `present` [R, Q] bool, of which `total` places are true; asks the device for nothing."""
         seen = present.flatten().cumsum(0)  # [R * Q] tokens up to and including each place
         ranks = torch.arange(1, total + 1, device=seen.device)
-        return Ragged((seen - 1).clamp(min=0).view(present.shape), torch.searchsorted(seen, ranks))
+        return RaggedLayout((seen - 1).clamp(min=0).view(present.shape), torch.searchsorted(seen, ranks))
 
     @staticmethod
-    def of_counts(counts: Sequence[int], device: torch.device) -> Ragged:
+    def of_counts(counts: Sequence[int], device: torch.device) -> RaggedLayout:
         """Rows of `counts` tokens each; their padded form is as wide as the longest."""
         steps = torch.arange(max(counts), device=device)
-        return Ragged.of(steps < torch.tensor(list(counts), device=device).unsqueeze(1), sum(counts))
+        return RaggedLayout.of(steps < torch.tensor(list(counts), device=device).unsqueeze(1), sum(counts))
 
-    def pack(self, padded: Tensor) -> Tensor:
+    def gather(self, padded: Tensor) -> Tensor:
         """[R, Q, ...] -> [1, T, ...]."""
         return padded.flatten(0, 1).index_select(0, self.places).unsqueeze(0)
 
-    def unpack(self, packed: Tensor) -> Tensor:
+    def pad(self, ragged: Tensor) -> Tensor:
         """[1, T, ...] -> [R, Q, ...]; places without a token show another one's."""
-        return torch.unflatten(packed[0].index_select(0, self.index.flatten()), 0, self.index.shape)
+        return torch.unflatten(ragged[0].index_select(0, self.index.flatten()), 0, self.index.shape)
 
-    def spread(self, heads: Tensor) -> Tensor:
+    def pad_heads(self, heads: Tensor) -> Tensor:
         """Queries, keys or values [1, H, T, D] -> [R, H, Q, D]."""
         return torch.unflatten(heads[0].index_select(1, self.index.flatten()), 1, self.index.shape).transpose(0, 1)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from eyas.targets.linears import PackedLinear
+from eyas.targets.linears import PrepackedLinear
 
 SAMPLE = 1024
 """Values looked at in every tensor."""
@@ -22,7 +22,7 @@ def fingerprint(model: nn.Module) -> str:
     return _digest(_samples(model))
 
 
-def ends_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:
+def embedding_head_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:
     """The same of everything outside its decoder `layers`, and of the first of them.
 
     So it can be had of a model of which no more was loaded, and still tells most fine-tunings apart.
@@ -45,7 +45,7 @@ def _digest(samples: Iterable[Sample]) -> str:
 
 def _samples(model: nn.Module) -> Iterator[Sample]:
     """(name, shape, first values) of every weight; a tied one once."""
-    packed = {name: part for name, part in model.named_modules() if isinstance(part, PackedLinear)}
+    packed = {name: part for name, part in model.named_modules() if isinstance(part, PrepackedLinear)}
     for name, weight in model.named_parameters():
         yield name, tuple(weight.shape), weight.detach().flatten()[:SAMPLE]
     for name, linear in packed.items():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 _KEPT = 1024
-PACKABLE = (torch.float32, torch.bfloat16)
+PREPACKABLE = (torch.float32, torch.bfloat16)
 
 
 class _Product(torch.autograd.Function):
@@ -48,7 +48,7 @@ def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-class PackedLinear(nn.Module):
+class PrepackedLinear(nn.Module):
     """A frozen stand-in for `nn.Linear`. The packed copy is the only one, unless the weight is shared."""
 
     bias: Tensor | None
@@ -84,27 +84,27 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype}"
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     """Is there a packed kernel for this device and type?"""
     return (
         device.type == "cpu"
-        and dtype in PACKABLE
+        and dtype in PREPACKABLE
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
-def pack_linears(module: nn.Module) -> int:
+def prepack_linears(module: nn.Module) -> int:
     """Replace every `nn.Linear` below `module`; returns how many. Tied weights stay where the embedding needs them."""
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     found = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and child.weight.dtype in PACKABLE
+        if type(child) is nn.Linear and child.weight.dtype in PREPACKABLE
     ]
     for parent, name, child in found:
-        setattr(parent, name, PackedLinear(child, id(child.weight) in shared))
+        setattr(parent, name, PrepackedLinear(child, id(child.weight) in shared))
         if id(child.weight) not in shared:
             child.weight = nn.Parameter(torch.empty(0), requires_grad=False)  # free it before the next is packed
     return len(found)
@@ -130,10 +130,10 @@ class _Joint:
     along, and if one is never asked for they go with the input. A sibling that finds nothing computes anew.
 
     An input written to between two siblings is noticed by its version. Tensors of inference mode have none: there
-    siblings rely on the trial (`merge_siblings`), in which the model's code was seen to leave it alone.
+    siblings rely on the trial (`fuse_linears`), in which the model's code was seen to leave it alone.
     """
 
-    def __init__(self, linears: list[PackedLinear]) -> None:
+    def __init__(self, linears: list[PrepackedLinear]) -> None:
         self.packed = pack(torch.cat([linear.weight for linear in linears]))
         biases = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
@@ -161,10 +161,10 @@ class _Joint:
         return own
 
 
-class SiblingLinear(PackedLinear):
+class FusedLinear(PrepackedLinear):
     """A packed linear whose weight is some rows of a joint one."""
 
-    def __init__(self, linear: PackedLinear, joint: _Joint, index: int) -> None:
+    def __init__(self, linear: PrepackedLinear, joint: _Joint, index: int) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype, self._first, self._shared = linear._dtype, linear._first, None
@@ -188,10 +188,10 @@ class _Place(NamedTuple):
 
     parent: nn.Module
     name: str
-    linear: PackedLinear
+    linear: PrepackedLinear
 
 
-def merge_siblings(module: nn.Module, trial: Callable[[], Tensor]) -> int:
+def fuse_linears(module: nn.Module, trial: Callable[[], Tensor]) -> int:
     """Join packed linears below `module` that `trial`, a run of the model, feeds alike; returns how many were joined.
 
     Joined are children of one parent with the same input type, bias or none, each called once with the same tensor,
@@ -212,7 +212,7 @@ def merge_siblings(module: nn.Module, trial: Callable[[], Tensor]) -> int:
             plain.weight = nn.Parameter(linear.weight, requires_grad=False)
             if linear.bias is not None:
                 plain.bias = nn.Parameter(linear.bias, requires_grad=False)
-            setattr(parent, name, PackedLinear(plain, shared=False))
+            setattr(parent, name, PrepackedLinear(plain, shared=False))
         return 0
     return len(joined)
 
@@ -226,15 +226,15 @@ class _Call(NamedTuple):
     """A copy, to see whether `given` is changed later on."""
 
 
-def _watch(module: nn.Module, trial: Callable[[], Tensor]) -> tuple[dict[PackedLinear, list[_Call]], Tensor]:
+def _watch(module: nn.Module, trial: Callable[[], Tensor]) -> tuple[dict[PrepackedLinear, list[_Call]], Tensor]:
     """What each packed linear was called with, and what the trial says."""
-    calls: dict[PackedLinear, list[_Call]] = {}
+    calls: dict[PrepackedLinear, list[_Call]] = {}
 
     def note(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(linear, PackedLinear)
+        assert isinstance(linear, PrepackedLinear)
         calls.setdefault(linear, []).extend(_Call(x, x.clone()) for x in args)
 
-    handles = [part.register_forward_pre_hook(note) for part in module.modules() if isinstance(part, PackedLinear)]
+    handles = [part.register_forward_pre_hook(note) for part in module.modules() if isinstance(part, PrepackedLinear)]
     try:
         with torch.inference_mode():
             return calls, trial()
@@ -243,14 +243,19 @@ def _watch(module: nn.Module, trial: Callable[[], Tensor]) -> tuple[dict[PackedL
             handle.remove()
 
 
-def _groups(module: nn.Module, calls: dict[PackedLinear, list[_Call]]) -> list[list[_Place]]:
+def _groups(module: nn.Module, calls: dict[PrepackedLinear, list[_Call]]) -> list[list[_Place]]:
     """The sets of siblings, in the order of their parents."""
     homes = Counter(child for parent in module.modules() for child in parent.children())
     groups = []
     for parent in module.modules():
         alike: dict[object, list[_Place]] = {}
         for name, child in parent.named_children():
-            if type(child) is PackedLinear and not child.tied and homes[child] == 1 and len(calls.get(child, ())) == 1:
+            if (
+                type(child) is PrepackedLinear
+                and not child.tied
+                and homes[child] == 1
+                and len(calls.get(child, ())) == 1
+            ):
                 key = (id(calls[child][0].given), child.in_features, child.first(0).dtype, child.bias is None)
                 alike.setdefault(key, []).append(_Place(parent, name, child))
         for group in alike.values():
@@ -265,7 +270,7 @@ def _join(group: list[_Place]) -> list[_Place]:
     """Put siblings in the places of a group; the weights there before are let go."""
     joint = _Joint([place.linear for place in group])
     made = [
-        _Place(parent, name, SiblingLinear(linear, joint, index)) for index, (parent, name, linear) in enumerate(group)
+        _Place(parent, name, FusedLinear(linear, joint, index)) for index, (parent, name, linear) in enumerate(group)
     ]
     for parent, name, sibling in made:
         setattr(parent, name, sibling)

@@ -19,7 +19,7 @@ from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UsageError
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
-from eyas.targets.linears import can_pack, merge_siblings, pack_linears
+from eyas.targets.linears import can_prepack, fuse_linears, prepack_linears
 from eyas.targets.target import Target
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -102,11 +102,11 @@ def load_target(
     device: str | torch.device | None = None,
     attention: str | None = None,
     compiled: bool = False,
-    packed: bool | None = None,
+    prepacked: bool | None = None,
 ) -> Target:
     """Load a decoder LM unpatched, in a `dtype` as `resolve_dtype` takes it.
 
-    `attention` is transformers' `attn_implementation`; flash kernels take no trees. `packed` lays linear weights out
+    `attention` is transformers' `attn_implementation`; flash kernels take no trees. `prepacked` lays linear weights out
     for the CPU's kernels; None does so where there are such kernels, but not for a compiled model: the compiler brings
     its own and refuses these.
     """
@@ -121,14 +121,14 @@ def load_target(
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     loaded = read_model(name, config, torch_dtype, attention)
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
-    if packed and compiled:
-        raise UsageError("a compiled target can't be packed as well: choose one")
-    if not compiled and can_pack(torch_device, torch_dtype) if packed is None else packed:
-        pack_linears(loaded)
-        merge_siblings(loaded, lambda: _trial(loaded))
+    if prepacked and compiled:
+        raise UsageError("a compiled target can't be prepacked as well: choose one")
+    if not compiled and can_prepack(torch_device, torch_dtype) if prepacked is None else prepacked:
+        prepack_linears(loaded)
+        fuse_linears(loaded, lambda: _trial(loaded))
     if torch_device.type == "cpu":
         use_huge_pages()
-    target = Target(loaded, packs=not compiled)  # a compiled graph would be made anew for every layout
+    target = Target(loaded, ragged=not compiled)  # a compiled graph would be made anew for every layout
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
@@ -183,11 +183,13 @@ def load_tokenizer(name: str | Path) -> Any:
 # transformers builds the model with its first layer only and reads no other tensors, so a 32B target takes about 2 GB.
 
 
-class TargetEnds(Target):
+class EmbeddingAndHead(Target):
     """Sizes, embedding and head of a target; passing tokens through it would mean nothing."""
 
 
-def load_ends(model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None) -> TargetEnds:
+def load_embedding_and_head(
+    model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None
+) -> EmbeddingAndHead:
     """Load embedding, final norm and head. ModelError as `load_target`."""
     torch_device, name = resolve_device(device), named_target(model)
     config = read_config(name)
@@ -199,7 +201,7 @@ def load_ends(model: str | Path, *, dtype: str | torch.dtype, device: str | torc
         loaded = read_model(name, short, torch_dtype)
     finally:
         logging.set_verbosity(verbosity)
-    ends = TargetEnds(loaded.to(torch_device).eval().requires_grad_(False))
+    ends = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
     ends.config = config.get_text_config()
     ends.num_layers = ends.config.num_hidden_layers
     return ends

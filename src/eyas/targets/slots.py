@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import Cache
 
 from eyas.errors import CacheMemoryError
-from eyas.targets.attention import Ragged
+from eyas.targets.attention import RaggedLayout
 
 _GRANULE = 256
 
@@ -179,7 +179,7 @@ class SlotCache:
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     """One pass over `rows` of a slot cache; lives as long as the pass. `layout`: its rows lie end to end."""
 
-    def __init__(self, slots: SlotCache, rows: range, start: int, layout: Ragged | None = None) -> None:
+    def __init__(self, slots: SlotCache, rows: range, start: int, layout: RaggedLayout | None = None) -> None:
         super().__init__(layers=[])
         self._slots, self._rows, self._start, self._layout = slots, rows, start, layout
 
@@ -187,7 +187,7 @@ class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if self._layout is not None:  # [1, Hkv, T, D]
-            key_states, value_states = self._layout.spread(key_states), self._layout.spread(value_states)
+            key_states, value_states = self._layout.pad_heads(key_states), self._layout.pad_heads(value_states)
         return self._slots.write(layer_idx, key_states, value_states, self._rows, self._start)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002

@@ -18,17 +18,17 @@ from torch.nn import functional as F
 from eyas.errors import EyasError, RequestError, UnsupportedModelError
 from eyas.targets import attention
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, logit_finish, refuse_unsupported
-from eyas.targets.attention import Ragged, intercept, packed
+from eyas.targets.attention import RaggedLayout, intercept, use_layout
 from eyas.targets.linears import agree
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
-from eyas.targets.taps import caught_taps, stack
-from eyas.tree import DraftTree, PlaceLogits
+from eyas.targets.taps import caught_taps
+from eyas.tree import DraftTree, NodeLogits
 
 
-class Verified(NamedTuple):
+class VerifyOutput(NamedTuple):
     """What one verification pass yields."""
 
-    logits: PlaceLogits
+    logits: NodeLogits
     taps: Tensor  # [T, A, Ht], in the order of the logits' rows
 
     @property
@@ -63,7 +63,7 @@ class Target:
 
     model: Any
     cache_slots: int = 0
-    packs: bool = True
+    ragged: bool = True
     """Do rows of different lengths lie end to end in a pass? Turned off if this model's attention doesn't let them."""
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Target:
         self._plan = attention_plan(self.config)
         self._finish = logit_finish(self.config)
         self._probe()
-        self.packs = self.packs and self._packs()
+        self.ragged = self.ragged and self._runs_ragged()
         self.resize(self.cache_slots)
 
     @torch.inference_mode()
@@ -106,10 +106,10 @@ class Target:
         )
 
     @torch.inference_mode()
-    def _packs(self) -> bool:
+    def _runs_ragged(self) -> bool:
         """Take over the model's attention and see whether a packed pass says what its own padded one does."""
         self.resize(2)
-        own, self.packs = self.model.config._attn_implementation, False
+        own, self.ragged = self.model.config._attn_implementation, False
         first = self.vocab_size // 2
         tokens = (torch.arange(first, first + 4, device=self.device) % self.vocab_size).view(2, 2)
         valid = torch.tensor([[True, True], [False, False]], device=self.device)
@@ -118,12 +118,12 @@ class Target:
             pass
         expected = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()  # the second row's node: none
         try:
-            self.packs = intercept(self.model)
+            self.ragged = intercept(self.model)
             found = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()
         except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
             found = torch.full_like(expected, torch.nan)  # whatever went wrong in there, rows can't lie end to end
         if agree(found, expected, self.dtype):
-            return self.packs
+            return self.ragged
         self.model.set_attn_implementation(own)
         return False
 
@@ -218,7 +218,7 @@ class Target:
     @torch.inference_mode()
     def prefill_to_end(
         self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
-    ) -> tuple[PlaceLogits, PrefillChunk]:
+    ) -> tuple[NodeLogits, PrefillChunk]:
         """Commit all of each row's `tokens`, at least one, in one pass: the logits after its last, and the piece.
 
         In the piece the token after a row's last is its own last again: nobody knows it yet. Needs `head_is_exact`.
@@ -228,31 +228,31 @@ class Target:
         final, caught = self._read(rows, window[:, :-1], counts, taps)
         last = torch.tensor(counts, device=self.device) - 1
         logits = self.head(final[torch.arange(len(counts), device=self.device), last])
-        return PlaceLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts)
+        return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts)
 
     def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` of each row of tokens [R, Q]: final states [R, Q, Ht], taps [R, Q, A, Ht]."""
-        layout = Ragged.of_counts(counts, self.device) if self.packs and sum(counts) < tokens.numel() else None
+        layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
         final, caught = self._forward(rows, tokens, causal, steps.unsqueeze(0), taps, False, layout)
         self.cache.commit(rows, [range(count) for count in counts])
-        return (final, caught) if layout is None else (layout.unpack(final), layout.unpack(caught))
+        return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
 
     @torch.inference_mode()
-    def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> Verified:
+    def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> VerifyOutput:
         """Run roots [R] and the tree's valid nodes through the model in one pass; nothing is committed."""
         layout = self._layout(tree)
         logits, caught = self._forward(rows, tree.columns(roots), tree.ancestors, tree.depth, taps, True, layout)
-        placed = PlaceLogits.of(logits) if layout is None else PlaceLogits(logits[0], layout.index)
-        return Verified(placed, caught.flatten(0, 1))
+        placed = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.index)
+        return VerifyOutput(placed, caught.flatten(0, 1))
 
-    def _layout(self, tree: DraftTree) -> Ragged | None:
+    def _layout(self, tree: DraftTree) -> RaggedLayout | None:
         """How the tree's valid nodes lie end to end; None = padded: no node is missing, or nobody may ask how many."""
-        if not self.packs or tree.full is not False:
+        if not self.ragged or tree.full is not False:
             return None
         nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
-        return Ragged.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
+        return RaggedLayout.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
         """Keep the columns on each row's walked path (0 = root, i + 1 = node i)."""
@@ -275,7 +275,7 @@ class Target:
 
     def _forward(
         self, rows: range, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int], head: bool,
-        layout: Ragged | None,
+        layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Stage tokens [R, Q]; returns logits (or, without the head, the final state) and taps [R, Q, A, Ht].
 
@@ -290,9 +290,9 @@ class Target:
             positions = positions.clamp(max=self.max_length - 1)
         mask = self._masks(lengths, start, ancestors, positions)
         if layout is not None:
-            tokens, positions = layout.pack(tokens), layout.pack(positions.expand_as(tokens))
+            tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
         runner = self.model if head else self.model.base_model
-        with packed(layout), caught_taps(self.model.base_model, self.layers, taps) as caught:
+        with use_layout(layout), caught_taps(self.model.base_model, self.layers, taps) as caught:
             out = runner(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -306,7 +306,7 @@ class Target:
         """[R, Q, A, Ht], also of no taps at all."""
         if not caught:
             return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
-        return stack(caught)
+        return torch.stack(list(caught), dim=2)
 
     def _masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor) -> Any:
         """A 4-D additive mask, or a dictionary of them where the model mixes attention types."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Candidates:
+class BeamCandidates:
     """What a beam offered, level by level, in host memory; to be read after the round's host sync only.
 
     Shapes: F frontier nodes of a level, K children offered by each, W' of the level's children that go on.
@@ -40,7 +40,7 @@ class DraftTree:
     shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
     counted: int | None = None
     """Valid nodes of all rows together, where the host knows; None = it would have to ask the device."""
-    candidates: Candidates | None = None
+    candidates: BeamCandidates | None = None
     """Everything the nodes were chosen from, where the tree's spec keeps it."""
 
     @staticmethod
@@ -173,7 +173,7 @@ class TreeSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class PlaceLogits:
+class NodeLogits:
     """Logits of T tokens and where each place's lie among them; places of invalid nodes show some other token's.
 
     Nothing of the size B x (1 + N) x V is ever made.
@@ -183,11 +183,11 @@ class PlaceLogits:
     index: Tensor  # [B, 1 + N] int64 into `rows`
 
     @staticmethod
-    def of(padded: Tensor) -> PlaceLogits:
+    def of(padded: Tensor) -> NodeLogits:
         """From logits [B, 1 + N, V] at every place: a view."""
         batch, places = padded.shape[:2]
         index = torch.arange(batch * places, device=padded.device).view(batch, places)
-        return PlaceLogits(padded.flatten(0, 1), index)
+        return NodeLogits(padded.flatten(0, 1), index)
 
     @property
     def vocab_size(self) -> int:

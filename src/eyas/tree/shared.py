@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
-from eyas.tree.draft_tree import Candidates, DraftTree
+from eyas.tree.draft_tree import BeamCandidates, DraftTree
 from eyas.tree.dynamic import BeamGrowth
 from eyas.tree.values import ValueTable, most_profitable
 
@@ -148,8 +148,8 @@ class SharedGrowth(BeamGrowth):
             kept &= greatest(worth.view(1, -1), budget).view_as(kept)
         return kept
 
-    def _candidates(self) -> Candidates:
-        return Candidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))
+    def _candidates(self) -> BeamCandidates:
+        return BeamCandidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))
 
 
 def greatest(worth: Tensor, count: int) -> Tensor:

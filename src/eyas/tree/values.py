@@ -70,14 +70,14 @@ class ValueTable:
 # M candidates of a row.
 
 
-class Choice(NamedTuple):
+class NodeChoice(NamedTuple):
     """The `nodes` best candidates of those that are among the `per_row` best of their rows."""
 
     per_row: int
     nodes: int
 
 
-def most_profitable(values: Array, prices: Sequence[float], padding_prices: Sequence[float] | None) -> Choice:
+def most_profitable(values: Array, prices: Sequence[float], padding_prices: Sequence[float] | None) -> NodeChoice:
     """The choice whose value exceeds its price by the most; no nodes if none does.
 
     values [B, M] of the candidates, 0 = out of the question; `prices`: what 1, 2, ... nodes must bring together, more
@@ -87,7 +87,7 @@ def most_profitable(values: Array, prices: Sequence[float], padding_prices: Sequ
     most = int((values > 0.0).sum(1).max())
     ranked = -np.sort(-values, axis=1)
     asked, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
-    best, choice = 0.0, Choice(most, 0)
+    best, choice = 0.0, NodeChoice(most, 0)
     # without a price on padding a limit can only take value away
     for per_row in (most,) if padding_prices is None else range(1, most + 1):
         offered = np.sort(ranked[:, :per_row], axis=None)[::-1]
@@ -95,5 +95,5 @@ def most_profitable(values: Array, prices: Sequence[float], padding_prices: Sequ
         padded = rows * per_row - np.arange(1, len(offered) + 1)
         profit = offered.cumsum() - asked[: len(offered)] - padding[np.minimum(padded, len(padding) - 1)]
         if len(profit) and profit.max() > best:
-            best, choice = float(profit.max()), Choice(per_row, int(profit.argmax()) + 1)
+            best, choice = float(profit.max()), NodeChoice(per_row, int(profit.argmax()) + 1)
     return choice

@@ -1,8 +1,8 @@
 """Verification is sampling: the seeded sampler, and the walk that applies it along a draft tree."""
 
 from eyas.verify.constraint import LegalTree, grammar_of
-from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, mark, quoted
-from eyas.verify.logprobs import Scores
+from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, lark_literal, lark_marker
+from eyas.verify.logprobs import EmittedLogprobs
 from eyas.verify.path import PathState, gumbel
 from eyas.verify.sampler import Coupling, Sampler, check_request
 from eyas.verify.walk import SeededWalk, TypicalWalk, Walk, WalkRule
@@ -10,11 +10,11 @@ from eyas.verify.walk import SeededWalk, TypicalWalk, Walk, WalkRule
 __all__ = [
     "WHITESPACE",
     "Coupling",
+    "EmittedLogprobs",
     "Grammar",
     "LegalTree",
     "PathState",
     "Sampler",
-    "Scores",
     "SeededWalk",
     "TypicalWalk",
     "Walk",
@@ -23,6 +23,6 @@ __all__ = [
     "compile_grammar",
     "grammar_of",
     "gumbel",
-    "mark",
-    "quoted",
+    "lark_literal",
+    "lark_marker",
 ]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eyas.errors import RequestError
-from eyas.tree import DraftTree, PlaceLogits
+from eyas.tree import DraftTree, NodeLogits
 from eyas.types import Request, SamplingParams
 from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines
 
@@ -29,7 +29,7 @@ Mask = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
-class Standing:
+class GrammarState:
     """A place some legal path reaches."""
 
     matcher: Any  # llguidance.LLMatcher; None behind an end token, where nothing matters any more
@@ -47,7 +47,7 @@ class Constraint:
         """The mask of where it stands, if somebody has made it already."""
         self._ends = frozenset(ends)
         self._foreign_end = grammar.vocabulary.eos_token  # allowed by llguidance, which may only have guessed it
-        self.here = Standing(grammar.matcher.deep_copy())
+        self.here = GrammarState(grammar.matcher.deep_copy())
 
     def consume(self, tokens: Sequence[int]) -> int:
         """Go on by emitted tokens; how many of them are legal, which is all unless `error` is set.
@@ -65,7 +65,9 @@ class Constraint:
             self.here = below
         return len(tokens)
 
-    def standings(self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]) -> dict[int, Standing]:
+    def standings(
+        self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]
+    ) -> dict[int, GrammarState]:
         """The places of a tree's legal paths, the root's 0 and node i's i + 1. Parents come before children."""
         found = {0: self.here}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
@@ -76,7 +78,7 @@ class Constraint:
                     found[node + 1] = below
         return found
 
-    def close(self, mask: Mask, standing: Standing) -> None:
+    def close(self, mask: Mask, standing: GrammarState) -> None:
         """Set the end tokens' bits of the `mask` that llguidance has made for a standing.
 
         A matcher that has hit a limit allows nothing but the end, which `consume` finds out.
@@ -95,12 +97,12 @@ class Constraint:
         found = first_lines(self.here.matcher.get_error()) or f"token {token} is outside it"
         return f"the grammar can't be followed any further: {found}"
 
-    def _below(self, above: Standing, token: int) -> Standing | None:
+    def _below(self, above: GrammarState, token: int) -> GrammarState | None:
         """Where `token` leads, None if it is illegal."""
         if token in self._ends and above.matcher.is_accepting():
-            return Standing(None)
+            return GrammarState(None)
         matcher = above.matcher.deep_copy()
-        return Standing(matcher) if matcher.try_consume_tokens([token]) == 1 else None
+        return GrammarState(matcher) if matcher.try_consume_tokens([token]) == 1 else None
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
@@ -136,7 +138,7 @@ def end_tokens(grammar: Grammar, params: SamplingParams, eos_ids: Collection[int
 # 1 node i. Token t is bit t % 32 of word t // 32.
 
 
-Place = tuple[int, int, Constraint, Standing]
+Place = tuple[int, int, Constraint, GrammarState]
 """Row, place, and what stands there."""
 
 
@@ -161,7 +163,7 @@ class LegalTree:
         self.tree = replace(tree, valid=pruned, counted=sum(map(sum, keep)))
         """The trees without their illegal nodes: the target needn't see those."""
 
-    def restrict(self, logits: PlaceLogits) -> LegalLogits:
+    def restrict(self, logits: NodeLogits) -> LegalLogits:
         """The target's logits, what is illegal ruled out where it is read."""
         rows, device = logits.index.shape[0], logits.index.device
         legal = _legal_tokens(self._places, self.tree.size, rows, self._vocab_size, device)
@@ -185,7 +187,7 @@ class LegalTokens:
 
 
 @dataclass(frozen=True)
-class LegalLogits(PlaceLogits):
+class LegalLogits(NodeLogits):
     """Logits of which only legal tokens' are finite."""
 
     legal: LegalTokens
@@ -228,7 +230,7 @@ def _masks(places: Sequence[Place]) -> list[Mask]:
         executor().unsafe_compute_mask_ptr(jobs, made.ctypes.data, made.strides[0], len(jobs))
         for (matcher, row), k in zip(jobs, missing, strict=True):
             _, place, constraint, _ = places[k]
-            constraint.close(made[row], Standing(matcher))
+            constraint.close(made[row], GrammarState(matcher))
             masks[k] = made[row]
             if place == 0:
                 constraint.root_mask = made[row]

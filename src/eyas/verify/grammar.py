@@ -142,19 +142,19 @@ def _lark(text: str) -> str:
     return source
 
 
-def quoted(text: str) -> str:
+def lark_literal(text: str) -> str:
     """`text` as a literal of a Lark grammar: JSON's form, but without a bare DEL."""
     return json.dumps(text).replace("\x7f", "\\u007f")
 
 
-def mark(text: str, tokenizer: Any) -> str:
+def lark_marker(text: str, tokenizer: Any) -> str:
     """A mark such as `<tool_call>` as a Lark grammar has to write it: a token of its own where it is one, else text.
 
     llguidance takes added tokens in angle brackets for special ones, whatever the tokenizer says.
     """
     number = tokenizer.get_added_vocab().get(text)
     alone = number is not None and _vocabulary(tokenizer).is_special_token(number)
-    return f"<[{number}]>" if alone else quoted(text)
+    return f"<[{number}]>" if alone else lark_literal(text)
 
 
 def _choice(text: str) -> str:
@@ -162,7 +162,7 @@ def _choice(text: str) -> str:
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise ValueError("give a JSON array of at least one string, none of them empty")
     # a capitalised rule is one lexeme: an automaton, where alternatives of a rule are tried side by side
-    return _lark("start: CHOICE\nCHOICE: " + " | ".join(quoted(c) for c in choices))
+    return _lark("start: CHOICE\nCHOICE: " + " | ".join(lark_literal(c) for c in choices))
 
 
 _SOURCES: dict[str, Callable[[str], str]] = {

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas.tree import PlaceLogits
+from eyas.tree import NodeLogits
 from eyas.types import TokenLogprobs
 from eyas.verify.walk import Walk
 
 
 @dataclass(frozen=True)
-class Scores:
+class EmittedLogprobs:
     """A round's log-probabilities on the device, to be moved with what else the host is told."""
 
     wanted: Mapping[int, int]
@@ -29,7 +29,7 @@ class Scores:
     ids: Tensor  # [A, S, K] the alternatives
 
     @staticmethod
-    def of(logits: PlaceLogits, walk: Walk, wanted: Mapping[int, int]) -> Scores:
+    def of(logits: NodeLogits, walk: Walk, wanted: Mapping[int, int]) -> EmittedLogprobs:
         """Of the tokens of a walk, from the target's own logits; one place of each asking row at a time."""
         rows = torch.tensor(list(wanted), device=walk.path.device)  # [A]
         most = max(wanted.values())
@@ -40,7 +40,7 @@ class Scores:
             emitted = raw.gather(1, tokens.clamp(min=0).unsqueeze(1))
             values.append(torch.cat((emitted, top.values), dim=1) - raw.logsumexp(dim=-1, keepdim=True))
             ids.append(top.indices)
-        return Scores(wanted, torch.stack(values, dim=1), torch.stack(ids, dim=1))
+        return EmittedLogprobs(wanted, torch.stack(values, dim=1), torch.stack(ids, dim=1))
 
     def pack(self) -> Tensor:
         """[A * S * (1 + 2 K)] int64, the floats' bits among them: what `read` takes."""

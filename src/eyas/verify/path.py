@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from eyas.verify.state import Needs, Slots
+from eyas.verify.state import Needs, SamplingState
 
 _NOISE_BLOCK = 1 << 18
 """Most noise values made in one go when there is more than one position; it keeps temporaries in cache."""
@@ -22,7 +22,7 @@ class PathState:
     `steps` is how many levels the walk will sample at most. It only says how much noise to make at once.
     """
 
-    def __init__(self, slots: Slots, needs: Needs, rows: range, steps: int = 1) -> None:
+    def __init__(self, slots: SamplingState, needs: Needs, rows: range, steps: int = 1) -> None:
         self.needs = needs
         self._slots = slots
         self._rows = slice(rows.start, rows.stop)

@@ -21,14 +21,14 @@ from eyas.types import SamplingParams
 from eyas.verify.constraint import Constraint, LegalTokens, LegalTree, end_tokens, legal_roots
 from eyas.verify.grammar import Grammar
 from eyas.verify.path import TOP_P_OFF, PathState, gumbel
-from eyas.verify.state import Needs, Slots
+from eyas.verify.state import Needs, SamplingState
 
 
 class Sampler:
     """Sampling state of `slots` sequences; a round is of a contiguous range of them."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
-        self.slots = Slots(slots, vocab_size, device)
+        self.slots = SamplingState(slots, vocab_size, device)
         self._needs = [Needs()] * slots
         self._constraints: list[Constraint | None] = [None] * slots
         self._logprobs: list[int | None] = [None] * slots
@@ -157,7 +157,7 @@ class Coupling:
     """Turns drafter logits into log-probabilities to rank by, for the slots `rows`."""
 
     def __init__(
-        self, slots: Slots, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
+        self, slots: SamplingState, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
     ) -> None:
         """`legal` says what may follow the root: nothing else is worth proposing there."""
         self._slots = slots

@@ -14,7 +14,7 @@ from torch import Tensor
 from eyas.types import SamplingParams
 
 
-class Slots:
+class SamplingState:
     """Small columns always there, [S, V] tables made when the first request needs them."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:

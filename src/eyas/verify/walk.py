@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
-from eyas.tree import DraftTree, PlaceLogits
+from eyas.tree import DraftTree, NodeLogits
 from eyas.verify.sampler import Sampler
 
 
@@ -43,7 +43,7 @@ class WalkRule(Protocol):
     def lossless(self) -> bool:
         """Is the output distributed as plain sampling's?"""
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         """Judge `tree` by the target's `logits` of its root and nodes."""
 
 
@@ -52,13 +52,13 @@ class SeededWalk:
 
     lossless = True
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
             return _greedy(logits.best(), tree)
         return _sampled(logits, tree, sampler, rows)
 
 
-def _sampled(logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+def _sampled(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
     """Sample at the places walked, and only there."""
     path = sampler.path(rows, tree.max_depth + 1)
     vocab_size = logits.vocab_size
@@ -116,7 +116,7 @@ class TypicalWalk:
         self.epsilon = epsilon
         self.delta = delta
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         path = sampler.path(rows, tree.max_depth + 1)
         row = torch.arange(len(rows), device=logits.index.device)
         place = torch.zeros_like(row)  # [B]

@@ -24,7 +24,7 @@ from eyas.bench.offline.certificate import (
 )
 from eyas.targets import Target
 from eyas.text.prompts import BadRow, PromptRow
-from eyas.tree import DraftTree, PlaceLogits, parse_tree
+from eyas.tree import DraftTree, NodeLogits, parse_tree
 from eyas.types import SamplingParams
 from eyas.verify import Sampler, SeededWalk, Walk, WalkRule
 
@@ -83,7 +83,7 @@ class FirstChild:
 
     lossless = True
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         if not tree.size:
             return walk
@@ -124,7 +124,7 @@ class Swapped:
     def __init__(self, token: int, twin: int) -> None:
         self.token, self.twin = token, twin
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         if not tree.size:
             return walk

@@ -12,7 +12,7 @@ import torch
 from click.testing import Result
 
 from eyas.assets import PROMPTS
-from eyas.tree import DraftTree, PlaceLogits
+from eyas.tree import DraftTree, NodeLogits
 from eyas.verify import Sampler, SeededWalk, Walk
 
 from ...pairs import Pair
@@ -60,7 +60,7 @@ class Shifted:
 
     lossless = True
 
-    def __call__(self, logits: PlaceLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
         return walk if not tree.size else replace(walk, tokens=torch.where(walk.tokens > 50, 50, walk.tokens))
 

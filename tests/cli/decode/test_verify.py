@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from eyas.targets import Target
-from eyas.tree import PlaceLogits
+from eyas.tree import NodeLogits
 
 from ...pairs import Pair, write_rows
 
@@ -58,8 +58,8 @@ def test_a_difference_is_shown_and_fails(certify: Run, monkeypatch: pytest.Monke
         verified = verify(target, rows, roots, tree, taps)
         return verified._replace(logits=tilt(verified.logits)) if tree.size else verified
 
-    def tilt(logits: PlaceLogits) -> PlaceLogits:
-        return PlaceLogits(logits.rows.roll(1, -1), logits.index)
+    def tilt(logits: NodeLogits) -> NodeLogits:
+        return NodeLogits(logits.rows.roll(1, -1), logits.index)
 
     monkeypatch.setattr(Target, "verify", tilted)
     result = certify(ROWS, "--temperatures", "0", "--batch-sizes", "1", "--tree", "chain:2")

@@ -121,7 +121,7 @@ def test_a_store_needs_no_more_than_the_ends_of_its_target(
             if name == "ends":
                 patch.setattr(train, "load_target", None)
             else:
-                patch.setattr(train, "load_ends", load_target)
+                patch.setattr(train, "load_embedding_and_head", load_target)
             place = train_drafter(recipe(sure_target, tmp_path / name, source="offline", store=store))
             weights.append((place / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]

@@ -79,9 +79,9 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
     from eyas.assets import named_target
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.interop.export.drafter import ServedTarget
-    from eyas.targets.loading import load_ends, load_tokenizer
+    from eyas.targets.loading import load_embedding_and_head, load_tokenizer
 
     name = named_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
-    ends = load_ends(name, dtype=dtype or checkpoint.dtype, device="cpu")
+    ends = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
     return ServedTarget(name, ends, load_tokenizer(name))

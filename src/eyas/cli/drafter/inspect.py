@@ -64,7 +64,7 @@ def _fingerprint(model: str) -> str:
     from eyas.targets import load_target
     from eyas.targets.fingerprint import fingerprint
 
-    return fingerprint(load_target(model, dtype="bfloat16", device="cpu", packed=False).model)
+    return fingerprint(load_target(model, dtype="bfloat16", device="cpu", prepacked=False).model)
 
 
 def _print(report: dict[str, Any]) -> None:

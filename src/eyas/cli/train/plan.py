@@ -38,8 +38,8 @@ def plan(
     from eyas.data import plan as plans
     from eyas.data.plan import model_size
     from eyas.data.store.layout import Layout
-    from eyas.targets.architecture import choose_taps, why_taps
     from eyas.targets.loading import read_config
+    from eyas.targets.taps import choose_taps, why_taps
 
     config = read_config(model)
     size = model_size(config)

@@ -42,8 +42,8 @@ from eyas.data.tokens.batches import padded
 from eyas.errors import StoreError
 from eyas.runtime import versions
 from eyas.targets import Target
-from eyas.targets.architecture import choose_taps, why_taps
-from eyas.targets.fingerprint import ends_fingerprint, fingerprint
+from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
+from eyas.targets.taps import choose_taps, why_taps
 
 SHARD_BYTES = 2**29
 _SPARE_BYTES = 2**20
@@ -222,7 +222,7 @@ def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, 
     facts = TargetFacts(
         name=name,
         fingerprint=fingerprint(target.model),
-        ends=ends_fingerprint(target.model, target.layers),
+        ends=embedding_head_fingerprint(target.model, target.layers),
         dtype=str(target.dtype).removeprefix("torch."),
         layers=target.num_layers,
     )

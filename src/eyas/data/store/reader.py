@@ -16,8 +16,8 @@ from eyas.data.tokens.batches import cut_row
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.targets import Target
-from eyas.targets.fingerprint import ends_fingerprint, fingerprint
-from eyas.targets.loading import TargetEnds
+from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
+from eyas.targets.loading import EmbeddingAndHead
 
 OPEN_SHARDS = 256
 
@@ -62,8 +62,8 @@ class FeatureStore:
     def check_target(self, target: Target) -> None:
         """Refuse a target whose states these aren't; of one whose layers weren't all loaded, what was."""
         facts = self.settings.target
-        if isinstance(target, TargetEnds):
-            found, wanted = ends_fingerprint(target.model, target.layers), facts.ends
+        if isinstance(target, EmbeddingAndHead):
+            found, wanted = embedding_head_fingerprint(target.model, target.layers), facts.ends
         else:
             found, wanted = fingerprint(target.model), facts.fingerprint
         if (found, target.num_layers) != (wanted, facts.layers):

@@ -23,8 +23,8 @@ from eyas.drafters.formats.fields import Fields, architectures
 from eyas.drafters.formats.taps import IDS, LIMIT, read_taps
 from eyas.drafters.layers import Attend, Attention, DecoderBlock, DecoderLayer, RMSNorm, Rope, Rotary
 from eyas.drafters.network import DraftNetwork
-from eyas.targets.architecture import default_taps
 from eyas.targets.slots import KVShape
+from eyas.targets.taps import default_taps
 
 
 class FusedTapsConfig(TransformerConfig):

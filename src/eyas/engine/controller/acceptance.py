@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eyas.tree.draft_tree import Candidates
+from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import SharedTree
 from eyas.tree.values import BIN_CENTRES, BINS, ValueTable, bins
 
@@ -130,7 +130,7 @@ class Supply:
         """[G, D, K] how the best candidate of each depth is distributed."""
         return self._best_sums / np.maximum(self._best_weights, 1e-9)
 
-    def learn(self, offered: Candidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
+    def learn(self, offered: BeamCandidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
         """Take in a draft; `groups` [R], rows that aren't `drafting` [R] are left out."""
         rows = np.arange(len(groups)) if drafting is None else np.flatnonzero(drafting)
         if not len(rows):
@@ -162,7 +162,9 @@ class Supply:
         for array in (self._sums, self._weights, self._best_sums, self._best_weights):
             array *= kept
 
-    def _levels(self, offered: Candidates, rows: Indices, group: Indices, grid: Indices) -> tuple[Array, list[Indices]]:
+    def _levels(
+        self, offered: BeamCandidates, rows: Indices, group: Indices, grid: Indices
+    ) -> tuple[Array, list[Indices]]:
         """Counts [G, W', D, K] of what each width of `grid` [W'] is offered, and each level's best bin [R]."""
         shape = (GROUPS, len(grid), self._sums.shape[2], BINS)
         seen = np.zeros(shape)
@@ -194,7 +196,7 @@ def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
     weights += known
 
 
-def _prior(width: int, depth: int) -> Candidates:
+def _prior(width: int, depth: int) -> BeamCandidates:
     """The draft of a text in which every node has the same children."""
     spec = SharedTree(depth, width, 1, keeps_candidates=True)
     growth = spec.start(1, torch.device("cpu"))

@@ -9,8 +9,9 @@ from typing import Any
 from eyas.drafters.files import Headers
 from eyas.errors import ModelError, UnsupportedModelError
 from eyas.interop.inspect.drafter_report import TargetProfile
-from eyas.targets.architecture import attention_plan, causal_lm_class, context_limit, default_taps, refuse_unsupported
+from eyas.targets.architecture import attention_plan, causal_lm_class, context_limit, refuse_unsupported
 from eyas.targets.loading import load_tokenizer, read_config
+from eyas.targets.taps import default_taps
 
 
 @dataclass

@@ -113,7 +113,7 @@ def tool_call_grammar(
     if not forced:
         if style.bare:
             raise RequestError(f"strict tools need tool_choice required: {style.name} calls begin like any other text")
-        # text up to the mark, which is a token of its own or ends a lazy lexeme
+        # text up to the lark_marker, which is a token of its own or ends a lazy lexeme
         alone = not announced.startswith('"')
         aside = _aside(tokenizer)
         head = f"text {announced}" if alone else f"{aside} text_and_mark"
@@ -147,23 +147,23 @@ def _aside(tokenizer: Any) -> str:
 
 
 def _frame(style: ToolStyle, announced: str, tokenizer: Any) -> tuple[str, str, str]:
-    """What stands behind the first mark, between calls and at the end."""
+    """What stands behind the first lark_marker, between calls and at the end."""
     if style.bare:
         return "", lark_literal("; "), ""
     if style.named:
         return "", announced, ""
     if style.listed:
-        return f"{quoted(' ')}? {quoted('[')}", lark_literal(", "), lark_literal("]")
+        return f"{lark_literal(' ')}? {lark_literal('[')}", lark_literal(", "), lark_literal("]")
     line = lark_literal("\n")
-    end = f"{line} {mark(style.end, tokenizer)}"
+    end = f"{line} {lark_marker(style.end, tokenizer)}"
     return line, f"{end} {line} {announced} {line}", end
 
 
 def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
     if style.named:
-        return f"{quoted(name)} {mark('[ARGS]', tokenizer)} {arguments}"
+        return f"{lark_literal(name)} {lark_marker('[ARGS]', tokenizer)} {arguments}"
     begin = f'{{"name": {json.dumps(name)}, "{style.arguments}": '
-    return f"{quoted(begin)} {arguments} {quoted('}')}"
+    return f"{lark_literal(begin)} {arguments} {lark_literal('}')}"
 
 
 def _schema(parameters: Mapping[str, Any] | None) -> str:

@@ -18,8 +18,8 @@ from eyas.data.tokens.batches import ChatBatches
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import ConfigError, DataError
 from eyas.targets import Target
-from eyas.targets.architecture import choose_taps
 from eyas.targets.fingerprint import fingerprint
+from eyas.targets.taps import choose_taps
 from eyas.train.drafter.shape import DrafterShape, drafter_config
 
 SourceKind = Literal["offline", "online", "hybrid"]

@@ -17,7 +17,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
 from eyas.targets import Target
-from eyas.targets.architecture import FULL, default_taps
+from eyas.targets.architecture import FULL
+from eyas.targets.taps import default_taps
 
 _PRESETS: dict[str, dict[str, bool]] = {"eagle3.1": {"fc_norm": True, "norm_output": True}}
 _LAYERED = ("eagle1", "eagle3", "mla")

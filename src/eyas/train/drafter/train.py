@@ -17,7 +17,7 @@ from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import DrafterMismatchError
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.loading import load_ends, resolve_device
+from eyas.targets.loading import load_embedding_and_head, resolve_device
 from eyas.train.drafter.data import TrainingData, open_data, with_taps
 from eyas.train.drafter.provenance import Origin
 from eyas.train.drafter.recipe import ELSEWHERE, DrafterTrainConfig
@@ -36,7 +36,7 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     with joined(config.loop.parallel, resolve_device(config.device)) as team:
         check_loop(config.loop, team)
         computes = config.source != "offline" or (config.validation.decode and team.leads)
-        load = load_target if computes else load_ends
+        load = load_target if computes else load_embedding_and_head
         target = load(config.target, dtype=config.target_dtype, device=team.device)
         tokenizer = load_tokenizer(config.target)
         data = open_data(
