@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from eyas.errors import CheckpointError
+from eyas.train.loop import loop
 from eyas.train.loop.checkpoint import Progress
 from eyas.train.loop.distributed import Team
-from eyas.train.loop.loop import LoopConfig, train
+from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
 from eyas.train.loop.metrics import Part
 from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, factor
 
@@ -38,12 +39,13 @@ class Regression:
         return {"validation_step": progress.step}
 
 
-def config(steps: int, kind: str = "adamw", **more: object) -> LoopConfig:
-    return LoopConfig.model_validate(
+def config(steps: int, kind: str = "adamw", **more: object) -> ResolvedLoop:
+    return ResolvedLoop.model_validate(
         {
             "steps": steps,
             "validate_every": 100,
             "log_every": 2,
+            "bf16": False,
             "optimizer": {"kind": kind, "lr": 0.01},
             **more,
         }
@@ -67,6 +69,33 @@ def test_resuming_is_exact_to_the_bit(tmp_path: Path, kind: str, bf16: bool) -> 
     assert steps == [2, 4, 6, 8, 9]
 
 
+@pytest.mark.parametrize("computes", [False, True])
+def test_auto_is_bf16_where_the_device_computes_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computes: bool
+) -> None:
+    monkeypatch.setattr(loop, "computes_in_bf16", lambda _: computes)
+    auto = LoopConfig(steps=2)
+    assert auto.bf16 == "auto"
+    assert resolved(auto, tmp_path, ALONE).bf16 is computes
+    assert resolved(LoopConfig(steps=2, bf16=not computes), tmp_path, ALONE).bf16 is not computes
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_resumed_run_keeps_the_precision_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], began: bool
+) -> None:
+    train(Regression(), config(2, bf16=began), tmp_path, ALONE, {})  # what a run wrote when bf16 was a boolean
+    monkeypatch.setattr(loop, "computes_in_bf16", lambda _: not began)
+    auto = LoopConfig.model_validate(config(4).model_dump() | {"bf16": "auto"})
+    again = resolved(auto, tmp_path, ALONE)
+    assert again.bf16 is began
+    capsys.readouterr()
+    train(Regression(), again, tmp_path, ALONE, {})
+    assert f"training in {'bfloat16' if began else 'float32'}" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="bf16"):
+        train(Regression(), config(4, bf16=not began), tmp_path, ALONE, {})
+
+
 def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
     train(Regression(), config(2), tmp_path, ALONE, {"data": "a"})
     with pytest.raises(CheckpointError, match="data"):
@@ -80,8 +109,8 @@ def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> Non
             return Part(torch.stack([p.loss for p in parts]).sum(), sum(p.weight for p in parts))
 
     small, big = Regression(dropout=0.0), Whole(dropout=0.0)
-    train(small, config(3, accumulate=3, bf16=False), tmp_path / "a", ALONE, {})
-    train(big, config(3, bf16=False), tmp_path / "b", ALONE, {})
+    train(small, config(3, accumulate=3), tmp_path / "a", ALONE, {})
+    train(big, config(3), tmp_path / "b", ALONE, {})
     for a, b in zip(small.model.parameters(), big.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 

@@ -27,7 +27,7 @@ from eyas.train.drafter.validation import HeldOutDecoding
 from eyas.train.drafter.vocab_map import DraftVocabulary
 from eyas.train.loop.checkpoint import write_text
 from eyas.train.loop.distributed import Team, joined
-from eyas.train.loop.loop import check_loop, train
+from eyas.train.loop.loop import ResolvedLoop, check_loop, resolved, train
 from eyas.train.loss.objective import DraftObjective
 
 
@@ -42,10 +42,13 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
         data = open_data(
             config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
         )
-        return _train(config, team, target, tokenizer, data)
+        loop = resolved(config.loop, config.output, team)
+        return _train(config.model_copy(update={"loop": loop}), loop, team, target, tokenizer, data)
 
 
-def _train(config: DrafterTrainConfig, team: Team, target: Target, tokenizer: Any, data: TrainingData) -> Path:
+def _train(
+    config: DrafterTrainConfig, loop: ResolvedLoop, team: Team, target: Target, tokenizer: Any, data: TrainingData
+) -> Path:
     vocabulary = DraftVocabulary.chosen(
         data.rows["train"], config.shape.draft_vocab_size or target.vocab_size, target, tokenizer
     )
@@ -59,7 +62,7 @@ def _train(config: DrafterTrainConfig, team: Team, target: Target, tokenizer: An
         for rows in (data.rows["train"], data.rows["validation"])
     )
     objective = DraftObjective(
-        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, config.loop.bf16,
+        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, loop.bf16,
         seed=config.loop.seed,
     )  # fmt: skip
     origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
@@ -72,7 +75,7 @@ def _train(config: DrafterTrainConfig, team: Team, target: Target, tokenizer: An
         config.output.mkdir(parents=True, exist_ok=True)
         write_text(config.output / "config.yaml", recipe_text(config))
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
-    train(run, config.loop, config.output, team, identity)
+    train(run, loop, config.output, team, identity)
     return run.finish()
 
 

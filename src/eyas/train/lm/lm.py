@@ -17,7 +17,7 @@ from eyas.errors import ConfigError
 from eyas.train.lm.corpus import CorpusConfig, Mixture, build_corpus
 from eyas.train.loop.checkpoint import Progress
 from eyas.train.loop.distributed import joined
-from eyas.train.loop.loop import LoopConfig, train
+from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
 from eyas.train.loop.metrics import Part
 
 
@@ -82,7 +82,9 @@ class LmObjective:
     Legend: B blocks, S length, H width, V vocabulary.
     """
 
-    def __init__(self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig, loop: ResolvedLoop
+    ) -> None:
         self.model: nn.Module = model
         self._decoder = model.model
         self._head = model.lm_head
@@ -91,7 +93,8 @@ class LmObjective:
         self._batch = config.batch
         self._device = torch.device(config.device)
         self._short_length = config.short_length
-        self._short_until = round(config.short_share * config.loop.steps) * config.loop.accumulate
+        self._short_until = round(config.short_share * loop.steps) * loop.accumulate
+        self._bf16 = loop.bf16
 
     def _loss(self, blocks: Tensor) -> tuple[Tensor, int]:
         """blocks [B, S] -> summed loss, positions."""
@@ -110,7 +113,7 @@ class LmObjective:
 
     def validate(self, progress: Progress) -> dict[str, float]:  # noqa: ARG002  # it leaves no checkpoints
         total, count = 0.0, 0
-        with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16):
+        with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             for blocks in torch.split(self._held_out, self._batch):
                 loss, n = self._loss(blocks)
                 total, count = total + loss.item(), count + n
@@ -129,12 +132,13 @@ def train_lm(config: LmConfig) -> None:
         model = grow_depth(shallow, config.model.layers)
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
-    objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config)
     identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
     with joined(config.loop.parallel, torch.device(config.device)) as team:
         if team.world > 1:
             raise ConfigError("only drafters are trained by several processes: start lm recipes without torchrun")
-        train(objective, config.loop, config.output, team, identity)
+        loop = resolved(config.loop, config.output, team)
+        objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config, loop)
+        train(objective, loop, config.output, team, identity)
     final = config.output / "model"
     model.to(torch.bfloat16).save_pretrained(final)
     tokenizer.save_pretrained(final)

@@ -89,6 +89,11 @@ def load_state(
         _restore(optimizer, number, tensors, meta["groups"][number])
     return Progress(int(meta["step"]), float(meta["seconds"]))
 
+def saved_identity(folder: Path) -> dict[str, Any]:
+    """The identity of the run whose state is in `folder`; empty without a state."""
+    return dict(_read_meta(folder)["identity"]) if (folder / META).exists() else {}
+
+
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
     """Parameters that train, by name; tied ones once."""

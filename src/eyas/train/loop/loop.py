@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -23,11 +23,18 @@ from torch import Tensor, nn
 from eyas.config import StrictModel
 from eyas.errors import CheckpointError, ConfigError, TrainingError
 from eyas.runtime import keep_freed_memory
-from eyas.train.loop.checkpoint import Progress, load_state, save_state
+from eyas.train.loop.checkpoint import Progress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, Team, whole
 from eyas.train.loop.log import RunLog, check_wandb, writers
 from eyas.train.loop.metrics import Means, Part
-from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, build_optimizers, factor, set_learning_rate
+from eyas.train.loop.optimizer import (
+    OptimizerConfig,
+    ScheduleConfig,
+    build_optimizers,
+    computes_in_bf16,
+    factor,
+    set_learning_rate,
+)
 
 
 class LoopConfig(StrictModel):
@@ -36,7 +43,7 @@ class LoopConfig(StrictModel):
     steps: int = Field(gt=0)
     accumulate: int = Field(default=1, gt=0)  # micro-batches a step, over all processes
     seed: int = Field(default=0, ge=0)
-    bf16: bool = True  # autocast; the weights being trained stay float32
+    bf16: bool | Literal["auto"] = "auto"  # autocast; the weights being trained stay float32
     parallel: Parallel = "auto"  # under torchrun, auto is ddp
     log_every: int = Field(default=10, gt=0)
     validate_every: int = Field(default=200, gt=0)
@@ -44,6 +51,24 @@ class LoopConfig(StrictModel):
     wandb: str | None = None  # a project to log to
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+
+
+class ResolvedLoop(LoopConfig):
+    """A loop's configuration with nothing left to choose."""
+
+    bf16: bool = False
+
+
+def resolved(config: LoopConfig, folder: Path, team: Team) -> ResolvedLoop:
+    """Choose what `config` leaves open: bf16 where the device computes in it. All processes call it, rank 0 decides.
+
+    A run in `folder` keeps what it began with, whatever machine it is resumed on.
+    """
+    bf16 = config.bf16
+    if bf16 == "auto":
+        began = saved_identity(folder / "state").get("bf16")
+        bf16 = team.gathered(computes_in_bf16(team.device) if began is None else bool(began))[0]
+    return ResolvedLoop.model_validate({**config.model_dump(), "bf16": bf16})
 
 
 class Objective(Protocol):
@@ -64,7 +89,7 @@ class Objective(Protocol):
 _FLEXIBLE = {"steps", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
 
 
-def train(objective: Objective, config: LoopConfig, folder: Path, team: Team, identity: Mapping[str, Any]) -> None:
+def train(objective: Objective, config: ResolvedLoop, folder: Path, team: Team, identity: Mapping[str, Any]) -> None:
     """Run to `config.steps`, resuming from `folder`/state where there is one.
 
     `identity` is whatever else makes the run what it is; a state saved under another identity is refused. A full disk
@@ -118,7 +143,7 @@ def check_loop(config: LoopConfig, team: Team) -> None:
         raise ConfigError("muon needs whole matrices and fsdp cuts them up: use adamw, or loop.parallel=ddp")
 
 
-def _accumulate(objective: Objective, config: LoopConfig, step: int, team: Team, window: Means) -> float:
+def _accumulate(objective: Objective, config: ResolvedLoop, step: int, team: Team, window: Means) -> float:
     """This process's micro-batches of a step, gradients summed; returns their weight."""
     weight = 0.0
     numbers = range(step * config.accumulate + team.rank, (step + 1) * config.accumulate, team.world)
@@ -154,8 +179,10 @@ def _seed(seed: int, number: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:4], "big"))  # the CPU's generator takes no more than 32 bits
 
 
-def _run_log(folder: Path, config: LoopConfig, done: Progress, team: Team) -> RunLog:
+def _run_log(folder: Path, config: ResolvedLoop, done: Progress, team: Team) -> RunLog:
     console = Console(stderr=True, quiet=not team.leads)
+    precision = "bfloat16 (autocast)" if config.bf16 else "float32"
+    console.print(f"training in {precision} from step {done.step} to {config.steps}", highlight=False)
     if not team.leads:
         return RunLog(config.steps, done.step, [], console)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,18 @@
-"""Which optimizer moves which parameter: AdamW for all, or Muon for the matrices inside the layers."""
+"""Optimizers and learning-rate schedules: AdamW for all parameters, or Muon for the matrices inside the layers."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from eyas.config import StrictModel
+from eyas.runtime import cpu_computes_in
 
 
 class OptimizerConfig(StrictModel):
@@ -45,7 +48,7 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     ]
     if matrices:
         optimizers.append(
-            torch.optim.Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay, momentum=config.betas[1])
+            Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay, momentum=config.betas[1])
         )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -60,11 +63,91 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
             group["lr"] = group["peak_lr"] * factor
 
 
-# The learning rate over a run, as a factor of its peak.
+class Muon(torch.optim.Muon):
+    """torch's Muon, orthogonalising in float32 on devices without bfloat16 kernels, and small matrices in batches.
+
+    torch always takes bfloat16, which on a CPU without kernels for it is some 40 times as slow as float32.
+    The update rule, its defaults and the state are torch's (https://kellerjordan.github.io/posts/muon/), so states
+    saved by either load into the other.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weights in _batches([p for p in group["params"] if p.grad is not None]):
+                self._update(weights, group)
+        return loss
+
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Move weights of one shape [m, n]."""
+        momentum, lr = group["momentum"], group["lr"]
+        updates = []
+        for weight in weights:
+            assert weight.grad is not None
+            state = self.state[weight]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(weight.grad, memory_format=torch.preserve_format)
+            average = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
+            updates.append(weight.grad.lerp(average, momentum) if group["nesterov"] else average)
+        rows, columns = weights[0].shape
+        directions = orthogonalised(
+            torch.stack(updates) if len(updates) > 1 else updates[0],
+            group["ns_coefficients"], group["ns_steps"], group["eps"],
+            torch.bfloat16 if computes_in_bf16(weights[0].device) else torch.float32,
+        ).view(-1, rows, columns)  # fmt: skip
+        ratio = math.sqrt(max(1.0, rows / columns))
+        if group["adjust_lr_fn"] == "match_rms_adamw":
+            ratio = 0.2 * math.sqrt(max(rows, columns))
+        for weight, direction in zip(weights, directions, strict=True):
+            weight.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr * ratio)
+
+
+_BATCHED = 2**18
+"""Elements up to which matrices are orthogonalised together: larger ones keep all cores busy by themselves."""
+
+
+def _batches(weights: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Small weights of one shape, type and device together, large ones alone."""
+    small = defaultdict(list)
+    for weight in weights:
+        if weight.numel() > _BATCHED:
+            yield [weight]
+        else:
+            small[weight.shape, weight.dtype, weight.device].append(weight)
+    yield from small.values()
+
+
+def orthogonalised(
+    matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """Bring the singular values of matrices [..., m, n] near 1: the quintic Newton-Schulz iteration, in `dtype`.
+
+    Keller Jordan et al. 2024. The values end anywhere between about 0.5 and 1.5, as the coefficients intend.
+    """
+    a, b, c = coefficients
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = (matrices.mT if tall else matrices).to(dtype)  # [..., small, large]
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # no singular value exceeds 1
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return (x.mT if tall else x).contiguous()
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether `device` multiplies bfloat16 matrices about as fast as float32 ones; of CPUs that is measured."""
+    return device.type != "cpu" or cpu_computes_in(torch.bfloat16)
 
 
 class ScheduleConfig(StrictModel):
-    """Linear warm-up, then cosine to `floor`, or a plateau and a linear decay to `floor` (`wsd`)."""
+    """The learning rate as a factor of its peak.
+
+    Linear warm-up, then cosine to `floor`, or a plateau and a linear decay to `floor` (`wsd`).
+    """
 
     kind: Literal["cosine", "wsd", "constant"] = "wsd"
     warmup: float = Field(default=0.02, ge=0, le=1)  # share of all steps
