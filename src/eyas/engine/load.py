@@ -1,4 +1,4 @@
-"""`load`: from names and options to an engine."""
+"""`eyas.load`: from the names of a model and a drafter, and options, to an engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load(
     rule: WalkRule | None = None,
     batch_size: int | None = None,
     limits: Limits | None = None,
-    dtype: str | torch.dtype = torch.float32,
+    dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     attention: str | None = None,
     compiled: bool = False,
@@ -44,9 +44,10 @@ def load(
 
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
     `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
-    pays. `costs` is a file in which what was measured is kept for the next time. `method` is the drafter kind that
-    is expected, None for whatever the files hold. `rule` replaces the lossless walk. How much runs at once:
-    `batch_size`, or `limits`, which say more. Errors: ModelError, CheckpointError, DrafterMismatchError, UsageError.
+    pays. `costs` is a file that keeps those measurements for the next time. `method` is the drafter kind that is
+    expected; None = whatever the files hold. `rule` replaces the lossless walk. `batch_size` sequences run at once,
+    or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for the demo and for CPUs that are slow in
+    half precision. Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     if draft_model is None and tree is not None:
         raise UsageError("a tree needs a drafter to grow it: give a draft model")
