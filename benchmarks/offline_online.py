@@ -25,7 +25,7 @@ from eyas.data.chats.folder import splits
 from eyas.data.tokens.batches import ChatBatches
 from eyas.targets import load_target, load_tokenizer
 from eyas.text.chats import write_chats
-from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 
 

@@ -17,7 +17,7 @@ import eyas
 from eyas.data.regenerate import regenerate
 from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.text.chats import Chat, read_chats, write_chats
-from eyas.train.recipes import run_recipe
+from eyas.train.recipe import run_recipe
 
 RECIPES = Path(__file__).parent
 

@@ -16,7 +16,7 @@ import pytest
 from eyas.bench.offline.runner import read_tasks, run_group
 from eyas.engine import load
 from eyas.sweep.config import SweepConfig
-from eyas.sweep.sweep import Outcome, Sweep
+from eyas.sweep.sweep import Sweep, SweepResult
 from eyas.types import SamplingParams, Stats
 
 from .conftest import Setup
@@ -28,7 +28,7 @@ def swept(config: SweepConfig) -> Sweep:
     return made
 
 
-def seeds(outcomes: list[Outcome]) -> list[int]:
+def seeds(outcomes: list[SweepResult]) -> list[int]:
     return [outcome.trial.values["drafter.loop.seed"] for outcome in outcomes]
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from eyas.bench.offline.candidates import Selection
 from eyas.bench.report.page import Block, DataTable, Image, Section, Text
 from eyas.bench.report.plots import BLUE, GREY, RED, canvas, label, svg
-from eyas.sweep.sweep import Outcome, Sweep
+from eyas.sweep.sweep import Sweep, SweepResult
 from eyas.sweep.trial import short, shown
 
 
@@ -25,7 +25,7 @@ def report_dict(sweep: Sweep, choice: Selection | None, machine: Mapping[str, An
     }
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
+def _row(outcome: SweepResult) -> dict[str, Any]:
     trial, timed = outcome.trial, outcome.timed
     return {
         "trial": trial.name,

@@ -23,9 +23,9 @@ from eyas.errors import DataError
 from eyas.files import file_hash
 from eyas.sweep.config import ScoreConfig
 from eyas.sweep.trial import Trial
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.train.drafter.data import HELD_OUT_SHARE
-from eyas.train.drafter.recipe import DrafterTrainConfig
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams, Stats
 

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Outcome:
+class SweepResult:
     """What became of a trial."""
 
     trial: Trial
@@ -53,7 +53,7 @@ class Sweep:
         self.trials = Trials(config)
         self.trials.check()
         self.scorer = Scorer(config.score, self.trials.section, config.output)
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, SweepResult] = {}
         self._started: set[str] = set()
 
     def train(self) -> None:
@@ -106,13 +106,13 @@ class Sweep:
         return choose(candidates, "accept_length") if candidates else None
 
     @property
-    def ranked(self) -> list[Outcome]:
+    def ranked(self) -> list[SweepResult]:
         """Trials that gave a drafter, the longest accept length first."""
         good = [outcome for outcome in self.outcomes.values() if outcome.failure is None]
         return sorted(good, key=lambda outcome: -outcome.accept_length)
 
     @property
-    def failed(self) -> list[Outcome]:
+    def failed(self) -> list[SweepResult]:
         """The others."""
         return [outcome for outcome in self.outcomes.values() if outcome.failure is not None]
 
@@ -138,9 +138,9 @@ class Sweep:
                 self._started.add(trial.name)
                 yield trial
 
-    def _judge(self, trial: Trial, failure: str | None) -> Outcome:
+    def _judge(self, trial: Trial, failure: str | None) -> SweepResult:
         """Decode with the trained drafter, unless training failed."""
-        outcome = Outcome(trial, failure=failure)
+        outcome = SweepResult(trial, failure=failure)
         if failure is None:
             try:
                 outcome.accept_lengths = self.scorer.score(trial)
@@ -151,7 +151,7 @@ class Sweep:
         self._say(f"trial {trial.name} ({trial.described}): {told}")
         return outcome
 
-    def _tell(self, search: Search, outcome: Outcome) -> None:
+    def _tell(self, search: Search, outcome: SweepResult) -> None:
         search.tell(outcome.trial.asked, None if outcome.failure else outcome.accept_length)
 
     def _environment(self, place: int) -> dict[str, str]:

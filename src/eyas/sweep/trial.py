@@ -28,8 +28,8 @@ from eyas.config import assign, read_yaml, validated
 from eyas.errors import ConfigError, DataError
 from eyas.sweep.config import Knob, SweepConfig
 from eyas.sweep.search import Listed, Search, Tpe, Values, draws, grid
-from eyas.train.drafter.recipe import DrafterTrainConfig
-from eyas.train.recipes import Recipe
+from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.recipe import Recipe
 
 
 @dataclass(frozen=True)

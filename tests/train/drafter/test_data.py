@@ -13,7 +13,7 @@ from eyas.data.capture.rows import read_rows
 from eyas.errors import ConfigError, StoreError
 from eyas.targets import load_target, load_tokenizer
 from eyas.train.drafter import train
-from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 
 from ..conftest import save_target

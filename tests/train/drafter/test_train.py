@@ -15,7 +15,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.engine import load
 from eyas.errors import CheckpointError, ConfigError
 from eyas.train.drafter import run
-from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 from eyas.train.drafter.validation import choose_prompts
 from eyas.types import Request, SamplingParams, Stats

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import distributed as dist
 
-from eyas.train.recipes import run_recipe
+from eyas.train.recipe import run_recipe
 
 
 def run(recipe: str) -> None:

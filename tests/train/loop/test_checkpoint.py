@@ -13,7 +13,7 @@ from torch import nn
 
 from eyas.errors import CheckpointError
 from eyas.train.loop import checkpoint
-from eyas.train.loop.checkpoint import META, Progress, load_state, save_state
+from eyas.train.loop.checkpoint import META, TrainingProgress, load_state, save_state
 from eyas.train.loop.distributed import Team
 from eyas.train.loop.optimizer import OptimizerConfig, build_optimizers
 
@@ -40,20 +40,20 @@ def tensors(made: nn.Module, optimizers: list[torch.optim.Optimizer]) -> list[to
 
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
-    save_state(tmp_path, *model(1), Progress(7, 1.5), {"run": 1}, ALONE)
+    save_state(tmp_path, *model(1), TrainingProgress(7, 1.5), {"run": 1}, ALONE)
     other = model(2)
-    assert load_state(tmp_path, *other, {"run": 1}) == Progress(7, 1.5)
+    assert load_state(tmp_path, *other, {"run": 1}) == TrainingProgress(7, 1.5)
     for a, b in zip(tensors(*model(1)), tensors(*other), strict=True):
         assert torch.equal(a, b)
 
 
 def test_without_a_state_a_run_begins() -> None:
-    assert load_state(Path("nowhere"), *model(1), {}) == Progress(0, 0.0)
+    assert load_state(Path("nowhere"), *model(1), {}) == TrainingProgress(0, 0.0)
 
 
 def test_only_the_newest_state_stays(tmp_path: Path) -> None:
     for step in (3, 8):
-        save_state(tmp_path, *model(step), Progress(step), {}, ALONE)
+        save_state(tmp_path, *model(step), TrainingProgress(step), {}, ALONE)
     assert {path.name for path in tmp_path.iterdir()} == {
         META, "weights-000008.safetensors", "optimizer-000008.safetensors",
     }  # fmt: skip
@@ -61,7 +61,7 @@ def test_only_the_newest_state_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writes", [0, 1, 2])
 def test_a_full_disk_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    save_state(tmp_path, *model(1), Progress(3), {}, ALONE)
+    save_state(tmp_path, *model(1), TrainingProgress(3), {}, ALONE)
     left = [writes]
 
     def counted(function: Any) -> Any:
@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(checkpoint, "write_tensors", counted(checkpoint.write_tensors))
     monkeypatch.setattr(checkpoint, "write_text", counted(checkpoint.write_text) if writes < 2 else _full)
     with pytest.raises(OSError, match="No space"):
-        save_state(tmp_path, *model(2), Progress(9), {}, ALONE)
+        save_state(tmp_path, *model(2), TrainingProgress(9), {}, ALONE)
     other = model(4)
     assert load_state(tmp_path, *other, {}).step == 3
     assert torch.equal(next(other[0].parameters()), next(model(1)[0].parameters()))
@@ -89,13 +89,13 @@ def _full(path: Path, text: str) -> None:  # noqa: ARG001
 
 
 def test_a_state_of_another_run_is_refused_by_what_differs(tmp_path: Path) -> None:
-    save_state(tmp_path, *model(1), Progress(3), {"data": 1, "loss": "ce"}, ALONE)
+    save_state(tmp_path, *model(1), TrainingProgress(3), {"data": 1, "loss": "ce"}, ALONE)
     with pytest.raises(CheckpointError, match=r"\(data\)"):
         load_state(tmp_path, *model(1), {"data": 2, "loss": "ce"})
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    save_state(tmp_path, *model(1), Progress(3), {}, ALONE)
+    save_state(tmp_path, *model(1), TrainingProgress(3), {}, ALONE)
     (tmp_path / "weights-000003.safetensors").write_bytes(b"xx")
     with pytest.raises(CheckpointError, match="weights-000003"):
         load_state(tmp_path, *model(1), {})

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from eyas.errors import CheckpointError
 from eyas.train.loop import loop
-from eyas.train.loop.checkpoint import Progress
+from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import Team
 from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
-from eyas.train.loop.metrics import Part
+from eyas.train.loop.metrics import MicroBatchLoss
 from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, factor
 
 ALONE = Team(0, 1, torch.device("cpu"), "none")
@@ -29,12 +29,12 @@ class Regression:
         torch.manual_seed(5)
         self.model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 3))
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> MicroBatchLoss:
         x = torch.randn(4 + number % 3, 6, generator=torch.Generator().manual_seed(number))
         loss = F.mse_loss(self.model(x).float(), x[:, :3], reduction="sum")
-        return Part(loss, len(x), {"size": (float(len(x)), 1.0)})
+        return MicroBatchLoss(loss, len(x), {"size": (float(len(x)), 1.0)})
 
-    def validate(self, progress: Progress) -> dict[str, float]:
+    def validate(self, progress: TrainingProgress) -> dict[str, float]:
         torch.rand(3)  # validation may use randomness: it doesn't leak
         return {"validation_step": progress.step}
 
@@ -104,9 +104,9 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> None:
     class Whole(Regression):
-        def part(self, number: int) -> Part:
+        def part(self, number: int) -> MicroBatchLoss:
             parts = [super(Whole, self).part(number * 3 + i) for i in range(3)]
-            return Part(torch.stack([p.loss for p in parts]).sum(), sum(p.weight for p in parts))
+            return MicroBatchLoss(torch.stack([p.loss for p in parts]).sum(), sum(p.weight for p in parts))
 
     small, big = Regression(dropout=0.0), Whole(dropout=0.0)
     train(small, config(3, accumulate=3), tmp_path / "a", ALONE, {})

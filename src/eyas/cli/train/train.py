@@ -17,7 +17,7 @@ def train(
     With `torchrun --nproc-per-node N -m eyas train ...` N processes train a drafter together (loop.parallel).
     """
     from eyas.cli.common.build import quiet
-    from eyas.train.recipes import run_recipe
+    from eyas.train.recipe import run_recipe
 
     quiet()
     run_recipe(str(recipe), overrides or ())

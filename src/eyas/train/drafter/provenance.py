@@ -10,9 +10,9 @@ from typing import Any
 from eyas.data.store.manifest import rows_hash
 from eyas.data.tokens.batches import ChatBatches, learnable
 from eyas.runtime import versions
-from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.vocab_map import DraftVocabulary
-from eyas.train.loop.checkpoint import Progress
+from eyas.train.loop.checkpoint import TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Origin:
         }
         return cls(identity, facts)
 
-    def at(self, progress: Progress, validation: Mapping[str, float], chosen_by: str) -> dict[str, Any]:
+    def at(self, progress: TrainingProgress, validation: Mapping[str, float], chosen_by: str) -> dict[str, Any]:
         """The provenance of a checkpoint; `chosen_by` names the figure that makes a checkpoint the best."""
         return {
             **self.facts,

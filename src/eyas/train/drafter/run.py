@@ -16,11 +16,10 @@ from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError
 from eyas.files import copy_folder, place_folder
 from eyas.train.drafter.provenance import Origin
-from eyas.train.drafter.recipe import DrafterTrainConfig
 from eyas.train.drafter.validation import HeldOutDecoding, scored
-from eyas.train.loop.checkpoint import Progress
+from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import Team, whole
-from eyas.train.loop.metrics import Part
+from eyas.train.loop.metrics import MicroBatchLoss
 from eyas.train.loss.objective import DraftObjective
 
 SAVED = torch.bfloat16
@@ -52,10 +51,10 @@ class DrafterRun:
     def model(self) -> nn.Module:
         return self._objective.model
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> MicroBatchLoss:
         return self._objective.part(number)
 
-    def validate(self, progress: Progress) -> dict[str, float]:
+    def validate(self, progress: TrainingProgress) -> dict[str, float]:
         """Score, decode, save `checkpoints/step-N` and keep `best` up to date. All processes; rank 0 decodes."""
         network = self._objective.model
         network.eval()

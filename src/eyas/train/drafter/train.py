@@ -19,8 +19,8 @@ from eyas.errors import DrafterMismatchError
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.loading import load_embedding_and_head, resolve_device
 from eyas.train.drafter.data import TrainingData, open_data, with_taps
+from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
 from eyas.train.drafter.provenance import Origin
-from eyas.train.drafter.recipe import ELSEWHERE, DrafterTrainConfig
 from eyas.train.drafter.run import DrafterRun
 from eyas.train.drafter.shape import fresh_network
 from eyas.train.drafter.validation import HeldOutDecoding

@@ -24,7 +24,7 @@ from eyas.engine.load import tree_for
 from eyas.errors import DataError
 from eyas.targets import Target
 from eyas.train.loop.distributed import Team
-from eyas.train.loop.metrics import Means, Part
+from eyas.train.loop.metrics import Means, MicroBatchLoss
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams, Stats
 
@@ -40,7 +40,9 @@ class ValidationConfig(StrictModel):
     tree: str | None = None  # None: the drafter's own default
 
 
-def scored(score: Callable[[FeatureBatch], Part], source: FeatureSource, count: int, team: Team) -> dict[str, float]:
+def scored(
+    score: Callable[[FeatureBatch], MicroBatchLoss], source: FeatureSource, count: int, team: Team
+) -> dict[str, float]:
     """Means over batches 0..count-1, shared out among the processes.
 
     All of them run equally often, as FSDP must: a process that has run out scores a batch again and doesn't count it.

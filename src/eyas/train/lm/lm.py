@@ -15,10 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eyas.config import StrictModel
 from eyas.errors import ConfigError
 from eyas.train.lm.corpus import CorpusConfig, Mixture, build_corpus
-from eyas.train.loop.checkpoint import Progress
+from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import joined
 from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
-from eyas.train.loop.metrics import Part
+from eyas.train.loop.metrics import MicroBatchLoss
 
 
 class LmModelConfig(StrictModel):
@@ -104,14 +104,14 @@ class LmObjective:
         targets = tokens[:, 1:].flatten()
         return F.cross_entropy(logits.float(), targets, reduction="sum"), targets.numel()
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> MicroBatchLoss:
         blocks = self._blocks.batch(number, self._batch)
         if number < self._short_until:
             blocks = blocks.reshape(-1, self._short_length)
         loss, count = self._loss(blocks)
-        return Part(loss, count)
+        return MicroBatchLoss(loss, count)
 
-    def validate(self, progress: Progress) -> dict[str, float]:  # noqa: ARG002  # it leaves no checkpoints
+    def validate(self, progress: TrainingProgress) -> dict[str, float]:  # noqa: ARG002  # it leaves no checkpoints
         total, count = 0.0, 0
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             for blocks in torch.split(self._held_out, self._batch):

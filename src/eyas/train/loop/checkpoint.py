@@ -23,7 +23,7 @@ from eyas.train.loop.distributed import Team, like, whole
 META = "state.json"
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """How far a run is."""
 
     step: int = 0
@@ -34,7 +34,7 @@ def save_state(
     folder: Path,
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
-    progress: Progress,
+    progress: TrainingProgress,
     identity: Mapping[str, Any],
     team: Team,
 ) -> None:
@@ -66,10 +66,10 @@ def save_state(
 
 def load_state(
     folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], identity: Mapping[str, Any]
-) -> Progress:
+) -> TrainingProgress:
     """Put a saved state back in place; refuse a state of another run. Without a state: the beginning."""
     if not (folder / META).exists():
-        return Progress()
+        return TrainingProgress()
     meta = _read_meta(folder)
     was = meta["identity"]
     changed = sorted(key for key in identity.keys() | was.keys() if identity.get(key) != was.get(key))
@@ -87,12 +87,12 @@ def load_state(
             tensor.copy_(like(weights[name], tensor))
     for number, optimizer in enumerate(optimizers):
         _restore(optimizer, number, tensors, meta["groups"][number])
-    return Progress(int(meta["step"]), float(meta["seconds"]))
+    return TrainingProgress(int(meta["step"]), float(meta["seconds"]))
+
 
 def saved_identity(folder: Path) -> dict[str, Any]:
     """The identity of the run whose state is in `folder`; empty without a state."""
     return dict(_read_meta(folder)["identity"]) if (folder / META).exists() else {}
-
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:

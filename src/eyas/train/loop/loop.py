@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from eyas.config import StrictModel
 from eyas.errors import CheckpointError, ConfigError, TrainingError
 from eyas.runtime import keep_freed_memory
-from eyas.train.loop.checkpoint import Progress, load_state, save_state, saved_identity
+from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, Team, whole
 from eyas.train.loop.log import RunLog, check_wandb, writers
-from eyas.train.loop.metrics import Means, Part
+from eyas.train.loop.metrics import Means, MicroBatchLoss
 from eyas.train.loop.optimizer import (
     OptimizerConfig,
     ScheduleConfig,
@@ -78,10 +78,10 @@ class Objective(Protocol):
     def model(self) -> nn.Module:
         """Whose parameters train."""
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> MicroBatchLoss:
         """The loss of micro-batch `number`, counted over the whole run."""
 
-    def validate(self, progress: Progress) -> dict[str, float]:
+    def validate(self, progress: TrainingProgress) -> dict[str, float]:
         """Figures of held-out data, by their names in the log; may leave a checkpoint behind."""
 
 
@@ -113,7 +113,7 @@ def train(objective: Objective, config: ResolvedLoop, folder: Path, team: Team, 
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            done = Progress(step + 1, done.seconds + time.monotonic() - began)
+            done = TrainingProgress(step + 1, done.seconds + time.monotonic() - began)
             log.advance(done.step)
             last = done.step == config.steps
             if done.step % config.log_every == 0 or last:
@@ -179,7 +179,7 @@ def _seed(seed: int, number: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:4], "big"))  # the CPU's generator takes no more than 32 bits
 
 
-def _run_log(folder: Path, config: ResolvedLoop, done: Progress, team: Team) -> RunLog:
+def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, team: Team) -> RunLog:
     console = Console(stderr=True, quiet=not team.leads)
     precision = "bfloat16 (autocast)" if config.bf16 else "float32"
     console.print(f"training in {precision} from step {done.step} to {config.steps}", highlight=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass
-class Part:
+class MicroBatchLoss:
     """A micro-batch's outcome as sums."""
 
     loss: Tensor  # [] sum over what counts
@@ -30,7 +30,7 @@ class Means:
             before = self.sums[name]
             self.sums[name] = (before[0] + total, before[1] + count)
 
-    def add_part(self, part: Part) -> None:
+    def add_part(self, part: MicroBatchLoss) -> None:
         """Add a micro-batch; its loss is one of the metrics."""
         self.add({"loss": (part.loss.item(), part.weight), **part.metrics})
 

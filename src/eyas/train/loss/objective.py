@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
-from eyas.train.loop.metrics import Part
+from eyas.train.loop.metrics import MicroBatchLoss
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.draft_loss import Sums, TokenLoss, draft_metrics
@@ -26,7 +26,7 @@ from eyas.train.loss.token_loss import teacher_of
 from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
 
-class Outcome(NamedTuple):
+class LossOutput(NamedTuple):
     """One batch as sums. A tuple, so that DDP and FSDP find the loss in what `forward` returns."""
 
     loss: Tensor  # [] sum over what counts
@@ -42,7 +42,7 @@ class DraftLoss(nn.Module):
         self.network = network
         self._head, self._vocab_size, self._config = head, vocab_size, config
 
-    def forward(self, batch: FeatureBatch, noise: Tensor | None = None) -> Outcome:
+    def forward(self, batch: FeatureBatch, noise: Tensor | None = None) -> LossOutput:
         """Sums over the batch; `noise` [B, S, A, Ht] is added to the taps the network reads, not to those it learns.
 
         Precision is the caller's autocast. Raises ConfigError for a feature loss on a network it doesn't fit.
@@ -53,7 +53,7 @@ class DraftLoss(nn.Module):
         with fast_linears(taps.device):
             return self._run(batch, seen, taps, rows)
 
-    def _run(self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows) -> Outcome:
+    def _run(self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows) -> LossOutput:
         network, config, ids = self.network, self._config, self.network.target_ids
         steps = list(unrolled(network, batch.tokens, seen, rows))
         token_loss = TokenLoss(
@@ -65,7 +65,7 @@ class DraftLoss(nn.Module):
         if config.feature != "none":
             loss = loss + self._feature_loss([fed for fed, _ in steps], taps, rows)
         metrics = draft_metrics(rows, scores.right, scores.overlap)
-        return Outcome(loss, metrics["accept_length"][1], metrics)
+        return LossOutput(loss, metrics["accept_length"][1], metrics)
 
     def _feature_loss(self, fed: list[Tensor], taps: Tensor, rows: ChainRows) -> Tensor:
         """Distance of the states fed back [., H] from the target's own at the position they stand for, summed."""
@@ -111,20 +111,20 @@ class DraftObjective:
         self.core = DraftLoss(network, head, vocab_size, config)
         self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> MicroBatchLoss:
         """Loss and metrics of training batch `number`."""
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             batch = self._source(number)  # an online target keeps its own precision
         return self._run(batch, feature_noise(batch, self._noise, (self._seed, number)) if self._noise else None)
 
-    def score(self, batch: FeatureBatch) -> Part:
+    def score(self, batch: FeatureBatch) -> MicroBatchLoss:
         """Loss and metrics of a given batch, without feature noise; gradients as the caller's grad mode says."""
         return self._run(batch, None)
 
-    def _run(self, batch: FeatureBatch, noise: Tensor | None) -> Part:
+    def _run(self, batch: FeatureBatch, noise: Tensor | None) -> MicroBatchLoss:
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self._bf16):
-            outcome: Outcome = self.core(batch, noise)
-        return Part(outcome.loss, outcome.weight, outcome.metrics)
+            outcome: LossOutput = self.core(batch, noise)
+        return MicroBatchLoss(outcome.loss, outcome.weight, outcome.metrics)
 
 
 # Noise on the features a drafter reads, as EAGLE-1 trains with: its own states, later, won't be exact either.

@@ -12,7 +12,7 @@ from eyas.errors import ConfigError
 from eyas.targets import Target
 from eyas.targets.loading import load_embedding_and_head
 from eyas.train.drafter.shape import fresh_network
-from eyas.train.recipes import Recipe
+from eyas.train.recipe import Recipe
 from eyas.tree import parse_tree
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from eyas.config import StrictModel, load_config
-from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 from eyas.train.lm.lm import LmConfig, train_lm
 
