@@ -5,6 +5,8 @@ RUN := $(VENV)/bin
 # glibc hands big freed buffers back to the kernel by default, which makes CPU tensors several times slower
 export MALLOC_MMAP_THRESHOLD_ ?= 2147483647
 export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
+# processes that share the tests
+WORKERS ?= 2
 
 .PHONY: install demo pipeline engines test lint types unit slow format clean
 
@@ -39,7 +41,7 @@ types: install
 	$(RUN)/mypy
 
 unit: install
-	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m "not slow"
+	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 # compiling models, peers and long statistical runs: minutes, not part of `make test`
 slow: install

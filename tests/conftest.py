@@ -1,4 +1,4 @@
-"""Settings for the whole suite: no network, one thread, no deadlines on a busy machine."""
+"""Settings for the whole suite: no network, one thread a process, no deadlines on a busy machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start; pytest-xdist runs several of us
 
 import pytest
 import torch
