@@ -1,4 +1,4 @@
-"""The tree type against walking up the parents by hand."""
+"""Draft trees against walking up the parents in Python."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_compact_tree_with_a_shared_shape_makes_its_own() -> None:
     assert cut.ancestors.tolist() == [torch.ones(3, 3).tril().bool().tolist()]
 
 
-def test_rows_that_are_not_live_have_no_nodes() -> None:
+def test_rows_that_are_not_drafting_have_no_nodes() -> None:
     tree = tree_of([[-1, 0], [-1, -1], [-1, 0]])
     assert tree.only(None) is tree.only([True] * 3) is tree
     some = replace(tree, counted=6).only([True, False, True])
@@ -123,7 +123,7 @@ def test_rows_that_are_not_live_have_no_nodes() -> None:
     assert replace(tree, valid=tree.valid & (tree.parents < 0)).only([True, False, True]).counted is None
 
 
-def test_logits_are_found_by_place() -> None:
+def test_logits_are_found_by_node_index() -> None:
     rows = torch.randn(4, 7)
     logits = NodeLogits(rows, torch.tensor([[0, 1, 2], [3, 3, 3]]))
     assert logits.vocab_size == 7

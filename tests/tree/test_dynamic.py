@@ -64,7 +64,7 @@ def grow(spec: DynamicTree, rows: list[Scores]) -> DraftTree:
 
 
 class Lazy(dict[int, list[float]]):
-    """Scores made up when a token is first asked for, the same for the same seed."""
+    """Random scores of a token's children, drawn on first use and the same for the same seed."""
 
     def __init__(self, seed: int, top_k: int, grid: tuple[float, ...] | None) -> None:
         super().__init__()
@@ -93,9 +93,9 @@ def test_it_is_eagle2(spec: DynamicTree, seed: int, batch: int) -> None:
     for row, steps in enumerate(rows):
         made = oracle(spec, steps)
         best = sorted(sorted(range(len(made)), key=lambda i: -made[i].score)[: spec.nodes])
-        place = {-1: -1, **{index: at for at, index in enumerate(best)}}
+        column = {-1: -1, **{index: at for at, index in enumerate(best)}}
         assert tree.tokens[row].tolist() == [made[i].token for i in best]
-        assert tree.parents[row].tolist() == [place[made[i].parent] for i in best]
+        assert tree.parents[row].tolist() == [column[made[i].parent] for i in best]
         torch.testing.assert_close(tree.logprob[row], torch.tensor([made[i].score for i in best]))
 
 

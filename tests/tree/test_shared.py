@@ -22,7 +22,7 @@ GRIDS = [None, (0.0,), (-1.0,), (0.0, -1.0), (0.0, 1e-7), (-math.inf, 0.0)]
 
 
 class Node(NamedTuple):
-    """A candidate of the oracle."""
+    """A candidate as the reference in plain Python finds it."""
 
     row: int
     at: int
@@ -36,7 +36,7 @@ class Node(NamedTuple):
 
 
 class Text:
-    """Children's log-probabilities, made up when first asked for; a token names its whole path."""
+    """Random log-probabilities of children, the same for the same seed; a token id encodes its whole path."""
 
     def __init__(self, seed: int, width: int, grid: tuple[float, ...] | None) -> None:
         self.seed, self.width, self.grid = seed, width, grid
@@ -85,8 +85,8 @@ def candidates(
                     worths = table.look_up(steps.view(1, 1, -1), torch.tensor([groups[row]])).flatten()
                 for rank, (step, worth) in enumerate(zip(steps, worths, strict=True)):
                     at, token = len(here) + len(level), text.child(above.token, rank)
-                    told, value = float(torch.tensor(above.score) + step), float(torch.tensor(above.worth) + worth)
-                    level.append(Node(row, at, depth, told, value, above.at, token))
+                    score, value = float(torch.tensor(above.score) + step), float(torch.tensor(above.worth) + worth)
+                    level.append(Node(row, at, depth, score, value, above.at, token))
             here += level
             beam = sorted(level, key=lambda node: -node.worth)[: spec.width]
         made += here
@@ -132,11 +132,11 @@ def test_it_keeps_the_batch_s_best(spec: SharedTree, seed: int, batch: int, thre
     best = sorted(best, key=lambda node: -node.score)[: spec.budget]
     for row in range(batch):
         mine = sorted((node for node in best if node.row == row), key=lambda node: node.at)
-        place = {-1: -1, **{node.at: i for i, node in enumerate(mine)}}
+        column = {-1: -1, **{node.at: i for i, node in enumerate(mine)}}
         count = len(mine)
         assert tree.valid[row].tolist() == [i < count for i in range(tree.size)]
         assert tree.tokens[row, :count].tolist() == [node.token for node in mine]
-        assert tree.parents[row, :count].tolist() == [place[node.parent] for node in mine]
+        assert tree.parents[row, :count].tolist() == [column[node.parent] for node in mine]
         torch.testing.assert_close(tree.logprob[row, :count], torch.tensor([node.score for node in mine]))
 
 
@@ -172,7 +172,9 @@ def test_whatever_things_are_worth_a_tree_stays_a_tree(
 
 @given(specs, st.integers(0, 1000), st.lists(st.booleans(), min_size=4, max_size=4))
 @settings(max_examples=40)
-def test_rows_that_are_not_live_leave_the_budget_to_others(spec: SharedTree, seed: int, drafting: list[bool]) -> None:
+def test_rows_that_are_not_drafting_leave_the_budget_to_others(
+    spec: SharedTree, seed: int, drafting: list[bool]
+) -> None:
     tree = grow(spec, [Text(seed + row, spec.width, None) for row in range(4)], drafting)
     check(spec, tree, 4)
     assert not tree.valid[~torch.tensor(drafting)].any()
@@ -202,9 +204,9 @@ def test_sure_rows_get_more() -> None:
 def test_drafting_stops_when_no_row_has_a_node_worth_going_on_from() -> None:
     growth = SharedTree(8, 2, 10, threshold=0.3).start(2, CPU, [True, False])
     tokens = torch.zeros(2, 1, 2, dtype=torch.int64)
-    dead = [[-0.01, -0.5]]
-    assert growth.expand(torch.tensor([[[-0.6, -2.0]], dead]), tokens) is not None
-    assert growth.expand(torch.tensor([[[-0.7, -2.0]] * 2, dead * 2]), tokens.expand(-1, 2, -1)) is None
+    idle = [[-0.01, -0.5]]
+    assert growth.expand(torch.tensor([[[-0.6, -2.0]], idle]), tokens) is not None
+    assert growth.expand(torch.tensor([[[-0.7, -2.0]] * 2, idle * 2]), tokens.expand(-1, 2, -1)) is None
     assert growth.tree().counted == 1
 
 
@@ -255,21 +257,21 @@ def test_texts() -> None:
 
 @given(st.integers(0, 500), st.integers(2, 5), st.sampled_from([0.0, 0.02, 0.3]))
 @settings(max_examples=40)
-def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: int, place: float) -> None:
+def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: int, step: float) -> None:
     budget = 8 * batch
     spec = SharedTree(
         3, 2, budget, per_row=8, prices=tuple(0.05 * n for n in range(1, budget + 1)),
-        padding_prices=tuple(place * n for n in range(1, budget + 1)),
+        padding_prices=tuple(step * n for n in range(1, budget + 1)),
     )  # fmt: skip
     tree = grow(spec, [Text(seed + row, 2, None) for row in range(batch)])
     counts = tree.valid.sum(1)
     assert int(counts.sum()) == tree.counted
     kept = torch.cat((torch.ones(batch, 1, dtype=torch.bool), tree.valid), dim=1)
     assert bool(kept.gather(1, tree.parents + 1)[tree.valid].all())
-    if place == 0.3:
+    if step == 0.3:
         assert len(set(counts.tolist())) == 1  # no node is worth three tenths of every row it makes wait
 
 
 def test_padding_has_a_price_only_where_nodes_have() -> None:
-    with pytest.raises(UsageError, match="padding has a price only where nodes have"):
+    with pytest.raises(UsageError, match="padding_prices need `prices` of nodes as well"):
         SharedTree(2, 1, 2, padding_prices=(0.1,))

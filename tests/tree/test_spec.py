@@ -1,4 +1,4 @@
-"""The textual tree shapes."""
+"""Textual names of tree shapes: what is accepted and what is refused."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def token(path: Path) -> int:
-    """A token id that tells the whole path."""
+    """A token id that encodes the whole path."""
     number = 1
     for rank in path:
         number = number * 10 + rank
@@ -30,23 +30,23 @@ def logp(row: int, path: Path) -> float:
 
 
 def grow(spec: TreeSpec, batch: int) -> tuple[DraftTree, list[list[Path]]]:
-    """Feed a growth with children that carry their path; returns the tree and the frontiers it asked for."""
+    """Feed a growth with children that carry their path; returns the tree and its frontiers."""
     growth = spec.start(batch, CPU)
     frontier: list[Path] = [()]
-    asked = []
+    frontiers = []
     while True:
         children = [[(*p, rank) for rank in range(growth.fanout)] for p in frontier]
         tokens = torch.tensor([[[token(c) for c in group] for group in children]] * batch)
         scores: Tensor = torch.tensor([[[logp(r, c) for c in g] for g in children] for r in range(batch)])
         grown = growth.expand(scores, tokens)
         if grown is None:
-            return growth.tree(), asked
+            return growth.tree(), frontiers
         by_token = {token(c): c for group in children for c in group}
         for row in range(batch):
             paths = [by_token[t] for t in grown.tokens[row].tolist()]
             assert [frontier[i] for i in grown.parents[row].tolist()] == [p[:-1] for p in paths]
         frontier = paths
-        asked.append(paths)
+        frontiers.append(paths)
 
 
 @pytest.mark.parametrize("name", ["chain:5", "static:eagle1", "static:slim"])

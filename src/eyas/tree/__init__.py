@@ -1,4 +1,4 @@
-"""Draft trees: the type, the shapes a user can ask for, and how each shape grows."""
+"""Draft trees: the tensors, the shapes that can be asked for, and how a drafter grows each of them."""
 
 from eyas.tree.draft_tree import DraftTree, Frontier, Growth, NodeLogits, TreeSpec
 from eyas.tree.spec import parse_tree

@@ -1,6 +1,7 @@
-"""The draft tree: candidate continuations of the last committed token.
+"""The draft tree: candidate continuations of the last committed token, how they grow, and the target's logits of them.
 
-Shapes: B batch rows, N nodes (the root not counted; node `i` is column `i + 1` of a verification pass).
+Shapes: B rows, N nodes (the root not counted), W frontier nodes, K children offered by each, T tokens of a target pass,
+V vocabulary. A node index counts the root as 0 and node i as i + 1, as do the columns of a verification pass.
 """
 
 from __future__ import annotations
@@ -16,75 +17,75 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BeamCandidates:
-    """What a beam offered, level by level, in host memory; to be read after the round's host sync only.
-
-    Shapes: F frontier nodes of a level, K children offered by each, W' of the level's children that go on.
-    """
+    """All candidates of a beam search, level by level, in host memory; to be read after the round's host sync only."""
 
     scores: tuple[Tensor, ...]
-    """A level each: [B, F * K] logarithm of the value, child `k` of frontier node `f` in column `f * K + k`."""
+    """For each level [B, W * K] logarithms of path values, child `k` of frontier node `w` in column `w * K + k`."""
     beams: tuple[Tensor, ...]
-    """A level each but the last: [B, W'] columns of the children that are the next frontier, best first."""
+    """For each level but the last [B, W'] columns of the children that are the next frontier, best first."""
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A batch of padded trees. Parents come before their children; an invalid node has no valid descendant."""
+    """A batch of draft trees, padded to N nodes.
+
+    Parents come before their children, and an invalid node has no valid descendant.
+    """
 
     tokens: Tensor  # [B, N] int64
     parents: Tensor  # [B, N] int64, -1 = the root (the last committed token)
     logprob: Tensor  # [B, N] float32, cumulative: the drafter's value for the whole path to the node
     valid: Tensor  # [B, N] bool
     max_depth: int
-    """Depth no node exceeds, known on the host; 0 for an empty tree."""
+    """A depth that no node exceeds, known on the host; 0 for an empty tree."""
     shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
     counted: int | None = None
-    """Valid nodes of all rows together, where the host knows; None = it would have to ask the device."""
+    """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
-    """Everything the nodes were chosen from, where the tree's spec keeps it."""
+    """What the nodes were chosen from, if the tree's spec keeps it."""
 
     @staticmethod
     def empty(batch: int, device: torch.device) -> DraftTree:
-        """The tree of plain decoding: a root and nothing else."""
+        """Trees without nodes, as plain decoding verifies them: each row is only its root."""
         index = torch.empty(batch, 0, dtype=torch.int64, device=device)
         return DraftTree(index, index, index.to(torch.float32), index.to(torch.bool), 0, counted=0)
 
     @property
     def size(self) -> int:
-        """N, the number of node columns."""
+        """N, the number of node columns, valid or not."""
         return self.tokens.shape[1]
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """[B, 1 + N, 1 + N] bool: `[b, q, k]` = column k is column q itself or on its path to the root."""
+        """[B, 1 + N, 1 + N] bool, over node indexes: `[b, q, k]` = node k is q itself or on q's path to the root."""
         if self.shared_ancestors is not None:
             return self.shared_ancestors.expand(self.tokens.shape[0], -1, -1)
         return ancestor_mask(self.parents, self.max_depth)
 
     @cached_property
     def depth(self) -> Tensor:
-        """[B, 1 + N] int64: 0 for the root, 1 for its children, and so on."""
+        """[B, 1 + N] int64 depth by node index: 0 for the root, 1 for its children, and so on."""
         return self.ancestors.sum(-1) - 1
 
     @cached_property
     def full(self) -> bool | None:
-        """Is every node valid? None where only an accelerator knows."""
+        """Whether every node is valid; None where only an accelerator knows."""
         if self.counted is not None:
             return self.counted == self.valid.numel()
         return bool(self.valid.all()) if self.valid.device.type == "cpu" else None
 
     def only(self, drafting: Sequence[bool] | None) -> DraftTree:
-        """The same trees, those of rows that aren't `drafting` [B] without nodes; None = all are."""
+        """The same trees, without the nodes of rows that aren't `drafting` [B]; None = all rows are."""
         if drafting is None or all(drafting):
             return self
-        alive = torch.tensor(list(drafting), device=self.valid.device).unsqueeze(1)
+        mask = torch.tensor(list(drafting), device=self.valid.device).unsqueeze(1)
         counted = self.size * sum(drafting) if self.counted == self.valid.numel() else None
-        return replace(self, valid=self.valid & alive, counted=counted)
+        return replace(self, valid=self.valid & mask, counted=counted)
 
     def compact(self) -> DraftTree:
-        """The same trees in as few columns as the fullest row needs: valid nodes first, their order kept.
+        """The same trees in as few columns as the fullest row needs: valid nodes first, in their order.
 
-        That width has to be read from the device, so on an accelerator the tree stays as it is.
+        That width has to be read from the device, so on an accelerator the trees stay as they are.
         """
         if self.valid.device.type != "cpu" or self.full:
             return self
@@ -93,11 +94,12 @@ class DraftTree:
         if width == self.size:
             return self
         order = (~self.valid).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, width]
-        column = torch.nn.functional.pad(self.valid.cumsum(1), (1, 0)) - 1  # [B, 1 + N] new column of root and nodes
+        # [B, 1 + N] new column of the root (-1) and the nodes
+        moved = torch.nn.functional.pad(self.valid.cumsum(1), (1, 0)) - 1
         return replace(
             self,
             tokens=self.tokens.gather(1, order),
-            parents=column.gather(1, self.parents.gather(1, order) + 1),
+            parents=moved.gather(1, self.parents.gather(1, order) + 1),
             logprob=self.logprob.gather(1, order),
             valid=self.valid.gather(1, order),
             max_depth=min(self.max_depth, width),
@@ -106,12 +108,12 @@ class DraftTree:
         )
 
     def columns(self, root: Tensor) -> Tensor:
-        """[B, 1 + N] token ids of a verification pass: `root` [B], then the nodes."""
+        """[B, 1 + N] token ids of a verification pass: the `root` [B] of each row, then its nodes."""
         return torch.cat((root.unsqueeze(1), self.tokens), dim=1)
 
 
 def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
-    """[B, 1 + N, 1 + N] bool ancestor-or-self relation of `parents` [B, N] (-1 = root), root in column 0.
+    """[B, 1 + N, 1 + N] bool ancestor-or-self relation of `parents` [B, N] (-1 = root), over node indexes.
 
     Repeated squaring of "self or parent" doubles the distance covered, so log2(depth) small products suffice.
     """
@@ -125,33 +127,6 @@ def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
     return reach > 0
 
 
-# How a drafter and a tree shape work together, level by level.
-#
-# The drafter asks the growth how many children each frontier node should offer, hands them over, and gets back the
-# nodes to run through its layers next. Shapes: B rows, W frontier nodes, K children offered by each.
-
-
-class Frontier(NamedTuple):
-    """The nodes whose own children are wanted."""
-
-    tokens: Tensor  # [B, W]
-    parents: Tensor  # [B, W] index into the previous frontier
-
-
-class Growth(Protocol):
-    """A tree being grown; lives for one draft."""
-
-    @property
-    def fanout(self) -> int:
-        """K: children wanted of every frontier node at this level."""
-
-    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
-        """Take the K best children [B, W, K] of each frontier node, best first; None when the tree is full-grown."""
-
-    def tree(self) -> DraftTree:
-        """The finished tree."""
-
-
 class TreeSpec(Protocol):
     """A tree shape; immutable, shared by all drafts."""
 
@@ -161,45 +136,65 @@ class TreeSpec(Protocol):
 
     @property
     def max_fanout(self) -> int:
-        """The most children any node is asked for; a draft vocabulary must be at least this large."""
+        """The most children that any node offers; a draft vocabulary must be at least this large."""
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""
 
 
-# The target's logits at the places of a batch of trees, held once for every token that was really run.
-#
-# Shapes: B rows, N nodes, T tokens of the pass, V vocabulary. A "place" counts the root as 0 and node i as i + 1.
+class Growth(Protocol):
+    """A batch of trees that a drafter grows level by level; lives for one draft.
+
+    The drafter reads how many children each frontier node should offer, hands them over, and gets back the nodes to
+    run through its layers next.
+    """
+
+    @property
+    def fanout(self) -> int:
+        """K: children wanted of every frontier node at this level."""
+
+    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
+        """Take the K best children [B, W, K] of each frontier node, best first; None when the trees are full-grown."""
+
+    def tree(self) -> DraftTree:
+        """The finished trees as tensors."""
+
+
+class Frontier(NamedTuple):
+    """The nodes whose children a drafter computes next."""
+
+    tokens: Tensor  # [B, W]
+    parents: Tensor  # [B, W] index into the previous frontier
 
 
 @dataclass(frozen=True)
 class NodeLogits:
-    """Logits of T tokens and where each place's lie among them; places of invalid nodes show some other token's.
+    """The target's logits of a batch of trees, held once for every token that was really run.
 
-    Nothing of the size B x (1 + N) x V is ever made.
+    Nothing of the size B x (1 + N) x V is ever made. Invalid nodes show some other token's logits.
     """
 
     rows: Tensor  # [T, V]
-    index: Tensor  # [B, 1 + N] int64 into `rows`
+    index: Tensor  # [B, 1 + N] int64 into `rows`, by node index
 
     @staticmethod
     def of(padded: Tensor) -> NodeLogits:
-        """From logits [B, 1 + N, V] at every place: a view."""
-        batch, places = padded.shape[:2]
-        index = torch.arange(batch * places, device=padded.device).view(batch, places)
+        """A view of the logits [B, 1 + N, V] of every node."""
+        batch, nodes = padded.shape[:2]
+        index = torch.arange(batch * nodes, device=padded.device).view(batch, nodes)
         return NodeLogits(padded.flatten(0, 1), index)
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """V, the target's vocabulary."""
         return self.rows.shape[1]
 
     def best(self) -> Tensor:
-        """[B, 1 + N] the token with the highest logit at every place."""
+        """[B, 1 + N] the token with the highest logit at every node."""
         # `max`: several times faster than `argmax` on a CPU in half precision; the first of equals with both
         return self.rows.max(dim=-1).indices[self.index]
 
-    def at(self, places: Tensor) -> Tensor:
-        """[B, V] logits of one place of each row, `places` [B]; a place past the last one is the last one."""
-        places = places.clamp(max=self.index.shape[1] - 1)
-        return self.rows[self.index.gather(1, places.unsqueeze(1)).squeeze(1)]
+    def at(self, nodes: Tensor) -> Tensor:
+        """[B, V] logits of one node of each row, by node index `nodes` [B]; an index beyond the last is the last."""
+        nodes = nodes.clamp(max=self.index.shape[1] - 1)
+        return self.rows[self.index.gather(1, nodes.unsqueeze(1)).squeeze(1)]

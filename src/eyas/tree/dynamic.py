@@ -1,8 +1,9 @@
-"""The beam that dynamic and shared trees grow candidates with (EAGLE-2, arXiv 2406.16858).
+"""Beam-grown trees: what dynamic and shared trees have in common, and EAGLE-2's dynamic tree (arXiv 2406.16858).
 
 Each level offers a few children of every beam node; the best paths so far go on. Which of all candidates make the tree
-is the subclass's business.
-Shapes: B rows, W beam nodes, K children offered by each.
+is up to the subclass: `DynamicGrowth` keeps the best of each row, `eyas.tree.shared` the best of a whole batch.
+
+Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels, N kept nodes.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from eyas.tree.draft_tree import DraftTree, Frontier
 
 
 class BeamGrowth:
-    """Candidates of up to `depth` levels, `fanout` children and beam nodes each."""
+    """Grows candidates of up to `depth` levels, with beams of `fanout` nodes and as many children of each."""
 
     def __init__(self, depth: int, fanout: int, batch: int, device: torch.device) -> None:
         self._depth, self._fanout = depth, fanout
-        self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W] logarithm of the value
-        self._beam_told = self._beam_score  # [B, W] log-probability
+        self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W] logarithm of the path's value
+        self._beam_logprob = self._beam_score  # [B, W] log-probability of the path
         self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
-        self._tokens: list[Tensor] = []  # each [B, W * K]
+        self._tokens: list[Tensor] = []  # for each level [B, W * K]
         self._scores: list[Tensor] = []
-        self._told: list[Tensor] = []
+        self._logprobs: list[Tensor] = []
         self._parents: list[Tensor] = []
-        self._beams: list[Tensor] = []  # each [B, W'] into the level's candidates
+        self._beams: list[Tensor] = []  # for each level but the last [B, W'] into the level's candidates
         self._count = 0
 
     @property
@@ -41,49 +42,42 @@ class BeamGrowth:
         fanout = tokens.shape[2]
         # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
         steps = logprob.clamp(max=0.0)
-        worth = self._worth(steps)
-        scores = told = (self._beam_score.unsqueeze(2) + worth).flatten(1)  # [B, W * K]
-        if worth is not steps:
-            told = (self._beam_told.unsqueeze(2) + steps).flatten(1)
+        values = self._step_values(steps)
+        scores = logprobs = (self._beam_score.unsqueeze(2) + values).flatten(1)  # [B, W * K]
+        if values is not steps:
+            logprobs = (self._beam_logprob.unsqueeze(2) + steps).flatten(1)
         flat = tokens.flatten(1)
         self._tokens.append(flat)
         self._scores.append(scores)
-        self._told.append(told)
+        self._logprobs.append(logprobs)
         self._parents.append(self._beam_index.repeat_interleave(fanout, dim=1))
         offset, self._count = self._count, self._count + flat.shape[1]
         if len(self._tokens) == self._depth:
             return None
         self._beam_score, best = scores.topk(min(self._fanout, scores.shape[1]), dim=1)  # [B, W']
-        if not self._worth_going_on():
+        if not self._wants_another_level():
             return None
-        self._beam_told = told.gather(1, best)
+        self._beam_logprob = logprobs.gather(1, best)
         self._beam_index = best + offset
         self._beams.append(best)
         return Frontier(flat.gather(1, best), best // fanout)
 
-    def _worth(self, steps: Tensor) -> Tensor:
-        """[B, W, K] logarithms, 0 at most, of what children with log-probabilities `steps` add to a path's value."""
+    def _step_values(self, steps: Tensor) -> Tensor:
+        """[B, W, K] what children with log-probabilities `steps` add to the logarithm of a path's value: at most 0."""
         return steps
 
-    def _worth_going_on(self) -> bool:
-        """Is another level wanted? `_beam_score` has the best paths."""
+    def _wants_another_level(self) -> bool:
+        """Whether to go on from the beam in `_beam_score`."""
         return True
-
-
-# EAGLE-2's dynamic tree (arXiv 2406.16858): a beam grows candidates, the best of all of them are verified.
-#
-# Each level offers `top_k` children of every beam node; the `top_k` best paths so far go on; at the end the `nodes`
-# best candidates of all levels make the tree. A path's score never exceeds its parent's and the sort is stable, so with
-# tied scores too a child is never kept without its parent (the reference loses parents there). Shapes: B rows, W beam
-# nodes, K children offered by each, M candidates of all levels, N kept nodes.
 
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """`depth` levels of drafting, `top_k` beam and children, at most `nodes` nodes besides the root.
+    """EAGLE-2's dynamic tree: `depth` levels of drafting, of whose candidates the `nodes` best of each row are kept.
 
-    `threshold` > 0 prunes nodes whose path probability is lower. Finding out how many are left costs one more host
-    sync a round, which is worth it only where a smaller verification pass is cheaper.
+    Each level offers `top_k` children of every beam node, and the `top_k` best paths so far go on. `threshold` > 0
+    prunes nodes whose path probability is lower. Finding out how many are left costs one more host sync a round, which
+    is worth it only where a smaller verification pass is cheaper.
     """
 
     depth: int
@@ -107,7 +101,11 @@ class DynamicTree:
 
 
 class DynamicGrowth(BeamGrowth):
-    """A dynamic tree being grown."""
+    """Grows dynamic trees.
+
+    A path's score never exceeds its parent's and the sort is stable, so a child is never kept without its parent, not
+    even where scores are tied (the reference implementation loses parents there).
+    """
 
     def __init__(self, spec: DynamicTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(spec.depth, spec.top_k, batch, device)
@@ -124,12 +122,13 @@ class DynamicGrowth(BeamGrowth):
             keep, counted = max(counts), sum(counts)
         # candidate order is level order, so ascending indices put parents first
         chosen = order[:, :keep].sort(dim=1).values  # [B, N]
-        place = torch.full((scores.shape[0], scores.shape[1] + 1), -1, dtype=torch.int64, device=scores.device)
-        place.scatter_(1, chosen + 1, torch.arange(keep, device=scores.device).expand_as(chosen))
+        # [B, 1 + M] column of the root (-1) and of each candidate
+        column = torch.full((scores.shape[0], scores.shape[1] + 1), -1, dtype=torch.int64, device=scores.device)
+        column.scatter_(1, chosen + 1, torch.arange(keep, device=scores.device).expand_as(chosen))
         logprob = scores.gather(1, chosen)
         return DraftTree(
             tokens=torch.cat(self._tokens, dim=1).gather(1, chosen),
-            parents=place.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1),
+            parents=column.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1),
             logprob=logprob,
             valid=logprob >= (math.log(self._spec.threshold) if self._spec.threshold > 0.0 else -math.inf),
             max_depth=min(self._spec.depth, keep),

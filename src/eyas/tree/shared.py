@@ -1,9 +1,10 @@
 """Dynamic trees for a whole batch under one node budget.
 
 Every row grows candidates as in EAGLE-2 (a beam of `width`); at the end the `budget` most valuable candidates of all
-rows together are kept, so a row whose drafter is sure gets many nodes and a doubtful one few or none. Value is the path
-probability, or the product of what a `ValueTable` says that its steps are worth. A parent is never worth less than its
-child and comes before it, so ties can't part them.
+rows together are kept, so a row whose drafter is sure gets many nodes and a doubtful one few or none. A path's value is
+its probability, or the product of what a `ValueTable` says that its steps are worth. A parent is never worth less than
+its child and comes before it, so ties can't part them.
+
 Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels of a row, N node columns.
 """
 
@@ -24,16 +25,17 @@ from eyas.tree.dynamic import BeamGrowth
 from eyas.tree.values import ValueTable, most_profitable
 
 _IMPOSSIBLE = -1e4
-"""Stands for a log-probability of minus infinity, so that how many nodes are kept is known beforehand."""
+"""Replaces log-probabilities of minus infinity, so that the number of kept nodes is known beforehand."""
 
 
 @dataclass(frozen=True)
 class SharedTree:
-    """`depth` levels, beams of `width`, at most `budget` nodes in the batch and `per_row` in a row (None: no limit).
+    """`depth` levels, beams of `width`, at most `budget` nodes in the batch and `per_row` in a row (None = no limit).
 
-    `threshold` > 0 leaves out nodes worth less. On a CPU, where counting needs no sync, that makes the pass smaller,
-    and drafting ends as soon as no row has a node worth going on from. There `prices` [budget] may choose instead:
-    drafting ends as before, and those nodes are kept whose values together exceed their price by the most.
+    `threshold` > 0 leaves out nodes of lower value. On a CPU, where counting needs no sync, that makes the pass
+    smaller, and drafting ends as soon as no row has a node of that value to go on from. There `prices` [budget] may
+    choose instead: drafting ends as before, and the nodes are kept whose values together exceed their price by the
+    most.
     """
 
     depth: int
@@ -42,13 +44,15 @@ class SharedTree:
     per_row: int | None = None
     threshold: float = 0.0
     prices: tuple[float, ...] | None = None
-    """Tokens that verifying 1, 2, ... nodes must bring to be worth its time; may rise and fall in steepness."""
+    """Tokens that verifying 1, 2, ... nodes must gain to be worth its time; need be neither convex nor concave."""
     padding_prices: tuple[float, ...] | None = None
-    """Likewise for 1, 2, ... places that rows lack to the longest one's; None = rows may differ for nothing."""
+    """Tokens that padding all rows to the longest costs, by the number of padding nodes 1, 2, ...; None = nothing."""
     values: ValueTable | None = None
+    """What steps are worth; None = their probability."""
     groups: tuple[int, ...] | None = None
-    """Each row's group in `values`; None = all in group 0."""
+    """Each row's group in `values`; None = all rows are in group 0."""
     keeps_candidates: bool = False
+    """Whether finished trees bring along all candidates they were chosen from."""
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "budget", "per_row"):
@@ -60,7 +64,7 @@ class SharedTree:
         if self.prices is not None and len(self.prices) != self.budget:
             raise UsageError(f"shared tree: {len(self.prices)} prices for a budget of {self.budget} nodes")
         if self.padding_prices is not None and self.prices is None:
-            raise UsageError("shared tree: padding has a price only where nodes have: give `prices` too")
+            raise UsageError("shared tree: padding_prices need `prices` of nodes as well")
 
     @property
     def max_fanout(self) -> int:
@@ -71,22 +75,22 @@ class SharedTree:
 
 
 class SharedGrowth(BeamGrowth):
-    """A batch of trees being grown."""
+    """Grows a batch of trees that share a node budget."""
 
     def __init__(self, spec: SharedTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(spec.depth, spec.width, batch, device)
         self._spec, self._batch, self._device = spec, batch, device
-        self._counts_freely = device.type == "cpu"
+        self._counts_freely = device.type == "cpu"  # elsewhere it takes a host sync
         if spec.prices is not None and not self._counts_freely:
-            raise UsageError("shared tree: prices need a CPU; elsewhere choose a budget")
+            raise UsageError("shared tree: prices work on a CPU only; use a budget on this device")
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
         self._groups = torch.tensor((0,) * batch if spec.groups is None else spec.groups, device=device)
 
-    def _worth(self, steps: Tensor) -> Tensor:
+    def _step_values(self, steps: Tensor) -> Tensor:
         return steps if self._spec.values is None else self._spec.values.look_up(steps, self._groups)
 
-    def _worth_going_on(self) -> bool:
-        """Could any row's next level hold a node worth the threshold?"""
+    def _wants_another_level(self) -> bool:
+        """Whether some row's next level may hold a node that reaches the threshold."""
         spec = self._spec
         if spec.threshold == 0.0 or not self._counts_freely:
             return True
@@ -96,29 +100,29 @@ class SharedGrowth(BeamGrowth):
     def tree(self) -> DraftTree:
         spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
         kept = self._chosen(scores)
-        columns = scores.shape[1]
-        ends = list(accumulate(level.shape[1] for level in self._scores))
+        count = scores.shape[1]
+        level_ends = list(accumulate(level.shape[1] for level in self._scores))
         if self._counts_freely:
             per_row = kept.sum(1)
             counted, width = int(per_row.sum()), int(per_row.max())
-            deepest = bisect_right(ends, int(kept.any(0).nonzero().max())) + 1 if width else 0
+            deepest = bisect_right(level_ends, int(kept.any(0).nonzero().max())) + 1 if width else 0
         else:
-            cap = min(columns, spec.per_row or columns)
+            cap = min(count, spec.per_row or count)
             counted, width = min(spec.budget, len(self._drafting) * cap), min(spec.budget, cap)
-            deepest = min(len(ends), width)
+            deepest = min(len(level_ends), width)
         # kept candidates move together, in their order, which puts parents first
-        at = kept.cumsum(1).masked_fill_(~kept, width + 1) - 1  # [B, M], `width` = nowhere
-        index = torch.arange(columns, device=self._device).expand_as(at)
+        column = kept.cumsum(1).masked_fill_(~kept, width + 1) - 1  # [B, M] node column, `width` = dropped
+        index = torch.arange(count, device=self._device).expand_as(column)
         chosen = torch.zeros(self._batch, width + 1, dtype=torch.int64, device=self._device)
-        chosen = chosen.scatter_(1, at, index)[:, :width]  # [B, N]
+        chosen = chosen.scatter_(1, column, index)[:, :width]  # [B, N]
         valid = torch.arange(width, device=self._device) < kept.sum(1, keepdim=True)
-        place = torch.cat((torch.full_like(at[:, :1], -1), at), dim=1)
-        parents = place.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1)
+        column = torch.cat((torch.full_like(column[:, :1], -1), column), dim=1)  # [B, 1 + M], the root's -1 first
+        parents = column.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1)
         return DraftTree(
             tokens=torch.cat(self._tokens, dim=1).gather(1, chosen),
-            # an invalid column copies a candidate that may not be kept: it hangs at the root
+            # an invalid column copies a candidate that may be dropped: it becomes a child of the root
             parents=parents.masked_fill(~valid, -1),
-            logprob=torch.cat(self._told, dim=1).gather(1, chosen),
+            logprob=torch.cat(self._logprobs, dim=1).gather(1, chosen),
             valid=valid,
             max_depth=deepest,
             counted=None if spec.threshold > 0.0 and not self._counts_freely else counted,
@@ -126,43 +130,43 @@ class SharedGrowth(BeamGrowth):
         )
 
     def _chosen(self, scores: Tensor) -> Tensor:
-        """[B, M] bool: the candidates that stay."""
+        """[B, M] bool: the candidates to keep; `scores` [B, M] are logarithms of their values."""
         spec = self._spec
-        worth, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
+        priority, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
         if spec.threshold > 0.0 and spec.prices is None:
-            worth.masked_fill_(value < spec.threshold, -math.inf)
+            priority.masked_fill_(value < spec.threshold, -math.inf)
         if len(self._drafting) < self._batch:
-            dead = torch.ones(self._batch, dtype=torch.bool)
-            dead[self._drafting] = False
-            worth[dead.to(self._device)] = -math.inf
-        if spec.per_row is not None and spec.per_row < worth.shape[1]:
-            worth.masked_fill_(~greatest(worth, spec.per_row), -math.inf)
-        budget = min(spec.budget, worth.numel())
+            idle = torch.ones(self._batch, dtype=torch.bool)
+            idle[self._drafting] = False
+            priority[idle.to(self._device)] = -math.inf
+        if spec.per_row is not None and spec.per_row < priority.shape[1]:
+            priority.masked_fill_(~greatest(priority, spec.per_row), -math.inf)
+        budget = min(spec.budget, priority.numel())
         if spec.prices is not None:
-            offered = value.masked_fill(worth == -math.inf, 0.0).double().numpy()
+            offered = value.masked_fill(priority == -math.inf, 0.0).double().numpy()
             padding_prices = spec.padding_prices if self._batch > 1 else None
             per_row, budget = most_profitable(offered, spec.prices, padding_prices)
-            worth.masked_fill_(~greatest(worth, per_row), -math.inf)
-        kept = worth > -math.inf
-        if budget < worth.numel():
-            kept &= greatest(worth.view(1, -1), budget).view_as(kept)
+            priority.masked_fill_(~greatest(priority, per_row), -math.inf)
+        kept = priority > -math.inf
+        if budget < priority.numel():
+            kept &= greatest(priority.view(1, -1), budget).view_as(kept)
         return kept
 
     def _candidates(self) -> BeamCandidates:
         return BeamCandidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))
 
 
-def greatest(worth: Tensor, count: int) -> Tensor:
-    """[B, M] bool: the `count` greatest of each row of `worth` [B, M], the earlier among equals."""
+def greatest(scores: Tensor, count: int) -> Tensor:
+    """[B, M] bool: the `count` greatest of each row of `scores` [B, M]; among equals the earlier ones."""
     if not count:
-        return torch.zeros_like(worth, dtype=torch.bool)
-    least = worth.topk(count, dim=1).values[:, -1:]
-    above, level = worth > least, worth == least
+        return torch.zeros_like(scores, dtype=torch.bool)
+    least = scores.topk(count, dim=1).values[:, -1:]
+    above, level = scores > least, scores == least
     return above | (level & (level.cumsum(1) <= count - above.sum(1, keepdim=True)))
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory that needn't be there before the next sync."""
+    """A copy in host memory, complete only after the next host sync."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,4 +1,8 @@
-"""Named static trees."""
+"""Textual names of tree shapes, as `--tree` takes them, and the named static trees.
+
+`chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]` and `shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]]`,
+whose budget is the whole batch's.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +37,16 @@ _SLIM: tuple[Path, ...] = (
 )  # fmt: skip
 
 PRESETS: dict[str, tuple[Path, ...]] = {"eagle1": _EAGLE1, "slim": _SLIM}
-
-
-# The textual names of tree shapes: `chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]` and
-# `shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]]`, whose budget is the whole batch's.
-
+"""The paths of `static:NAME` trees."""
 
 _FORMS = (
     "chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES[,THRESHOLD] or shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]] "
-    "(what is in brackets may be left out)"
+    "(parts in brackets are optional)"
 )
 
 
 def parse_tree(text: str) -> TreeSpec:
-    """The tree shape that `text` names; UsageError lists the accepted forms."""
+    """The tree shape that `text` names. Raises UsageError, which lists the accepted forms."""
     kind, _, rest = text.partition(":")
     if kind == "static":
         if rest not in PRESETS:

@@ -1,6 +1,7 @@
-"""Static trees: a fixed list of paths, the shape of EAGLE-1 and Medusa; a chain is the one-path case.
+"""Static trees: a fixed set of paths, the shape of EAGLE-1 and Medusa; a chain is the one-path case.
 
 A path is a tuple of child ranks: (0, 2) = the third-best child of the best child of the root.
+
 Shapes: B rows, N nodes, W frontier nodes, K children offered by each, n nodes of one level.
 """
 
@@ -19,16 +20,8 @@ from eyas.tree.draft_tree import DraftTree, Frontier, ancestor_mask
 Path = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Level:
-    parents: Tensor  # [n] index into this level's incoming frontier
-    ranks: Tensor  # [n] which child of that node
-    inner: Tensor  # [W'] those of the n nodes that have children themselves
-    fanout: int
-
-
 class StaticTree:
-    """A tree of the given paths; missing ancestors are an error, order doesn't matter."""
+    """A tree of the given paths, in any order. Raises UsageError where a path's ancestors are missing."""
 
     def __init__(self, paths: Iterable[Sequence[int]]) -> None:
         nodes = sorted({tuple(p) for p in paths}, key=lambda p: (len(p), p))
@@ -45,7 +38,7 @@ class StaticTree:
 
     @staticmethod
     def chain(length: int) -> StaticTree:
-        """One path of `length` best children."""
+        """The tree of a single path: `length` times the best child."""
         if length < 1:
             raise UsageError(f"a chain needs at least one draft token, got {length}")
         return StaticTree((0,) * depth for depth in range(1, length + 1))
@@ -59,7 +52,7 @@ class StaticTree:
         return 1 + max(path[-1] for path in self.nodes)
 
     def levels(self) -> list[_Level]:
-        """Index tables for each level, on the host."""
+        """The index tables of each level, on the host."""
         has_child = {path[:-1] for path in self.nodes}
         frontier: list[Path] = [()]
         levels = []
@@ -83,7 +76,19 @@ class StaticTree:
 
 
 @dataclass(frozen=True)
+class _Level:
+    """Which of the offered children become the n nodes of a level."""
+
+    parents: Tensor  # [n] index into this level's incoming frontier
+    ranks: Tensor  # [n] which child of that node
+    inner: Tensor  # [W'] those of the n nodes that have children themselves
+    fanout: int
+
+
+@dataclass(frozen=True)
 class _Tables:
+    """A shape's index tables on a device."""
+
     levels: list[_Level]
     parents: Tensor  # [N]
     ancestors: Tensor  # [1 + N, 1 + N]
@@ -91,7 +96,7 @@ class _Tables:
 
 @cache
 def _tables(spec: StaticTree, device: torch.device) -> _Tables:
-    """The shape's index tables on `device`, made once."""
+    """A shape's index tables on `device`, computed once."""
     parents = torch.tensor(spec.parents, device=device)
     levels = [
         _Level(lv.parents.to(device), lv.ranks.to(device), lv.inner.to(device), lv.fanout) for lv in spec.levels()
@@ -100,7 +105,7 @@ def _tables(spec: StaticTree, device: torch.device) -> _Tables:
 
 
 class StaticGrowth:
-    """A static tree being filled with tokens."""
+    """Fills a batch of static trees with tokens, level by level."""
 
     def __init__(self, tables: _Tables, batch: int, drafting: Sequence[bool] | None) -> None:
         self._tables = tables

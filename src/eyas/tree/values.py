@@ -1,8 +1,10 @@
-"""What a step of a draft is worth: how often children with such a probability turn out to be accepted.
+"""What draft nodes are worth, and which of them to verify given what verification costs.
 
-A path is worth the product of its steps. Probabilities are sorted into bins, fine near 1:
-bin = floor(10 sqrt(-log p)). No step is worth more than 1, so a child never seems worth more than its parent.
-Shapes: G groups of rows, K bins; B rows, W beam nodes, C children offered by each.
+A step to a child is worth the rate at which children of such a probability turn out to be accepted; a path is worth the
+product of its steps. Probabilities are sorted into bins that are fine near 1: bin = floor(10 sqrt(-log p)). No step is
+worth more than 1, so a child never seems worth more than its parent.
+
+Shapes: G groups of rows, K bins; B rows, W beam nodes, C children offered by each, M candidates of a row.
 """
 
 from __future__ import annotations
@@ -16,30 +18,30 @@ import torch
 from torch import Tensor
 
 BINS = 28
-"""K: the last bin holds probabilities below exp(-7.3)."""
+"""K, the number of bins; the last one holds probabilities below exp(-7.3)."""
 _FINENESS = 10.0
 _TIE_BREAK = 1e-4
 _LEAST = 1e-9
-"""Stands for 0, whose logarithm is no number."""
+"""Replaces rates of 0, whose logarithm is not finite."""
 
 Array = npt.NDArray[np.float64]
 
 
 def bins(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-    """The bin of each log-probability."""
+    """The bin number of each log-probability in `scores`."""
     root = np.sqrt(np.maximum(-scores, 0.0)) * _FINENESS
     found: npt.NDArray[np.int64] = np.minimum(root, BINS - 1).astype(np.int64)
     return found
 
 
 BIN_EDGES: Array = -((np.arange(BINS + 1, dtype=np.float64) / _FINENESS) ** 2)
-"""[K + 1] log-probabilities between which bins lie; the last one is open below."""
+"""[K + 1] log-probabilities that separate the bins; the last bin is open below."""
 BIN_CENTRES: Array = -(((np.arange(BINS, dtype=np.float64) + 0.5) / _FINENESS) ** 2)
-"""[K] a log-probability inside each bin."""
+"""[K] a log-probability in the middle of each bin."""
 
 
 class ValueTable:
-    """How often a step is accepted, by group, whether it leads to a node's first child, and bin of its probability."""
+    """Rates at which steps are accepted, by group, by first or later child, and by the bin of their probability."""
 
     def __init__(self, values: Array) -> None:  # [G, 2, K]: first children, then all others
         # never rising: neither with the bin nor from a first child to others, so that the best child stays the best
@@ -47,9 +49,9 @@ class ValueTable:
         self._on: dict[torch.device, Tensor] = {}
 
     def look_up(self, steps: Tensor, groups: Tensor) -> Tensor:
-        """[B, W, C] logarithms of what steps to children are worth.
+        """[B, W, C] logarithms of what the steps to children are worth.
 
-        `steps` [B, W, C] are their log-probabilities, best first, `groups` [B] int64. Ties are broken by the
+        `steps` [B, W, C] are the children's log-probabilities, best first; `groups` [B] int64. Ties are broken by the
         log-probability itself.
         """
         flat = self._on.get(steps.device)
@@ -62,38 +64,35 @@ class ValueTable:
         return torch.add(flat[index], steps, alpha=_TIE_BREAK)
 
 
-# Which candidates of a batch are worth verifying, given what nodes cost and what it costs that rows differ.
-#
-# Attention pads all rows of a pass to the longest, so one easy row's long tree is paid for by all; as many nodes dealt
-# out equally cost no padding, and bring a little less. Both, and everything between, are tried: for each number of
-# nodes that a row may have at most, the best candidates of all rows in order of value, as many as pay. Shapes: B rows,
-# M candidates of a row.
-
-
 class NodeChoice(NamedTuple):
-    """The `nodes` best candidates of those that are among the `per_row` best of their rows."""
+    """Which candidates to verify: the `nodes` best among the `per_row` best of each row."""
 
     per_row: int
     nodes: int
 
 
 def most_profitable(values: Array, prices: Sequence[float], padding_prices: Sequence[float] | None) -> NodeChoice:
-    """The choice whose value exceeds its price by the most; no nodes if none does.
+    """The choice of candidates whose value exceeds its price by the most; no nodes if none does.
 
-    values [B, M] of the candidates, 0 = out of the question; `prices`: what 1, 2, ... nodes must bring together, more
-    are not to be had; `padding_prices`: likewise for places padded (None = they are free), the last holds beyond.
+    `values` [B, M] of the candidates, 0 = excluded. `prices` are what 1, 2, ... nodes must gain together; their number
+    is the most nodes allowed. `padding_prices` are the same for padding nodes, the last one for any higher number; None
+    = padding is free.
+
+    Attention pads all rows of a pass to the longest, so all pay for one easy row's long tree; as many nodes shared out
+    equally cost no padding and gain a little less. Both, and everything between, are tried: for each limit on a row's
+    nodes the best candidates of all rows in order of value, as many as pay off.
     """
     rows = len(values)
     most = int((values > 0.0).sum(1).max())
     ranked = -np.sort(-values, axis=1)
-    asked, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
+    node_prices, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
     best, choice = 0.0, NodeChoice(most, 0)
     # without a price on padding a limit can only take value away
     for per_row in (most,) if padding_prices is None else range(1, most + 1):
         offered = np.sort(ranked[:, :per_row], axis=None)[::-1]
-        offered = offered[offered > 0.0][: len(asked)]
+        offered = offered[offered > 0.0][: len(node_prices)]
         padded = rows * per_row - np.arange(1, len(offered) + 1)
-        profit = offered.cumsum() - asked[: len(offered)] - padding[np.minimum(padded, len(padding) - 1)]
+        profit = offered.cumsum() - node_prices[: len(offered)] - padding[np.minimum(padded, len(padding) - 1)]
         if len(profit) and profit.max() > best:
             best, choice = float(profit.max()), NodeChoice(per_row, int(profit.argmax()) + 1)
     return choice

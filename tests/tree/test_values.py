@@ -1,0 +1,45 @@
+"""Choosing the nodes to verify, against all possible choices."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.tree.values import NodeChoice, most_profitable
+
+VALUES = st.lists(st.lists(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.9)), min_size=3, max_size=3), min_size=1, max_size=3)
+STEPS = st.lists(st.sampled_from((0.0, 0.05, 0.2, 0.4)), min_size=9, max_size=9)
+
+
+def profit(values: list[list[float]], counts: tuple[int, ...], prices: np.ndarray, padding: np.ndarray) -> float:
+    """Value less price of verifying the `counts` best candidates of each row."""
+    brought = sum(sum(sorted(row, reverse=True)[:count]) for row, count in zip(values, counts, strict=True))
+    nodes, padded = sum(counts), len(counts) * max(counts) - sum(counts)
+    return brought - float(np.append(0.0, prices)[nodes]) - float(np.append(0.0, padding)[padded])
+
+
+@given(VALUES, STEPS, STEPS)
+def test_no_other_number_of_nodes_a_row_pays_more(
+    values: list[list[float]], steps: list[float], padding_steps: list[float]
+) -> None:
+    prices, padding = np.cumsum(steps), np.cumsum(padding_steps)
+    per_row, nodes = most_profitable(np.array(values), tuple(prices), tuple(padding))
+    ranked = sorted((value, row) for row, each in enumerate(values) for value in sorted(each, reverse=True)[:per_row])
+    kept = [row for _, row in ranked[len(ranked) - nodes :]]
+    found = profit(values, tuple(map(kept.count, range(len(values)))), prices, padding)
+    usable = [sum(value > 0.0 for value in row) for row in values]
+    best = max(profit(values, counts, prices, padding) for counts in product(*(range(most + 1) for most in usable)))
+    assert found >= -1e-9
+    assert found >= best - 1e-9
+
+
+def test_padding_that_costs_more_than_it_brings_is_avoided() -> None:
+    values = np.array([[0.9, 0.8, 0.3], [0.6, 0.3, 0.1]])
+    prices = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+    assert most_profitable(values, prices, None) == NodeChoice(3, 5)
+    assert most_profitable(values, prices, (0.0, 0.0, 0.0)) == NodeChoice(3, 5)
+    assert most_profitable(values, prices, (0.2, 0.4, 0.6)) == NodeChoice(2, 4)  # two nodes for each
+    assert most_profitable(values, (2.0, 4.0), (0.2,)).nodes == 0
