@@ -12,8 +12,7 @@ from torch import Tensor
 
 from eyas.assets import DEMO_DRAFTER
 from eyas.drafters.checkpoint import WEIGHTS, write_directory
-from eyas.drafters.files import read_json
-from eyas.drafters.formats.opening import CONFIG
+from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.formats.taps import IDS
 
 Files = tuple[dict[str, Any], dict[str, Tensor]]
@@ -85,12 +84,12 @@ def rows_permuted(files: Files) -> Files:
 def random_weights(files: Files) -> Files:
     """Nothing but the vocabulary map was ever trained."""
     from eyas.drafters.formats.fields import Fields
+    from eyas.drafters.formats.tensor_names import MIDLAYER, name_in_file
     from eyas.drafters.kinds.eagle3 import Eagle3Network, read
-    from eyas.drafters.registry import KINDS, file_name
 
     torch.manual_seed(2)
     fresh = Eagle3Network(read(Fields(files[0], "test"))).state_dict()
-    named = {file_name(name, KINDS["eagle3"]): t for name, t in fresh.items() if name not in ("d2t", "t2d")}
+    named = {name_in_file(name, MIDLAYER): t for name, t in fresh.items() if name not in ("d2t", "t2d")}
     return files[0], files[1] | {name: t.to(torch.bfloat16) for name, t in named.items()}
 
 

@@ -8,12 +8,9 @@ from itertools import permutations
 from typing import Any
 
 from eyas.doctor.reading import Change, Reading
-from eyas.drafters.config import TransformerConfig
+from eyas.drafters.config import FusedTapsConfig, TransformerConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.rope import read_rope
-from eyas.drafters.kinds.eagle3 import FusedTapsConfig
-from eyas.drafters.kinds.mla import MlaConfig
-from eyas.drafters.kinds.mlp import MlpConfig
 from eyas.errors import ConfigError
 from eyas.targets import Target
 
@@ -35,7 +32,7 @@ def taps(reading: Reading, target: Target) -> Iterator[Change]:
         found.setdefault(config.default_taps(target.num_layers), "the default for this target")
     else:
         found |= {(last,): "the state after the final norm", (last - 1,): "the state before the final norm"}
-    written = isinstance(config, FusedTapsConfig | MlpConfig)
+    written = not reading.kind.fixed_taps
     for other, what in found.items():
         if other != read and len(other) == len(read) and all(0 <= k <= last for k in other):
             repair = f'"taps": {list(other)}' if written else "none: this kind's files can't say so; train it anew"
@@ -90,8 +87,9 @@ def ownership(reading: Reading, target: Target) -> Iterator[Change]:
 
 def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
     """Latent attention: channels that are rotated together lie side by side, or half a head apart."""
-    if isinstance(reading.config, MlaConfig):
-        value = not reading.config.rope_interleave
+    interleaved = getattr(reading.config, "rope_interleave", None)
+    if interleaved is not None:
+        value = not interleaved
         repair = f'"rope_interleave": {str(value).lower()}'
         yield Change("rotary layout", repair, repair, _config({"rope_interleave": value}))
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from eyas.drafters.checkpoint import Checkpoint, assembled
+from eyas.drafters.checkpoint import Checkpoint
 from eyas.drafters.config import DrafterConfig
+from eyas.drafters.kind import Kind
 from eyas.drafters.loading import check_fit
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.registry import Kind
 from eyas.targets import Target
 
 
@@ -29,10 +29,10 @@ class Reading:
     @classmethod
     def of(cls, checkpoint: Checkpoint, target: Target) -> Reading:
         """As eyas reads the files. Raises CheckpointError, DrafterMismatchError."""
-        network = checkpoint.network(target)
-        taps = network.config.taps or network.config.default_taps(target.num_layers)
-        check_fit(network.config, taps, target, str(checkpoint.raw.path))
-        return cls(checkpoint.kind, network.config, network.state_dict(), taps)
+        config = checkpoint.config
+        check_fit(config, target, str(checkpoint.raw.path))
+        tensors = checkpoint.network(target).state_dict()
+        return cls(checkpoint.kind, config, tensors, config.taps_of(target.num_layers))
 
     def on(self, target: Target) -> Reading:
         """With its tensors where the target computes, in the type it computes in."""
@@ -44,7 +44,7 @@ class Reading:
 
     def network(self, target: Target) -> DraftNetwork:
         """The network, borrowing from `target` what it shares."""
-        return assembled(self.kind, self.config, self.tensors, target).to(target.device)
+        return self.kind.blank(self.config).fill(self.tensors, target).to(target.device)
 
     def changed(
         self,

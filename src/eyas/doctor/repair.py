@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from eyas.doctor.reading import Change, Reading
-from eyas.drafters.checkpoint import assembled, open_checkpoint, save_network
-from eyas.drafters.kinds.eagle1 import Eagle1Config
-from eyas.drafters.kinds.eagle3 import FusedTapsConfig
+from eyas.drafters.checkpoint import open_checkpoint, save_network
+from eyas.drafters.config import FusedTapsConfig
 from eyas.errors import ExportError, UsageError
-from eyas.files import place_folder
+from eyas.files import writing_folder
 from eyas.targets import Target
 
 
@@ -37,15 +36,13 @@ def write(
     """
     refuse_used(place)
     config = reading.config
-    if not isinstance(config, Eagle1Config):
+    if not reading.kind.fixed_taps:
         config = config.model_copy(update={"taps": reading.taps})
-    network = assembled(reading.kind, config, reading.tensors)
+    network = reading.kind.blank(config).fill(reading.tensors)
 
-    def save(beside: Path) -> None:
-        save_network(network, beside, provenance or None)
-        check(Reading.of(open_checkpoint(beside, layers=target.num_layers), target))
-
-    place_folder(place, save)
+    with writing_folder(place) as folder:
+        save_network(network, folder, provenance or None)
+        check(Reading.of(open_checkpoint(folder, layers=target.num_layers), target))
 
 
 def refuse_used(place: Path) -> None:

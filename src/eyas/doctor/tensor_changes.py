@@ -11,15 +11,10 @@ import torch
 from torch import Tensor
 
 from eyas.doctor.reading import Change, Reading
-from eyas.drafters.config import GroupedConfig
+from eyas.drafters.config import FusedTapsConfig, GroupedConfig
 from eyas.drafters.formats.gguf_eagle3 import halves, side_by_side
 from eyas.drafters.formats.vocabulary import names_tokens
-from eyas.drafters.kinds.eagle1 import Eagle1Config
-from eyas.drafters.kinds.eagle3 import FusedTapsConfig
 from eyas.targets import Target
-
-_INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
-"""What reads embedding and state in EAGLE-3's first layer."""
 
 
 def vocabulary(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
@@ -52,14 +47,9 @@ def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
 
 def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
     """State and embedding change places where the two lie beside each other."""
-    config = reading.config
-    if config.embedding == "none":
+    if reading.config.embedding == "none":
         return
-    if isinstance(config, FusedTapsConfig):
-        names = [f"layers.0.self_attn.{part}.weight" for part in _INPUTS]
-    else:
-        names = ["fc.weight" if isinstance(config, Eagle1Config) else "layers.0.weight"]
-    names = [name for name in names if name in reading.tensors]
+    names = [name for name in reading.kind.paired_inputs if name in reading.tensors]
     repair = f"swap the two halves of the columns of {', '.join(names)}"
     yield Change("input order", "state first, then embedding", repair, _each(names, _halves_swapped))
 

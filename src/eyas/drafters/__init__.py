@@ -1,4 +1,4 @@
-"""Drafters: what proposes tokens."""
+"""Drafters: the networks that propose tokens, their files, and how they decode."""
 
 from eyas.drafters.base import Drafter, observe_rows
 

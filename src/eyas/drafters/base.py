@@ -1,4 +1,4 @@
-"""What the round asks of a drafter.
+"""The protocol between the engine and a drafter.
 
 Shapes: R rows (a contiguous range of slots), Q positions, A taps, Ht target hidden.
 """
@@ -15,59 +15,65 @@ from eyas.verify import Coupling
 
 
 class SavedPairs(Protocol):
-    """Pairs copied out of a slot."""
+    """Pairs that were copied out of a slot, to be loaded into another."""
 
     @property
     def unread(self) -> int:
-        """How many of them, from the end, were deferred and not read yet."""
+        """How many of them, from the end, were deferred and are not read yet."""
 
 
 class Drafter(Protocol):
-    """Proposes trees of continuations; keeps what it knows of a sequence in that sequence's slot and nowhere else."""
+    """Proposes trees of continuations. What it knows of a sequence is kept in that sequence's slot and nowhere else.
+
+    A pair is what a drafter learns from: the target's state at a position and the token that follows it.
+    """
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The target boundaries it reads."""
+        """The boundaries of the target that it reads: taps (aux hidden states)."""
 
     @property
     def slots(self) -> int:
-        """Sequences it has room for."""
+        """How many sequences it has room for."""
 
     def resize(self, slots: int) -> None:
         """Start over with `slots` empty slots."""
 
     def reshape(self, slots: int, columns: int) -> None:
-        """Have `slots` slots of `columns` columns, keeping what lies in both."""
+        """Change to `slots` slots of `columns` columns; keep what lies in both shapes."""
 
     def length(self, slot: int) -> int:
-        """Pairs known of a slot, deferred ones included."""
+        """How many pairs a slot holds, deferred ones included."""
 
     def unread(self, slot: int) -> int:
-        """How many of them were deferred and not read yet."""
+        """How many of a slot's pairs were deferred and are not read yet."""
 
     def save(self, slot: int, start: int, stop: int) -> SavedPairs:
         """A copy of a slot's pairs `[start, stop)`."""
 
     def load(self, slot: int, saved: Any, count: int) -> None:
-        """Append the first `count` of the pairs that `save` gave. Read ones can't follow unread ones."""
+        """Append the first `count` of the pairs that `save` returned.
+
+        Raises UsageError for pairs that were read where the slot has unread ones.
+        """
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        """Learn what the target has committed (prefill included).
+        """Read pairs that the target has committed, in a round or in prefill.
 
         taps [R, Q, A, Ht] are the states at some positions, next_tokens [R, Q] the tokens that follow them; only the
         first `counts[r]` of each row are real.
         """
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        """Like `observe`, but nothing is computed before a draft is wanted of the row: if none ever is, only copies."""
+        """Like `observe`, but pairs are only copied; they are read before the next draft of their row."""
 
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
-        """Grow a tree below the last known token of each `drafting` row (None = of all); the others get no nodes."""
+        """Grow a tree below the last known token of each `drafting` row (None = of all rows); others get no nodes."""
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget everything learnt from position `length` on."""
+        """Forget a slot's pairs from position `length` on."""
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence to another slot."""

@@ -1,6 +1,7 @@
-"""What every drafter kind is described by, and what the kinds with decoder layers add.
+"""Configurations of drafters: the fields that all kinds have, and those that several kinds share.
 
-Only what changes the computation is kept here; a kind's own `config.py` adds its fields and reads the field's files.
+A configuration holds only what changes the computation. A kind adds its own fields in its file in `kinds/`; `formats/`
+has what reads them from published files.
 """
 
 from __future__ import annotations
@@ -11,31 +12,35 @@ from pydantic import Field, field_validator, model_validator
 from transformers.activations import ACT2FN
 
 from eyas.config import StrictModel
-from eyas.drafters.formats.fields import Fields
-from eyas.drafters.formats.rope import read_rope
-from eyas.errors import ConfigError
+from eyas.targets.taps import default_taps
 
 Ownership = Literal["own", "shared"]
 
 WIDEST, DEEPEST = 2**22, 64
-"""No size and no number of layers beyond these is believed: tables of a size are made before any weight is read."""
+"""Largest size and number of layers that are accepted: tables of a size are made before any weight is read."""
+
+MOST_TAPS = 64
+"""Most taps that a drafter may read."""
 
 
 class DrafterConfig(StrictModel):
-    """Sizes and ownership; `taps` are target boundaries (k = the residual entering layer k, n + 1 = the final norm)."""
+    """Sizes, who owns embedding and head, and the taps (aux hidden states) that the drafter reads.
+
+    Taps are boundaries of the target: k = the residual stream entering layer k, n + 1 = after the final norm.
+    """
 
     hidden_size: int = Field(ge=1, le=WIDEST)
     vocab_size: int = Field(ge=1, le=WIDEST)
     draft_vocab_size: int = Field(ge=1, le=WIDEST)
     target_hidden_size: int = Field(ge=1, le=WIDEST)
     embedding: Literal["own", "shared", "none"] = "own"
-    """`shared`: the target's own weight, lent at load and not in the file. `none`: the network reads no tokens."""
+    """`shared`: the target's own weight, which is not in the file. `none`: the network reads no tokens."""
     head: Ownership = "own"
     """`shared`: the target's own head, with whatever the target does to its logits."""
     taps: tuple[int, ...] | None = None
     """None = not written in the checkpoint: the kind's default boundaries of the target."""
     default_tree: str | None = None
-    """The tree setting the drafter was tuned for, if any."""
+    """The tree that the drafter was tuned for, such as `chain:4`; None = none is known."""
 
     @model_validator(mode="after")
     def _vocabularies_agree(self) -> DrafterConfig:
@@ -45,16 +50,20 @@ class DrafterConfig(StrictModel):
 
     @property
     def tap_count(self) -> int:
-        """How many taps `fuse` reads."""
+        """How many taps the network's `fuse` reads."""
         return 1
 
     def default_taps(self, layers: int) -> tuple[int, ...]:
-        """The boundaries of a target with `layers` layers when none are written: here, what its head reads."""
+        """The boundaries that it reads of a target with `layers` layers when none are written: the final norm's."""
         return (layers + 1,)
+
+    def taps_of(self, layers: int) -> tuple[int, ...]:
+        """The boundaries that it reads of a target with `layers` layers."""
+        return self.taps or self.default_taps(layers)
 
 
 class FeatureConfig(DrafterConfig):
-    """A drafter whose states are the target's features themselves: one tap, and as wide as the target."""
+    """A drafter whose states are the target's features: it reads one tap and is as wide as the target."""
 
     @model_validator(mode="after")
     def _as_wide_as_the_target(self) -> FeatureConfig:
@@ -67,7 +76,7 @@ class FeatureConfig(DrafterConfig):
 
 
 class TransformerConfig(DrafterConfig):
-    """A drafter with decoder layers."""
+    """A drafter made of decoder layers like the target's."""
 
     intermediate_size: int = Field(ge=1, le=WIDEST)
     num_attention_heads: int = Field(ge=1, le=WIDEST)
@@ -96,12 +105,12 @@ class TransformerConfig(DrafterConfig):
 
     @property
     def rope_size(self) -> int:
-        """Channels of a head that are rotated."""
+        """How many channels of a head are rotated."""
         raise NotImplementedError
 
 
 class GroupedConfig(TransformerConfig):
-    """... whose attention is grouped-query attention."""
+    """A drafter made of decoder layers with grouped-query attention."""
 
     num_key_value_heads: int = Field(ge=1, le=WIDEST)
     head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
@@ -119,48 +128,22 @@ class GroupedConfig(TransformerConfig):
         return self.head_dim
 
 
-# Reading the field's config.json files: what drafter kinds with decoder layers have in common.
+class FusedTapsConfig(TransformerConfig):
+    """A drafter that fuses several taps of the target with `fc`: EAGLE-3, with any kind of attention."""
 
+    num_aux_hidden_states: int = Field(default=3, ge=1, le=MOST_TAPS)
+    fc_norm: bool = False
+    """EAGLE-3.1: every tap has a norm of its own before `fc`."""
+    norm_output: bool = False
+    """EAGLE-3.1: the state that is fed back is the one after the final norm."""
+    norm_before_residual: bool = False
+    """The first layer's residual stream starts from the state after its norm."""
+    norm_before_fc: bool = False
+    """The taps, side by side, have one norm before `fc`."""
 
-def read_ownership(fields: Fields) -> None:
-    """Whose embedding and head a checkpoint uses: the target's, where the file has none."""
-    if fields.names is not None:
-        for part, tensor in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
-            fields.values[part] = "own" if tensor in fields.names else "shared"
+    @property
+    def tap_count(self) -> int:
+        return self.num_aux_hidden_states
 
-
-def read_decoder(fields: Fields) -> None:
-    """Bring the keys of a decoder's config into our form; refuse what the layers here can't do."""
-    where = fields.where
-    fields.values["rope_parameters"] = read_rope(fields)
-    if fields.take("tie_word_embeddings", bool, default=False):
-        raise ConfigError(f"{where}: tie_word_embeddings is true, but a drafter's head is never its embedding")
-    window = fields.values.pop("sliding_window", None)
-    if fields.take("use_sliding_window", bool, default=True) and window is not None:
-        raise ConfigError(f"{where}: eyas has no sliding-window drafter; set sliding_window to null")
-    if any(kind != "full_attention" for kind in fields.take("layer_types", list, default=[])):
-        raise ConfigError(f"{where}: only full_attention drafter layers are supported")
-    fields.default("target_hidden_size", fields.values.get("hidden_size"))
-    fields.default("draft_vocab_size", fields.values.get("vocab_size"))
-
-
-def read_grouped_heads(fields: Fields) -> None:
-    """Fill in the head size and the number of key-value heads."""
-    heads, size = fields.values.get("num_attention_heads"), fields.values.get("hidden_size")
-    if isinstance(heads, int) and heads > 0 and isinstance(size, int):
-        if not fields.values.get("head_dim"):
-            fields.values.pop("head_dim", None)
-        fields.default("head_dim", size // heads)
-    fields.default("num_key_value_heads", heads)
-
-
-def decoder_dict(config: TransformerConfig, architecture: str) -> dict[str, Any]:
-    """The config.json form that other engines read: RoPE in both places, ownership left to the tensors."""
-    values = config.model_dump(exclude={"taps", "default_tree", "embedding", "head"}, exclude_none=True)
-    values["architectures"] = [architecture]
-    values["model_type"] = "llama" if isinstance(config, GroupedConfig) else "deepseek_v3"
-    values["tie_word_embeddings"] = False
-    values["rope_theta"] = config.rope_parameters["rope_theta"]
-    if config.default_tree is not None:
-        values["default_tree"] = config.default_tree
-    return values
+    def default_taps(self, layers: int) -> tuple[int, ...]:
+        return default_taps(layers)

@@ -1,4 +1,8 @@
-"""Reading drafter directories: JSON and weight files. Pickles only when named by the user, and never their code."""
+"""Drafter files as they lie on disk: JSON, the headers of weight files, and weights.
+
+Headers give names, shapes and dtypes without reading a weight. A pickle is read only if the user names it, and as data:
+no code in it is run.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,86 @@ from torch import Tensor
 
 from eyas.errors import CheckpointError
 
+CONFIG = "config.json"
 JSON_LIMIT = 2**24
-"""Bytes; an honest config.json has a few thousand, an index a few hundred thousand."""
+"""Largest JSON file that is read, in bytes; a config.json has a few thousand, an index a few hundred thousand."""
+
+
+@dataclass
+class RawCheckpoint:
+    """An opened checkpoint of any format, its configuration in native keys; no weight is read yet."""
+
+    path: Path
+    format: str
+    config: dict[str, Any]
+    """The configuration, in the keys of native config.json files."""
+    where: str
+    """The file that the configuration was read from, for messages."""
+    headers: Headers
+    """The tensors, by the names that they have in the file."""
+    load: Callable[[], dict[str, Tensor]]
+    """Reads all tensors, by the names in `headers`."""
+    load_some: Callable[[Sequence[str]], dict[str, Tensor]]
+    """Reads the tensors of some of these names."""
+    used: list[str] | None = None
+    """The keys of the file that were read; None = those of `config`."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Keys and tensors that change nothing, with the reason."""
+    defaulted: dict[str, Any] = field(default_factory=dict)
+    """What the file leaves out, with the value that was taken."""
+    notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    """Where the file can be read in two ways: a sentence for each."""
+    training_only: tuple[str, ...] = ()
+    """Tensors that only training needs: they are left out."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor in a file, without its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it, such as `BF16`."""
+    file: Path
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the tensor holds."""
+        return prod(self.shape)
+
+
+@dataclass
+class Headers:
+    """The tensors of a directory or file, without their numbers."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    """The weight files' names, without a folder."""
+    pickles: list[str] = field(default_factory=list)
+    """Pickles beside them, which aren't read."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the floating-point tensors hold; index maps aren't parameters."""
+        return sum(info.parameters for info in self.tensors.values() if floating(info.dtype))
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The floating-point dtypes, as safetensors names them."""
+        return sorted({info.dtype for info in self.tensors.values() if floating(info.dtype)})
+
+    def read_some(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Load the tensors of these names from their safetensors files."""
+        found = {}
+        for name in names:
+            with safe_open(self.tensors[name].file, framework="pt") as file:
+                found[name] = file.get_tensor(name)
+        return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`."""
+    """The JSON object in the file `path`. Raises CheckpointError."""
     try:
         if path.stat().st_size > JSON_LIMIT:
             raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no configuration is that long")
@@ -37,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value written in `text`; NaN and infinities, which JSON does not have, are refused."""
+    """The value written in `text`. Raises CheckpointError, also for NaN and infinities, which JSON does not have."""
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not a number")
@@ -49,7 +127,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a directory: one, or those that its index names."""
+    """The safetensors files of a directory: its only one, or those that its index names. Raises CheckpointError."""
     index = path / "model.safetensors.index.json"
     if index.exists():
         return [path / name for name in _indexed(index)]
@@ -63,7 +141,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[str]:
-    """File names in an index; they lie beside it and are safetensors, whatever it says."""
+    """The file names in an index. Raises CheckpointError for names that aren't safetensors files beside it."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map: it should name the file of every tensor")
@@ -74,86 +152,15 @@ def _indexed(index: Path) -> list[str]:
     return files
 
 
-def read_tensors(files: Sequence[Path]) -> dict[str, Tensor]:
-    """All tensors of safetensors files."""
-    return {name: tensor for file in files for name, tensor in _read_file(file).items()}
-
-
-def read_named(path: Path, weights: str) -> dict[str, Tensor]:
-    """All tensors of the file that the user named; a pickle is read as data, nothing in it is run."""
-    return _read_file(path / weights)
-
-
-def _read_file(file: Path) -> dict[str, Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"can't read the weights in {file}: {error}") from error
-    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
-        raise CheckpointError(f"can't read the weights in {file}: it holds something else than named tensors")
-    return {str(name): tensor for name, tensor in loaded.items()}
-
-
-# What weight files hold, read from their headers: names, shapes and dtypes, no weights.
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor, unread."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    file: Path
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers it holds."""
-        return prod(self.shape)
-
-
-@dataclass
-class Headers:
-    """All tensors of a directory or file."""
-
-    tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
-    pickles: list[str] = field(default_factory=list)
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in floating-point tensors (index maps aren't parameters)."""
-        return sum(info.parameters for info in self.tensors.values() if floating(info.dtype))
-
-    @property
-    def dtypes(self) -> list[str]:
-        """Floating-point dtypes, as safetensors names them."""
-        return sorted({info.dtype for info in self.tensors.values() if floating(info.dtype)})
-
-    def read_some(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Load a few tensors of safetensors files."""
-        found = {}
-        for name in names:
-            with safe_open(self.tensors[name].file, framework="pt") as file:
-                found[name] = file.get_tensor(name)
-        return found
-
-
-def floating(dtype: str) -> bool:
-    """Is this a floating-point dtype's safetensors name?"""
-    return dtype.startswith(("F", "BF"))
-
-
 def read_headers(path: Path) -> Headers:
-    """Read the headers of every safetensors file in `path`."""
+    """The headers of every safetensors file in the directory `path`."""
     headers = headers_of(sorted(path.glob("*.safetensors")))
     headers.pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
     return headers
 
 
 def headers_of(files: Iterable[Path]) -> Headers:
-    """Read the headers of these safetensors files; a tensor in two of them is refused."""
+    """The headers of safetensors files. Raises CheckpointError, also for a tensor that is in two of them."""
     headers = Headers()
     for file in files:
         headers.files.append(file.name)
@@ -169,31 +176,28 @@ def headers_of(files: Iterable[Path]) -> Headers:
     return headers
 
 
-# A checkpoint as it lies on disk, in native keys; none of its weights is read yet.
+def floating(dtype: str) -> bool:
+    """Whether this is the safetensors name of a floating-point dtype."""
+    return dtype.startswith(("F", "BF"))
 
 
-@dataclass
-class RawCheckpoint:
-    """What every format is brought into before a kind reads it."""
+def read_tensors(files: Sequence[Path]) -> dict[str, Tensor]:
+    """All tensors of some safetensors files. Raises CheckpointError."""
+    return {name: tensor for file in files for name, tensor in _read_file(file).items()}
 
-    path: Path
-    format: str
-    config: dict[str, Any]
-    """In the keys of native config.json files."""
-    where: str
-    """Where the configuration was read, for messages."""
-    headers: Headers
-    """Names may still be those of the file."""
-    load: Callable[[], dict[str, Tensor]]
-    """Read all tensors."""
-    load_some: Callable[[Sequence[str]], dict[str, Tensor]]
-    """Read the tensors of these names."""
-    used: list[str] | None = None
-    """Keys of the file that were read; None = those of `config`."""
-    ignored: dict[str, str] = field(default_factory=dict)
-    """Key or tensor -> why it changes nothing."""
-    defaulted: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    training_only: tuple[str, ...] = ()
-    """Tensors that are left out."""
+
+def read_named(path: Path, weights: str) -> dict[str, Tensor]:
+    """All tensors of the file that the user named, perhaps a pickle. Raises CheckpointError."""
+    return _read_file(path / weights)
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, UnpicklingError, SafetensorError) as error:
+        raise CheckpointError(f"can't read the weights in {file}: {error}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise CheckpointError(f"can't read the weights in {file}: it holds something else than named tensors")
+    return {str(name): tensor for name, tensor in loaded.items()}

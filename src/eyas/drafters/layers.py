@@ -1,7 +1,7 @@
-"""The parts decoder-like drafters are made of. Parameter names are those of the `layers.{i}.*` checkpoint layout.
+"""The layers of drafters that are decoders. Parameter names are those of the `layers.{i}.*` checkpoint layout.
 
-Who attends to what is the caller's business: a network's `attend` gets rotated queries and keys and returns the mixed
-values, so decoding plugs in its slot cache and training its training-time test.
+The caller decides what each position sees: its `attend` gets rotated queries and keys and returns the mixed values.
+Decoding passes one that uses the slot cache, training one for training-time test.
 
 Shapes: B batch, S positions, H draft hidden, D / Dv head size of keys / values.
 """
@@ -27,22 +27,22 @@ Scores are scaled by D ** -0.5; a network that wants another scale puts it into 
 """
 
 Rope = tuple[Tensor, Tensor]
-"""cos, sin [B, S, D]"""
+"""The cosines and sines [B, S, D] of the rotation at each position."""
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` under the name checkpoints use; it computes in its weight's type, under autocast too."""
+    """`torch.nn.RMSNorm` that computes in its weight's type, under autocast too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
 class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships no types
-    """RoPE tables of any type transformers knows; the frequencies stay float32 when the network is cast."""
+    """RoPE tables of any type that transformers knows; frequencies stay float32 when the network is cast."""
 
     def __init__(self, config: TransformerConfig) -> None:
         sizes = LlamaConfig(
-            hidden_size=config.rope_size,  # of one head: the tables know nothing of the others
+            hidden_size=config.rope_size,  # of one head: the tables are the same for all
             num_attention_heads=1,
             head_dim=config.rope_size,
             max_position_embeddings=config.max_position_embeddings,
@@ -75,7 +75,7 @@ class Attention(nn.Module):
 
     @property
     def kv_shape(self) -> tuple[KVShape, KVShape]:
-        """What a cache holds of keys and of values."""
+        """The shapes of the keys and values that a cache holds."""
         shape = KVShape(self.kv_heads, self.head_dim)
         return shape, shape
 
@@ -91,7 +91,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Gated MLP."""
+    """The gated MLP of a decoder layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -101,13 +101,13 @@ class MLP(nn.Module):
         self.act: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, S, H] -> [B, S, H]."""
+        """x [B, S, H] -> [B, S, H]."""
         out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
 class DecoderBlock(nn.Module):
-    """Attention and MLP of a decoder layer; what enters the attention is the subclass's business."""
+    """Attention and MLP of a decoder layer; subclasses decide what enters the attention."""
 
     def __init__(self, config: TransformerConfig, index: int, attention: nn.Module) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class DecoderBlock(nn.Module):
 
     @property
     def kv_shape(self) -> tuple[KVShape, KVShape]:
-        """What a cache holds of this layer's keys and values."""
+        """The shapes of the keys and values that a cache holds of this layer."""
         shape: tuple[KVShape, KVShape] = self.self_attn.kv_shape  # type: ignore[assignment]  # any attention here
         return shape
 
@@ -138,7 +138,7 @@ class DecoderLayer(DecoderBlock):
         self.input_layernorm = RMSNorm(size, eps=config.rms_norm_eps) if input_norm else nn.Identity()
 
     def forward(self, hidden: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        """The residual stream [B, S, H] -> the next one."""
+        """The residual stream [B, S, H] entering the layer -> the one leaving it."""
         return self.mix(self.input_layernorm(hidden), hidden, rope, attend)
 
 

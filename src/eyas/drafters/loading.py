@@ -1,4 +1,4 @@
-"""From a directory or Hub id to a drafter that fits its target."""
+"""Loading a drafter: from a directory, GGUF file or Hub id to a drafter that fits its target."""
 
 from __future__ import annotations
 
@@ -34,61 +34,71 @@ def load_drafter(
 ) -> NetworkDrafter:
     """Load strictly, check against `target`, and put it on the target's device in the target's dtype.
 
-    `method` is the kind the caller expects. A drafter trained for other weights than the target's is used, and said so
-    in the log: it stays lossless, but may draft badly.
+    `method` is the kind that the caller expects. A drafter trained for other weights than the target's is used, with a
+    warning in the log: output stays lossless, but it may draft badly. Raises CheckpointError, ConfigError,
+    DrafterMismatchError, UsageError.
     """
-    path = local_directory(source)
-    checkpoint = open_checkpoint(path, weights=weights, ignore=ignore_config_keys, layers=target.num_layers)
+    name = str(source)
+    checkpoint = open_checkpoint(
+        local_directory(source), weights=weights, ignore=ignore_config_keys, layers=target.num_layers
+    )
     for doubt in checkpoint.report.doubts:
-        _LOG.warning("the drafter %s: %s", source, doubt)
-    network = checkpoint.network(target)
-    check_method(method, checkpoint.kind.name, str(source))
-    taps = network.config.taps or network.config.default_taps(target.num_layers)
-    check_fit(network.config, taps, target, str(source))
-    network = network.to(device=target.device, dtype=target.dtype)
+        _LOG.warning("the drafter %s: %s", name, doubt)
+    check_method(method, checkpoint.kind.name, name)
+    check_fit(checkpoint.config, target, name)
+    network = checkpoint.network(target).to(device=target.device, dtype=target.dtype)
     if can_prepack(target.device, target.dtype):
         prepack_linears(network)
         use_huge_pages()
-    _compare_targets(checkpoint.provenance.get("target_fingerprint"), target, str(source))
-    return NetworkDrafter(network, taps)
+    _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
+    return NetworkDrafter(network, network.config.taps_of(target.num_layers))
+
+
+def local_directory(source: str | Path) -> Path:
+    """`source` itself if it is a directory or GGUF file, else the Hub snapshot of that name, without pickles.
+
+    Raises CheckpointError if there is no such thing.
+    """
+    path = Path(named_drafter(source))
+    if path.is_dir() or gguf_in(path) is not None:
+        return path
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"{source} is neither a directory nor a Hub model that can be reached: {error}"
+        ) from error
 
 
 def check_method(method: str | None, kind: str, name: str) -> None:
-    """Refuse a method that isn't the drafter's."""
+    """Refuse a method that isn't the drafter's kind; None is any. Raises UsageError."""
     if method not in (None, kind):
         raise UsageError(f"{name} is an {kind} drafter, not {method}: leave the method out, the files say what it is")
 
 
-def _compare_targets(recorded: Any, target: Target, name: str) -> None:
-    if not isinstance(recorded, str):
-        return
-    found = fingerprint(target.model)
-    if recorded != found:
-        _LOG.warning(
-            "the drafter %s was trained for other weights than this target's (fingerprint %s, here %s): output is "
-            "the target's own all the same, but the drafter may guess badly; check its accept length",
-            name, recorded, found,
-        )  # fmt: skip
-
-
 class TargetSizes(Protocol):
-    """What a drafter must agree with its target about."""
+    """The sizes in which a drafter must agree with its target."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many decoder layers the target has."""
 
     @property
     def hidden_size(self) -> int:
-        """Ht"""
+        """The width of the target's states."""
 
     @property
     def vocab_size(self) -> int:
-        """V"""
+        """How many tokens the target's vocabulary has."""
 
     @property
     def final_boundary(self) -> int:
         """The last boundary that can be a tap."""
 
 
-def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: TargetSizes, name: str) -> None:
-    """Refuse a drafter made for another target, with every reason at once."""
+def check_fit(config: DrafterConfig, target: TargetSizes, name: str) -> None:
+    """Refuse a drafter made for another target, with every reason at once. Raises DrafterMismatchError."""
+    taps = config.taps_of(target.num_layers)
     wrong = []
     if config.target_hidden_size != target.hidden_size:
         wrong.append(f"it reads states {config.target_hidden_size} wide, the target's are {target.hidden_size}")
@@ -108,14 +118,14 @@ def check_fit(config: DrafterConfig, taps: tuple[int, ...], target: TargetSizes,
         )
 
 
-def local_directory(source: str | Path) -> Path:
-    """`source` itself if it is a directory or GGUF file, else the Hub snapshot of that name (no pickles)."""
-    path = Path(named_drafter(source))
-    if path.is_dir() or gguf_in(path) is not None:
-        return path
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{source} is neither a directory nor a Hub model that can be reached: {error}"
-        ) from error
+def _warn_of_another_target(recorded: Any, target: Target, name: str) -> None:
+    """Log a warning if the drafter records the fingerprint of other weights than the target's."""
+    if not isinstance(recorded, str):
+        return
+    found = fingerprint(target.model)
+    if recorded != found:
+        _LOG.warning(
+            "the drafter %s was trained for other weights than this target's (fingerprint %s, here %s): output is "
+            "the target's own all the same, but the drafter may guess badly; check its accept length",
+            name, recorded, found,
+        )  # fmt: skip

@@ -1,11 +1,11 @@
-"""The network of every drafter kind, as decoding and training see it: fuse, step, logits.
+"""The base of every kind's network, as decoding and training use it: `fuse`, `step`, `logits`.
 
 Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, V / Vd full / draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.drafters.config import DrafterConfig
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.layers import Attend
 from eyas.errors import CheckpointError
 from eyas.targets import Target
@@ -21,15 +22,15 @@ from eyas.targets.slots import KVShape
 
 
 @dataclass(frozen=True)
-class Lent:
-    """What a network uses of its target: no parameters of its own, so neither saved, moved nor trained."""
+class SharedParts:
+    """The target's embedding and head, for a network without its own; they aren't saved, moved or trained with it."""
 
     embedding: Tensor  # [V, H]
     head: Callable[[Tensor], Tensor]  # [..., H] -> [..., Vd]
 
 
 class DraftNetwork(nn.Module):
-    """Base of all kinds: the vocabulary map, the embedding and the head, each own or the target's."""
+    """Base of all kinds: the vocabulary map, and an embedding and a head that are its own or the target's."""
 
     config: DrafterConfig
     d2t: Tensor  # [Vd] int64: target id - draft id
@@ -38,7 +39,7 @@ class DraftNetwork(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
-        self._lent: Lent | None = None
+        self._shared: SharedParts | None = None
         if config.embedding == "own":
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.head == "own":
@@ -48,7 +49,7 @@ class DraftNetwork(nn.Module):
 
     @property
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        """Keys and values each layer caches; empty without attention."""
+        """The shapes of the keys and values that each layer caches; empty without attention."""
         return []
 
     @property
@@ -58,12 +59,27 @@ class DraftNetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in."""
+        """The dtype that the network computes in."""
         tensors = chain(self.parameters(), self.buffers())
         return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all its tensors, the vocabulary map included."""
+        return {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
+
+    def fill(self, tensors: Mapping[str, Tensor], target: Target | None = None) -> DraftNetwork:
+        """Make a blank network of exactly these tensors, none of them copied, and what it shares with `target`.
+
+        Returns the network itself, in inference mode.
+        """
+        self.load_state_dict(tensors, assign=True)
+        if target is not None and "shared" in (self.config.embedding, self.config.head):
+            self.borrow(target)
+        return self.eval().requires_grad_(False)
+
     def set_vocabulary(self, ids: Tensor) -> None:
-        """Let draft id i stand for target id `ids[i]`; ids [Vd] rise."""
+        """Let draft id i stand for target id `ids[i]`; ids [Vd] are in rising order."""
         self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.fill_(False)
         self.t2d[ids.to(self.t2d.device)] = True
@@ -76,8 +92,8 @@ class DraftNetwork(nn.Module):
         need = (self.config.vocab_size, self.config.hidden_size)
         model = target.model
         for part, shared, weight in (
-            ("embed_tokens.weight", self.config.embedding, model.get_input_embeddings().weight),
-            ("lm_head.weight", self.config.head, model.get_output_embeddings().weight),
+            (EMBEDDING, self.config.embedding, model.get_input_embeddings().weight),
+            (HEAD, self.config.head, model.get_output_embeddings().weight),
         ):
             if shared == "shared" and weight.shape != need:
                 raise CheckpointError(
@@ -86,10 +102,10 @@ class DraftNetwork(nn.Module):
                 )
         full = self.config.draft_vocab_size == self.config.vocab_size
         head = target.head if full else target.head_rows(self.target_ids)
-        self._lent = Lent(model.get_input_embeddings().weight.detach(), head)
+        self._shared = SharedParts(model.get_input_embeddings().weight.detach(), head)
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """Target taps [B, S, A, Ht] -> drafter states [B, S, H]; never applied to fed-back states."""
+        """The drafter states [B, S, H] of target taps [B, S, A, Ht]; never applied to states that are fed back."""
         return taps[:, :, 0]
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
@@ -101,18 +117,18 @@ class DraftNetwork(nn.Module):
         raise NotImplementedError
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[B, S] -> [B, S, H]."""
+        """The embeddings [B, S, H] of target tokens [B, S]."""
         if self.config.embedding == "own":
             out: Tensor = self.embed_tokens(tokens)
             return out
-        return F.embedding(tokens, self._borrowed().embedding).to(self.dtype)
+        return F.embedding(tokens, self._shared_parts().embedding).to(self.dtype)
 
     def logits(self, normed: Tensor) -> Tensor:
-        """[..., H] -> [..., Vd]; gradients flow to `normed` whosever the head is."""
-        out: Tensor = self.lm_head(normed) if self.config.head == "own" else self._borrowed().head(normed)
+        """Logits [..., Vd] of states [..., H]; gradients flow to `normed`, also through the target's head."""
+        out: Tensor = self.lm_head(normed) if self.config.head == "own" else self._shared_parts().head(normed)
         return out
 
-    def _borrowed(self) -> Lent:
-        if self._lent is None:
+    def _shared_parts(self) -> SharedParts:
+        if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
-        return self._lent
+        return self._shared

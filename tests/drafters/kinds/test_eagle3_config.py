@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.drafters.formats.fields import Fields
-from eyas.drafters.kinds.eagle3 import Eagle3Config, config_to_dict
+from eyas.drafters.kinds.eagle3 import Eagle3Config, write
 from eyas.drafters.kinds.eagle3 import read as read_config
 from eyas.errors import ConfigError
 
@@ -115,7 +115,7 @@ def test_harmless_forms_of_refused_keys_pass() -> None:
 @pytest.mark.parametrize("taps", [None, (1, 2, 3)])
 def test_the_written_form_reads_back(taps: tuple[int, ...] | None) -> None:
     config = read(fc_norm=True, norm_output=True, taps=taps, rope_theta=5e5, default_tree="chain:4", head_dim=16)
-    written = config_to_dict(config)
+    written = write(config)
     assert config_from_dict(written, "again") == config
     assert written["rope_theta"] == 5e5
     assert written["tie_word_embeddings"] is False

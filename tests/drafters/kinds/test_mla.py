@@ -11,7 +11,7 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
 from eyas.drafters.formats.fields import Fields
-from eyas.drafters.kinds.mla import LatentAttention, MlaConfig, config_to_dict, read
+from eyas.drafters.kinds.mla import LatentAttention, MlaConfig, read, write
 from eyas.drafters.layers import Rotary
 from eyas.targets.attention import grouped_attention
 
@@ -68,7 +68,7 @@ def test_it_is_deepseek_s_attention(rank: int | None, rope: str, interleave: boo
 
 def test_published_keys() -> None:
     made = tiny.network("mla", q_lora_rank=None, taps=[1, 2, 4]).config
-    written = config_to_dict(made)  # type: ignore[arg-type]
+    written = write(made)  # type: ignore[arg-type]
     assert written["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
     assert written["q_lora_rank"] is None
     experts = {"n_routed_experts": 256, "moe_intermediate_size": 64, "head_dim": 4, "num_key_value_heads": 4}

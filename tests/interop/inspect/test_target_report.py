@@ -41,7 +41,7 @@ def test_architectures(name: str, windows: dict[str, Any], tmp_path: Path) -> No
     assert report.parameters == sum(shared.values())
     assert report.rope_theta == {"gpt2": None, "olmo3": 500000.0}.get(name, 10000.0)
     assert any("no chat template" in warning for warning in report.warnings)
-    assert report.facts.hidden_size == tiny.HIDDEN
+    assert report.profile.hidden_size == tiny.HIDDEN
 
 
 def test_weights_elsewhere_or_pickled(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.cli.common.options import DraftOptions, TargetOptions
-from eyas.cli.serve.elsewhere import HERE
+from eyas.cli.serve.elsewhere import OWN_OPTIONS
 from eyas.cli.serve.serve import CapacityOptions, ServerOptions
 from eyas.errors import UsageError
 from eyas.interop.export.drafter import TreePlan
@@ -47,14 +47,14 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
 
 def test_the_table_has_every_option() -> None:
     groups = (TargetOptions, DraftOptions, ServerOptions, CapacityOptions)
-    assert {field.name for group in groups for field in fields(group)} == set(TABLE) | set(HERE)
+    assert {field.name for group in groups for field in fields(group)} == set(TABLE) | set(OWN_OPTIONS)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", TABLE)
 def test_an_option_is_said_or_refused_by_name(name: str, engine: str) -> None:
     value, *said = TABLE[name]
-    wanted, words = said[list(ENGINES).index(engine)], ENGINES[engine].words
+    wanted, words = said[list(ENGINES).index(engine)], ENGINES[engine].translators
     if wanted is not REFUSED:
         assert " ".join(translated(engine, words, {name: value})) == wanted
         return
@@ -63,7 +63,7 @@ def test_an_option_is_said_or_refused_by_name(name: str, engine: str) -> None:
 
 
 def test_values_that_only_some_can_be_told() -> None:
-    vllm, sglang, llama = (ENGINES[name].words for name in ("vllm", "sglang", "llama.cpp"))
+    vllm, sglang, llama = (ENGINES[name].translators for name in ("vllm", "sglang", "llama.cpp"))
     assert translated("", vllm, {"max_running": 4, "max_waiting": 2})[2:] == ["--max-num-queued-reqs", "6"]
     assert translated("", sglang, {"api_key": ["k"], "device": "cpu"}) == ["--api-key", "k", "--device", "cpu"]
     assert translated("", llama, {"device": "cpu", "log_format": "text"}) == ["--device", "none"]
@@ -101,7 +101,7 @@ def test_the_whole_command(engine: str) -> None:
 
 
 def test_eagle1_and_vllm_as_a_module() -> None:
-    served_drafter = ServedDrafter("eagle1", "D", TreePlan(3, 1, 3))
+    served_drafter = ServedDrafter("eagle", "D", TreePlan(3, 1, 3))
     command = serve_command(ENGINES["vllm"], ["python", "-m", "server"], "M", served_drafter, [])
     assert command.argv[3:5] == ("--model", "M")  # the module doesn't take it by place
     assert '"method": "eagle"' in command.argv[-1]

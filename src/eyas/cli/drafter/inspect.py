@@ -13,8 +13,8 @@ from typer import Argument, Option
 from eyas.assets import named_target
 from eyas.cli.common.build import quiet
 from eyas.cli.common.display import output
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import Json
+from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
         if kind == "target":
             return report_target(source, None if found.path is None else headers)
     assert found.path is not None  # a drafter's files are always fetched
-    facts = None if model is None else report_target(model, None).facts
-    report = report_drafter(found.path, facts)
-    if model is None or facts is None or report.target_fingerprint is None or locate(model).path is None:
+    target = None if model is None else report_target(model, None).profile
+    report = report_drafter(found.path, target)
+    if model is None or target is None or report.target_fingerprint is None or locate(model).path is None:
         return report
     # the weights are at hand, and the drafter says which ones it was made for
-    return report_drafter(found.path, replace(facts, fingerprint=_fingerprint(model)))
+    return report_drafter(found.path, replace(target, fingerprint=_fingerprint(model)))
 
 
 def _fingerprint(model: str) -> str:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer import Option
 
+from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import quiet, tree_text
 from eyas.cli.common.display import note
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,23 +28,23 @@ if TYPE_CHECKING:
     from eyas.interop.serving.engines import Command, ServingEngine
 
 OWN = "eyas"
-HERE = ("model", "draft_model", "method", "num_speculative_tokens", "tree", "draft_weights", "ignore_config_key")
-"""Options that are understood here; the others are the engine's."""
+OWN_OPTIONS = ("model", "draft_model", "method", "num_speculative_tokens", "tree", "draft_weights", "ignore_config_key")
+"""Options that are handled here; the others are translated for the engine."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Who serves."""
+    """Which engine serves, and how another one is started."""
 
     engine: Annotated[str, Option(help="eyas, vllm, sglang or llama.cpp.")] = OWN
     print_command: Annotated[bool, Option("--print-command", help="Print another engine's command, don't run it.")] = (
         False
     )
     engine_command: Annotated[
-        str | None, Option(help="How it is started, such as ENV/bin/vllm serve (default: what is installed).")
+        str | None, Option(help="The program, such as ENV/bin/vllm serve (default: what is installed).")
     ] = None
     engine_option: Annotated[
-        list[str], Option(help="Put at the end of its command, such as --enforce-eager; may be repeated.")
+        list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
     ] = field(default_factory=list)
     export_to: Annotated[
         Path | None, Option(file_okay=False, help="Where the drafter is exported if the engine can't read it as it is.")
@@ -54,25 +55,25 @@ class EngineOptions:
 
 
 def refuse_engine_options(options: EngineOptions) -> None:
-    """They mean nothing where eyas serves itself."""
+    """Refuse options about other engines where eyas itself serves."""
     given = [each.name for each in fields(options) if each.name != "engine" and getattr(options, each.name)]
     if given:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise UsageError(f"{flags}: about other engines; say which with --engine vllm, sglang or llama.cpp")
+        names = ", ".join(map(option_name, given))
+        raise UsageError(f"{names}: about other engines; say which with --engine vllm, sglang or llama.cpp")
 
 
 def serve_elsewhere(
     options: EngineOptions,
     target: TargetOptions,
     draft: DraftOptions,
-    wanted: Mapping[str, Any],
+    requested: Mapping[str, Any],
     secret: tuple[str, str] | None,
 ) -> int:
     """Become the engine's server; exit code 1 if it isn't installed, and its command is printed only.
 
-    `wanted`: the options that were given; `secret`: an environment variable with a key, and that key.
+    `requested`: the options that were given; `secret`: an environment variable with an API key, and that key.
     """
-    surroundings = dict(os.environ)  # what libraries add to theirs is not the engine's business
+    environment = dict(os.environ)  # before libraries add to it: that is not the engine's business
     quiet()
     from eyas.assets import named_target
     from eyas.interop.serving.engines import ENGINES, serve_command
@@ -82,13 +83,14 @@ def serve_elsewhere(
     if options.engine not in ENGINES:
         raise UsageError(f"unknown engine {options.engine!r}: write {OWN}, {', '.join(ENGINES)}")
     engine, name = ENGINES[options.engine], named_target(target.model)
-    rest = {key: value for key, value in wanted.items() if key not in HERE}
+    rest = {key: value for key, value in requested.items() if key not in OWN_OPTIONS}
     program = engine.find() if options.engine_command is None else shlex.split(options.engine_command)
-    said = [*translated(engine.title, engine.words, rest), *options.engine_option]  # may fail: before a drafter is read
+    # refused options are reported before a drafter is read or exported
+    arguments = [*translated(engine.title, engine.translators, rest), *options.engine_option]
     drafter = _served_drafter(engine, options, target.model, draft)
     if drafter is None and engine.name == "llama.cpp":
         read_gguf_target(name)
-    command = serve_command(engine, program, name, drafter, said, None if secret is None else secret[1])
+    command = serve_command(engine, program, name, drafter, arguments, None if secret is None else secret[1])
     missing = _missing(engine, program)
     if options.print_command or missing is not None:
         typer.echo(command.text({} if secret is None else {secret[1]: secret[0]}))
@@ -97,11 +99,11 @@ def serve_elsewhere(
     if missing is not None:
         note(f"{missing}; this is its command")
         return FAILURE
-    become(command, surroundings)
+    replace_process(command, environment)
 
 
 def _missing(engine: ServingEngine, program: Sequence[str] | None) -> str | None:
-    """Why it can't be started."""
+    """Why the engine can't be started; None if it can."""
     if program is None:
         return f"{engine.title} isn't installed here (--engine-command says where else it is)"
     if not program or shutil.which(program[0]) is None:
@@ -109,23 +111,23 @@ def _missing(engine: ServingEngine, program: Sequence[str] | None) -> str | None
     return None
 
 
-def become(command: Command, surroundings: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the server: signals reach it, and its exit code is ours."""
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; the server shall find them as they were
+def replace_process(command: Command, environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the server, so that signals reach it and its exit code is this process's."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; the server gets them as they were
         signal.signal(ignored, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(command.argv[0], command.argv, {**surroundings, **command.environment})
+    os.execvpe(command.argv[0], command.argv, {**environment, **command.environment})
 
 
 def _served_drafter(
     engine: ServingEngine, options: EngineOptions, model: str, draft: DraftOptions
 ) -> ServedDrafter | None:
-    """What is said of the drafter; None where the engine decodes plainly."""
+    """The drafter as the engine will serve it, exported if necessary; None for plain decoding."""
     from eyas.drafters.loading import local_directory
     from eyas.interop.serving.speculation import SpeculationRequest, served_drafter
 
-    wished = _wished_tree(draft)
+    tree = _checked_tree(draft)
     if draft.draft_model is None:
         if options.export_to is not None:
             raise UsageError("--export-to is about a drafter: give --draft-model")
@@ -152,7 +154,7 @@ def _served_drafter(
             model,
             None if reads is None else load_target,
             draft.method,
-            wished,
+            tree,
             "--tree" if draft.num_speculative_tokens is None else "--num-speculative-tokens",
             options.export_to,
             draft.draft_weights,
@@ -161,8 +163,8 @@ def _served_drafter(
     )
 
 
-def _wished_tree(draft: DraftOptions) -> str | None:
-    """The tree that was asked for, spelled right."""
+def _checked_tree(draft: DraftOptions) -> str | None:
+    """The spec of the tree to draft, or None for the drafter's own; UsageError if it is misspelled."""
     from eyas.tree import parse_tree
 
     text = tree_text(draft) if draft != DraftOptions() else None

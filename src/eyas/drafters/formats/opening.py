@@ -1,13 +1,15 @@
-"""Which format a path holds, told from what lies there, and opened as a `Source`."""
+"""Opening a drafter of any format; the format is recognised by the files themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from eyas.drafters.files import (
+    CONFIG,
     Headers,
     RawCheckpoint,
     TensorInfo,
@@ -22,11 +24,49 @@ from eyas.drafters.formats.gguf_eagle3 import read_gguf
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY, TRAINING_ONLY, translate
 from eyas.errors import CheckpointError
 
-CONFIG = "config.json"
+
+def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
+    """Read the configuration, in native keys, and the headers of a drafter directory or GGUF file.
+
+    `weights` names a weight file other than the default, perhaps a pickle. Raises CheckpointError and ConfigError.
+    """
+    file = gguf_in(path)
+    if file is not None:
+        return read_gguf(file)
+    config, where = read_json(path / CONFIG), str(path / CONFIG)
+    if weights is not None and not weights.endswith(".safetensors"):
+        tensors = read_named(path, weights)  # a pickle has no header
+        infos = {name: TensorInfo(tuple(t.shape), str(t.dtype), path / weights) for name, t in tensors.items()}
+
+        def some(names: Sequence[str]) -> dict[str, Tensor]:
+            return {name: tensors[name] for name in names}
+
+        headers = Headers(infos, [weights])
+        raw = RawCheckpoint(path, "directory with a pickle", config, where, headers, lambda: tensors, some)
+    else:
+        files = weight_files(path) if weights is None else [path / weights]
+        headers = headers_of(files)
+        raw = RawCheckpoint(path, "directory", config, where, headers, lambda: read_tensors(files), headers.read_some)
+    if MODEL_TYPE_KEY not in config:
+        return raw
+    native = translate(config, where)
+    return replace(
+        raw,
+        format="speculators",
+        config=native.config,
+        used=native.used,
+        ignored=native.ignored,
+        defaulted=native.defaulted,
+        doubts=native.doubts,
+        training_only=TRAINING_ONLY,
+    )
 
 
 def gguf_in(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that a directory without config.json holds."""
+    """The GGUF file that `path` is, or that a directory without config.json holds; None if there is none.
+
+    Raises CheckpointError where a directory holds several.
+    """
     if path.suffix == GGUF_SUFFIX and path.is_file():
         return path
     if path.is_dir() and not (path / CONFIG).exists():
@@ -35,37 +75,3 @@ def gguf_in(path: Path) -> Path | None:
             raise CheckpointError(f"{path} holds several GGUF files: name one of {', '.join(map(str, files))}")
         return files[0] if files else None
     return None
-
-
-def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
-    """Read configuration and headers; `weights` names a weight file other than the default, perhaps a pickle.
-
-    Raises CheckpointError and ConfigError.
-    """
-    file = gguf_in(path)
-    if file is not None:
-        return read_gguf(file)
-    where = path / CONFIG
-    raw = read_json(where)
-    if weights is not None and not weights.endswith(".safetensors"):
-        tensors = read_named(path, weights)  # a pickle has no header
-        infos = {name: TensorInfo(tuple(t.shape), str(t.dtype), path / weights) for name, t in tensors.items()}
-        headers = Headers(infos, [weights])
-
-        def some(names: Sequence[str]) -> dict[str, Tensor]:
-            return {name: tensors[name] for name in names}
-
-        source = RawCheckpoint(path, "directory with a pickle", raw, str(where), headers, lambda: tensors, some)
-    else:
-        files = weight_files(path) if weights is None else [path / weights]
-        headers = headers_of(files)
-        source = RawCheckpoint(
-            path, "directory", raw, str(where), headers, lambda: read_tensors(files), headers.read_some
-        )
-    if MODEL_TYPE_KEY not in raw:
-        return source
-    found = translate(raw, str(where))
-    source.format = "speculators"
-    source.config, source.used, source.ignored, source.defaulted, source.doubts = found
-    source.training_only = TRAINING_ONLY
-    return source

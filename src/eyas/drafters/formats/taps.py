@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from eyas.drafters.config import MOST_TAPS
 from eyas.drafters.formats.fields import Fields
 from eyas.errors import ConfigError
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-LIMIT = 64
-"""Most taps a drafter may name."""
 
 BOUNDARIES = "boundaries: k = the residual entering target layer k"
 OUTPUTS = "layer outputs, as SGLang and SpecForge number them: k -> boundary k + 1"
@@ -82,10 +81,10 @@ def _ids(fields: Fields, value: Any, key: str) -> tuple[int, ...] | None:
         return None
     if (
         not isinstance(value, list | tuple)
-        or not 1 <= len(value) <= LIMIT
+        or not 1 <= len(value) <= MOST_TAPS
         or not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k < 2**20 for k in value)
     ):
-        raise ConfigError(f"{fields.where}: {key} must be a list of up to {LIMIT} layer numbers")
+        raise ConfigError(f"{fields.where}: {key} must be a list of up to {MOST_TAPS} layer numbers")
     return tuple(value)
 
 

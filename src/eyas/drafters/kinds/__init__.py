@@ -1,1 +1,1 @@
-"""The drafter kinds: one file each, with its config, its network, and how its config.json is read and written."""
+"""The drafter kinds: a file each, with its config, its network, how config.json is read and written, and its `Kind`."""

@@ -1,4 +1,11 @@
-"""What an EAGLE-1 drafter is made of, read from the field's config.json: the target's own keys and `bias`."""
+"""EAGLE-1 (arXiv 2401.15077): predicts the target's next feature, which the target's own head reads.
+
+The feature is the target's last state after its final norm. `fc` mixes the token embedding and the feature; the first
+layer has no norm at its input, there is none after the last, and the raw output is fed back. config.json has the
+target's own keys and `bias`.
+
+Shapes: B batch, S positions, H hidden (the target's).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eyas.drafters.config import (
-    FeatureConfig,
-    GroupedConfig,
-    decoder_dict,
-    read_decoder,
-    read_grouped_heads,
-    read_ownership,
-)
+from eyas.drafters.config import FeatureConfig, GroupedConfig
+from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
+from eyas.drafters.kind import EAGLE, Kind
 from eyas.drafters.layers import Attend, Attention, DecoderLayer, Rotary
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
@@ -23,48 +25,39 @@ from eyas.targets.slots import KVShape
 
 
 class Eagle1Config(FeatureConfig, GroupedConfig):
-    """Sizes and biases; it reads the boundary after the target's final norm, always."""
+    """Sizes and biases. The tap is always the boundary after the target's final norm."""
 
     bias: bool = True
-    """Of `fc`."""
+    """Whether `fc` has a bias."""
     qkv_bias: bool = False
-    """Of queries, keys and values alone, as Qwen2's drafters have it."""
+    """Whether queries, keys and values have biases, but the output projection none: as in Qwen2's drafters."""
 
 
 def read(fields: Fields) -> Eagle1Config:
-    """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
+    """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
     if "taps" in fields.values:
         raise ConfigError(
             f"{fields.where}: taps: an EAGLE-1 drafter reads the target's last state after its final norm, no other"
         )
-    fields.ignore("tie_word_embeddings", "the target's own habit; here both are in the file or the target's")
+    fields.ignore("tie_word_embeddings", "about the target; a drafter's embedding and head are in its file, or shared")
     read_decoder(fields)
     read_grouped_heads(fields)
-    read_ownership(fields)
     return fields.finish(Eagle1Config)
 
 
-def config_to_dict(config: Eagle1Config) -> dict[str, Any]:
-    """The config.json form that SafeAILab, SGLang, vLLM and eyas read."""
+def write(config: Eagle1Config) -> dict[str, Any]:
+    """The config.json that SafeAILab, SGLang, vLLM and eyas read."""
     values = decoder_dict(config, "EagleLlamaForCausalLM")
     del values["target_hidden_size"]
     if config.draft_vocab_size == config.vocab_size:
-        del values["draft_vocab_size"]  # a name by which others tell an EAGLE-3 drafter
+        del values["draft_vocab_size"]  # a key by which others recognise EAGLE-3
     if not config.qkv_bias:
         del values["qkv_bias"]
     return values
 
 
-# The EAGLE-1 network (arXiv 2401.15077): it predicts the target's next feature, and the target's head reads it.
-#
-# The feature is the target's last state after its final norm. Embedding and feature are mixed by `fc`; the first layer
-# has no norm at its input, there is none after the last, and the raw output is fed back.
-#
-# Shapes: B batch, S positions, H hidden (the target's).
-
-
 class Eagle1Network(DraftNetwork):
-    """One decoder layer (or more) on the target's own features."""
+    """One decoder layer or more on the target's features."""
 
     config: Eagle1Config
 
@@ -83,9 +76,26 @@ class Eagle1Network(DraftNetwork):
         return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """As the base says; what is fed back is what the head reads."""
+        """See `DraftNetwork.step`; the state fed back is the one that the head reads."""
         rope = self.rotary(hidden, positions)
         hidden = self.fc(torch.cat((self.embed(tokens), hidden), dim=-1))
         for layer in self.layers:
             hidden = layer(hidden, rope, attend)
         return hidden, hidden
+
+
+KIND = Kind(
+    "eagle1",
+    Eagle1Config,
+    Eagle1Network,
+    read,
+    write,
+    architectures=frozenset(
+        # often the target's own architecture
+        "EagleLlamaForCausalLM LlamaForCausalLMEagle LlamaForCausalLM Qwen2ForCausalLM MixtralForCausalLM".split()
+    ),
+    recognises=lambda signs: signs.eagle_generation == 1,
+    family=EAGLE,
+    fixed_taps=True,
+    paired_inputs=("fc.weight",),
+)

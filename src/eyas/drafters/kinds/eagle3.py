@@ -1,6 +1,9 @@
-"""What an EAGLE-3 drafter is made of, read from the field's config.json (EAGLE-3, and 3.1 as toggles on it).
+"""EAGLE-3 (arXiv 2503.01840): a decoder layer over several fused taps of the target; EAGLE-3.1 is toggles on it.
 
-Absent 3.1 fields mean plain EAGLE-3.
+Toggles that config.json leaves out are off, which is plain EAGLE-3. What doesn't depend on the kind of attention is
+shared with `mla`.
+
+Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -8,64 +11,39 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from eyas.drafters.config import (
-    GroupedConfig,
-    TransformerConfig,
-    decoder_dict,
-    read_decoder,
-    read_grouped_heads,
-    read_ownership,
-)
+from eyas.drafters.config import FusedTapsConfig, GroupedConfig
+from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, read_grouped_heads, taps_dict
 from eyas.drafters.formats.fields import Fields, architectures
-from eyas.drafters.formats.taps import IDS, LIMIT, read_taps
+from eyas.drafters.formats.tensor_names import MIDLAYER
+from eyas.drafters.kind import EAGLE3, Kind
 from eyas.drafters.layers import Attend, Attention, DecoderBlock, DecoderLayer, RMSNorm, Rope, Rotary
 from eyas.drafters.network import DraftNetwork
 from eyas.targets.slots import KVShape
-from eyas.targets.taps import default_taps
 
-
-class FusedTapsConfig(TransformerConfig):
-    """A drafter that fuses several taps of the target with `fc`: EAGLE-3 with any kind of attention."""
-
-    num_aux_hidden_states: int = Field(default=3, ge=1, le=LIMIT)
-    fc_norm: bool = False
-    norm_output: bool = False
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-
-    @property
-    def tap_count(self) -> int:
-        return self.num_aux_hidden_states
-
-    def default_taps(self, layers: int) -> tuple[int, ...]:
-        return default_taps(layers)
-
-
-QWEN3 = "Eagle3Qwen3ForCausalLM"
-"""The architecture whose attention norms queries and keys."""
+_QWEN3 = "Eagle3Qwen3ForCausalLM"
+"""The architecture whose attention normalises queries and keys."""
 
 
 class Eagle3Config(FusedTapsConfig, GroupedConfig):
-    """Sizes and toggles."""
+    """Sizes and toggles of EAGLE-3 with grouped-query attention."""
 
     qk_norm: bool = False
-    """Norm every head's queries and keys before they are rotated, as Qwen3's attention does."""
+    """Normalise every head's queries and keys before they are rotated, as Qwen3's attention does."""
 
 
 def read(fields: Fields) -> Eagle3Config:
-    """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
+    """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
     read_fused_taps(fields)
     read_grouped_heads(fields)
-    fields.default("qk_norm", QWEN3 in architectures(fields.raw))
+    fields.default("qk_norm", _QWEN3 in architectures(fields.raw))
     return fields.finish(Eagle3Config)
 
 
-def config_to_dict(config: Eagle3Config) -> dict[str, Any]:
-    """The config.json form that vLLM, SGLang and eyas read."""
-    values = decoder_dict(config, QWEN3 if config.qk_norm else "LlamaForCausalLMEagle3") | taps_dict(config)
+def write(config: Eagle3Config) -> dict[str, Any]:
+    """The config.json that vLLM, SGLang and eyas read."""
+    values = decoder_dict(config, _QWEN3 if config.qk_norm else "LlamaForCausalLMEagle3") | taps_dict(config)
     if config.qk_norm:
         values["model_type"] = "qwen3"
     else:
@@ -73,30 +51,8 @@ def config_to_dict(config: Eagle3Config) -> dict[str, Any]:
     return values
 
 
-def read_fused_taps(fields: Fields) -> None:
-    """What EAGLE-3 configurations share whatever their attention."""
-    taps = fields.values["taps"] = read_taps(fields)
-    read_decoder(fields)
-    read_ownership(fields)
-    fields.ignore("bias", "of EAGLE-1's fc; an fc.bias tensor would be reported as an extra tensor")
-    fields.default("num_aux_hidden_states", len(taps) if taps else 3)
-
-
-def taps_dict(config: FusedTapsConfig) -> dict[str, Any]:
-    """The taps where both families of readers look for them, and where no reader can take them for something else."""
-    if config.taps is None:
-        return {}
-    taps = list(config.taps)
-    return {"taps": taps, IDS: taps, "eagle_config": {IDS: taps, "use_aux_hidden_state": True}}
-
-
-# The EAGLE-3 network (arXiv 2503.01840) with the 3.1 toggles, shared by decoding and training.
-#
-# Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, Vd draft vocabulary.
-
-
 class FirstLayer(DecoderBlock):
-    """Attention reads the token embedding beside the state, each under its own norm (width 2H)."""
+    """The first layer: attention reads embedding and state side by side (width 2H), each under its own norm."""
 
     def __init__(self, config: FusedTapsConfig, attention: nn.Module) -> None:
         super().__init__(config, 0, attention)
@@ -112,7 +68,7 @@ class FirstLayer(DecoderBlock):
 
 
 class FusedTapsNetwork(DraftNetwork):
-    """Everything of EAGLE-3 but the kind of attention, which `attention(width)` makes."""
+    """EAGLE-3 without its attention, which `attention(width)` makes."""
 
     config: FusedTapsConfig
 
@@ -131,7 +87,7 @@ class FusedTapsNetwork(DraftNetwork):
         self.rotary = Rotary(config)
 
     def attention(self, width: int) -> nn.Module:
-        """A layer's attention over inputs [B, S, width]; it has a `kv_shape`."""
+        """The attention of a layer over inputs [B, S, width]; a module with a `kv_shape`."""
         raise NotImplementedError
 
     @property
@@ -148,7 +104,7 @@ class FusedTapsNetwork(DraftNetwork):
         return out
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """As the base says; with `norm_output` the state fed back is the normed one, the same tensor."""
+        """See `DraftNetwork.step`; with `norm_output` the state fed back is the normed one, the same tensor."""
         rope = self.rotary(hidden, positions)
         first, *later = self.layers
         hidden = first(self.embed(tokens), hidden, rope, attend)
@@ -165,3 +121,22 @@ class Eagle3Network(FusedTapsNetwork):
 
     def attention(self, width: int) -> nn.Module:
         return Attention(self.config, width, qk_norm=self.config.qk_norm)
+
+
+KIND = Kind(
+    "eagle3",
+    Eagle3Config,
+    Eagle3Network,
+    read,
+    write,
+    architectures=frozenset(
+        "LlamaForCausalLM LlamaForCausalLMEagle3 Eagle3LlamaForCausalLM EAGLE3LlamaForCausalLM Eagle3Qwen3ForCausalLM "
+        "Eagle3Qwen2_5vlForCausalLM Eagle3Qwen3vlForCausalLM Eagle3MiniMaxM2ForCausalLM Eagle3Speculator "
+        "Eagle3DraftModel".split()
+    ),
+    recognises=lambda signs: signs.eagle_generation == 3 and not signs.latent_attention,
+    family=EAGLE3,
+    first_layer=MIDLAYER,
+    full_map=True,
+    paired_inputs=tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj")),
+)

@@ -1,4 +1,13 @@
-"""What an MLA drafter is made of: EAGLE-3's keys and DeepSeek's sizes, as the field writes them."""
+"""EAGLE-3 with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), for targets that have it themselves.
+
+Keys and values are kept as what they are made from: one latent and one rotated key per position, shared by all heads.
+The up-projections are absorbed: queries are brought into the latent's space before the attention and the mixed
+latents out of it afterwards, which is the same product in another order. So the cache has the target's MLA shape.
+config.json has EAGLE-3's keys and DeepSeek's sizes.
+
+Shapes: B batch, S positions, N heads, C latent (kv_lora_rank), P / R plain / rotated channels of a head, Dv value
+size.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +18,25 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from eyas.drafters.config import WIDEST, decoder_dict
+from eyas.drafters.config import WIDEST, FusedTapsConfig
+from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, taps_dict
 from eyas.drafters.formats.fields import Fields
-from eyas.drafters.kinds.eagle3 import FusedTapsConfig, FusedTapsNetwork, read_fused_taps, taps_dict
+from eyas.drafters.kind import EAGLE3_MLA, Kind
+from eyas.drafters.kinds.eagle3 import FusedTapsNetwork
 from eyas.drafters.layers import Attend, RMSNorm, Rope, rotate
 from eyas.targets.slots import KVShape
 
-# What DeepSeek configs say of experts and of derived sizes. The MLP here is dense: experts would be extra tensors.
 _MOE_AND_DERIVED = frozenset(
     "head_dim num_key_value_heads qk_head_dim ep_size first_k_dense_replace moe_intermediate_size moe_layer_freq "
     "n_group n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_nextn_predict_layers "
     "num_mtp_layers num_local_experts output_router_logits routed_scaling_factor scoring_func seq_aux topk_group "
     "topk_method aux_loss_alpha".split()
 )
+"""Keys of DeepSeek's configs about experts and derived sizes. The MLP here is dense: experts would be extra tensors."""
 
 
 class MlaConfig(FusedTapsConfig):
-    """Sizes of the latents and of a head's parts."""
+    """Sizes of the latents and of the parts of a head."""
 
     q_lora_rank: int | None = Field(ge=1, le=WIDEST)
     """None = queries come from one plain projection."""
@@ -34,6 +45,7 @@ class MlaConfig(FusedTapsConfig):
     qk_rope_head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
     v_head_dim: int = Field(ge=1, le=WIDEST)
     rope_interleave: bool = True
+    """Whether the channels that are rotated together lie side by side, or half a head apart."""
 
     @property
     def rope_size(self) -> int:
@@ -41,7 +53,7 @@ class MlaConfig(FusedTapsConfig):
 
 
 def read(fields: Fields) -> MlaConfig:
-    """Read a checkpoint's configuration; refuse a key that is neither known nor to be overlooked."""
+    """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
     for key in _MOE_AND_DERIVED & set(fields.values):
         fields.ignore(key, "of experts or derived: the MLP here is dense, and experts would be extra tensors")
     read_fused_taps(fields)
@@ -49,20 +61,10 @@ def read(fields: Fields) -> MlaConfig:
     return fields.finish(MlaConfig)
 
 
-def config_to_dict(config: MlaConfig) -> dict[str, Any]:
-    """The config.json form that SGLang, vLLM, ATOM and eyas read."""
+def write(config: MlaConfig) -> dict[str, Any]:
+    """The config.json that SGLang, vLLM, ATOM and eyas read."""
     values = decoder_dict(config, "Eagle3DeepseekV2ForCausalLM")
     return values | {"q_lora_rank": config.q_lora_rank} | taps_dict(config)
-
-
-# EAGLE-3 with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), for targets that have it themselves.
-#
-# Keys and values are kept as what they are made from: one latent and one rotated key per position, shared by all heads.
-# The up-projections are absorbed: queries are brought into the latent's space before the attention and the mixed
-# latents out of it afterwards, which is the same product in another order. So the cache has the target's MLA shape.
-#
-# Shapes: B batch, S positions, N heads, C latent (kv_lora_rank), P / R plain / rotated channels of a head, Dv value
-# size.
 
 
 class Absorbed(nn.Linear):
@@ -94,7 +96,7 @@ class LatentAttention(nn.Module):
 
     @property
     def kv_shape(self) -> tuple[KVShape, KVShape]:
-        """What a cache holds of keys and of values."""
+        """The shapes of the keys and values that a cache holds."""
         return KVShape(1, self.latent + self.rotated), KVShape(1, self.latent)
 
     def forward(self, x: Tensor, rope: Rope, layer: int, attend: Attend) -> Tensor:
@@ -124,7 +126,7 @@ class LatentAttention(nn.Module):
 
 
 class MlaNetwork(FusedTapsNetwork):
-    """EAGLE-3 but for the attention."""
+    """EAGLE-3 with latent attention."""
 
     config: MlaConfig
 
@@ -138,3 +140,19 @@ def yarn_mscale(rope: dict[str, object]) -> float:
     if rope.get("rope_type", "default") == "default" or not isinstance(factor, int | float) or factor <= 1:
         return 1.0
     return 0.1 * weight * log(factor) + 1.0 if isinstance(weight, int | float) and weight else 1.0
+
+
+KIND = Kind(
+    "mla",
+    MlaConfig,
+    MlaNetwork,
+    read,
+    write,
+    architectures=frozenset(
+        "Eagle3DeepseekV2ForCausalLM Eagle3DeepseekV3ForCausalLM Eagle3DeepSeekV3ForCausalLM".split()
+    ),
+    recognises=lambda signs: signs.eagle_generation == 3 and signs.latent_attention,
+    family=EAGLE3_MLA,
+    full_map=True,
+    paired_inputs=tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")),
+)

@@ -1,4 +1,13 @@
-"""What an MLP drafter is made of; its config.json is our own format and holds exactly these fields."""
+"""A head of a few linear layers: from a state of the target and the next token's embedding to the next state.
+
+    pred = SiLU(linear(... SiLU(linear(cat(embedding, state)))))
+    output = s * pred + (1 - s) * state,   s = sigmoid(gate)
+
+It has no attention, so a draft costs almost nothing and nothing is cached; it guesses from one state alone. Its
+config.json is eyas's own format and holds exactly the fields of `MlpConfig`.
+
+Shapes: B batch, S positions, H hidden (the target's).
+"""
 
 from __future__ import annotations
 
@@ -11,22 +20,23 @@ from torch.nn import functional as F
 
 from eyas.drafters.config import FeatureConfig
 from eyas.drafters.formats.fields import Fields
+from eyas.drafters.kind import Kind
 from eyas.drafters.layers import Attend, RMSNorm
 from eyas.drafters.network import DraftNetwork
 
-MODEL_TYPE = "eyas_mlp"
+_MODEL_TYPE, _ARCHITECTURE = "eyas_mlp", "EyasMlpDrafter"
 
 
 class MlpConfig(FeatureConfig):
-    """Depth and options; `embedding: none` is a network that reads the state alone."""
+    """Depth and options. With `embedding: none` the network reads the state alone."""
 
     depth: int = Field(default=2, ge=1)
     gate: bool = True
-    """Mix the prediction with the state it came from, by one learned number."""
+    """Mix the prediction with the state it came from, by one learned weight."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """In training only."""
+    """Share of the activations dropped while training; decoding drops none."""
     norm: bool = False
-    """A norm before the head: for features taken before the target's own final norm."""
+    """Normalise before the head: for features taken before the target's final norm."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
 
     @model_validator(mode="after")
@@ -37,29 +47,19 @@ class MlpConfig(FeatureConfig):
 
 
 def read(fields: Fields) -> MlpConfig:
-    """Read our own configuration, which itself says what is shared; refuse unknown keys."""
+    """The configuration in config.json, which says itself what is shared. Raises ConfigError, also for unknown keys."""
     fields.values["target_hidden_size"] = fields.values.get("hidden_size")
     return fields.finish(MlpConfig)
 
 
-def config_to_dict(config: MlpConfig) -> dict[str, Any]:
-    """The config.json form."""
+def write(config: MlpConfig) -> dict[str, Any]:
+    """The contents of config.json."""
     values = config.model_dump(mode="json", exclude={"target_hidden_size"}, exclude_none=True)
-    return {"model_type": MODEL_TYPE, "architectures": ["EyasMlpDrafter"]} | values
-
-
-# A head of a few linear layers: from a state of the target and the next token's embedding to the next state.
-#
-#     pred = SiLU(linear(... SiLU(linear(cat(embedding, state)))))
-#     output = s * pred + (1 - s) * state,   s = sigmoid(gate)
-#
-# It has no attention, so a draft costs almost nothing and nothing is cached; it guesses from one state alone.
-#
-# Shapes: B batch, S positions, H hidden (the target's).
+    return {"model_type": _MODEL_TYPE, "architectures": [_ARCHITECTURE]} | values
 
 
 class MlpNetwork(DraftNetwork):
-    """`depth` times linear, SiLU and dropout; then the gate."""
+    """`depth` layers of linear, SiLU and dropout, then the gate."""
 
     config: MlpConfig
 
@@ -81,7 +81,7 @@ class MlpNetwork(DraftNetwork):
         positions: Tensor,  # noqa: ARG002
         attend: Attend,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """As the base says; positions don't matter and nothing is attended to."""
+        """See `DraftNetwork.step`; positions don't matter and nothing is attended to."""
         x = hidden if self.config.embedding == "none" else torch.cat((self.embed(tokens), hidden), dim=-1)
         for layer in self.layers:
             x = self.dropout(F.silu(layer(x)))
@@ -89,3 +89,15 @@ class MlpNetwork(DraftNetwork):
             share = self.gate.sigmoid()
             x = share * x + (1 - share) * hidden
         return x, (self.norm(x) if self.config.norm else x)
+
+
+KIND = Kind(
+    "mlp",
+    MlpConfig,
+    MlpNetwork,
+    read,
+    write,
+    architectures=frozenset({_ARCHITECTURE}),
+    model_type=_MODEL_TYPE,
+    paired_inputs=("layers.0.weight",),
+)

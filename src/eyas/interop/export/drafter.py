@@ -1,4 +1,4 @@
-"""A drafter on its way out: its configuration, its tensors, and what is known of the target it drafts for.
+"""A drafter to be exported: its configuration, its tensors, its target, and the changes that consumers may need.
 
 Shapes: V / Vd full / draft vocabulary, H hidden.
 """
@@ -12,31 +12,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters.config import DrafterConfig
+from eyas.drafters.config import DrafterConfig, FusedTapsConfig
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
+from eyas.drafters.kind import Kind
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.registry import Kind, kind_for
+from eyas.drafters.registry import kind_for
 from eyas.targets import Target
 from eyas.targets.architecture import logit_finish
 
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """The target as the exported files and the command name it; `partial` has its sizes, embedding and head."""
+    """The target that a drafter is exported for."""
 
     name: str
+    """As the exported files and the command name it."""
     partial: Target
+    """Its sizes, embedding and head; its layers need not be loaded."""
     tokenizer: Any = None
-    """transformers' own, for formats that carry it."""
+    """The tokenizer of transformers, for formats that carry one."""
 
     @property
     def embedding(self) -> Tensor:
-        """[V, H]"""
+        """The weight of its embedding [V, H]."""
         weight: Tensor = self.partial.model.get_input_embeddings().weight
         return weight.detach()
 
     @property
     def head(self) -> Tensor | None:
-        """[V, H]; None where logits are more than its product with the state."""
+        """The weight of its head [V, H]; None if logits are more than the product of weight and state."""
         layer = self.partial.model.get_output_embeddings()
         probe = torch.full((1,), 0.5)
         finished = torch.equal(logit_finish(self.partial.config)(probe), probe)
@@ -46,34 +50,34 @@ class ServedTarget:
 
 @dataclass(frozen=True)
 class DrafterToExport:
-    """What an exporter works on."""
+    """A drafter taken apart, as it is or already changed for a consumer."""
 
     config: DrafterConfig
     tensors: Mapping[str, Tensor]
-    """As `DraftNetwork.state_dict` names them, the vocabulary map included."""
+    """By native name, the vocabulary map included."""
     target: ServedTarget | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
-    """What was done so that the consumer can read it; no logit moves."""
+    """What was changed so that the consumer can read it, in words; no logit moves by it."""
 
     @property
     def kind(self) -> Kind:
-        """Of drafter."""
+        """The kind of the drafter."""
         return kind_for(self.config)
 
     @property
     def layers(self) -> int | None:
-        """Of the target, if it is known."""
+        """How many layers the target has; None if it isn't known."""
         return None if self.target is None else self.target.partial.num_layers
 
     @property
     def reduced(self) -> bool:
-        """Does it draft a part of the vocabulary only?"""
+        """Whether it drafts only a part of the vocabulary."""
         return self.config.draft_vocab_size < self.config.vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The dtype of the weights."""
         return next(t.dtype for t in self.tensors.values() if t.is_floating_point())
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -84,17 +88,17 @@ class DrafterToExport:
 def drafter_to_export(
     network: DraftNetwork, target: ServedTarget | None, provenance: Mapping[str, Any]
 ) -> DrafterToExport:
-    """Take a loaded network apart; taps that the file leaves to a default are written down if the target is known."""
+    """Take a loaded network apart; default taps are written down if the target is known."""
     drafter = DrafterToExport(network.config, network.state_dict(), target, provenance)
-    fused = drafter.get("num_aux_hidden_states") is not None
-    if fused and network.config.taps is None and target is not None:
-        taps = network.config.default_taps(target.partial.num_layers)
+    config = network.config
+    if isinstance(config, FusedTapsConfig) and config.taps is None and target is not None:
+        taps = config.taps_of(target.partial.num_layers)
         drafter = _changed(drafter, {"taps": taps}, {}, f"the default taps {list(taps)} of this target written down")
     return drafter
 
 
-def at_least_the_targets_length(drafter: DrafterToExport) -> DrafterToExport:
-    """`max_position_embeddings` raised to the target's where that changes no rotation: engines size tables by it."""
+def raise_max_length(drafter: DrafterToExport) -> DrafterToExport:
+    """Raise `max_position_embeddings` to the target's where that changes no rotation: engines size tables by it."""
     have = drafter.get("max_position_embeddings")
     need = None if drafter.target is None else drafter.target.partial.max_length
     if have is None or need is None or have >= need:
@@ -104,19 +108,21 @@ def at_least_the_targets_length(drafter: DrafterToExport) -> DrafterToExport:
     return _changed(drafter, {"max_position_embeddings": need}, {}, f"max_position_embeddings {have} raised to {need}")
 
 
-def own_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
-    """With a copy of the target's embedding; None if the target is unknown."""
+def copy_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
+    """Copy the target's embedding into the drafter if it has none; None if the target is unknown."""
     if drafter.config.embedding != "shared":
         return drafter
     if drafter.target is None:
         return None
     weight = drafter.target.embedding.to(drafter.dtype)
-    tensors = {"embed_tokens.weight": weight}
-    return _changed(drafter, {"embedding": "own"}, tensors, "the target's embedding copied into the file")
+    return _changed(drafter, {"embedding": "own"}, {EMBEDDING: weight}, "the target's embedding copied into the file")
 
 
-def own_head(drafter: DrafterToExport) -> DrafterToExport | None:
-    """With a copy of the target's head, for draft tokens; None if it is unknown or more is done to its logits."""
+def copy_head(drafter: DrafterToExport) -> DrafterToExport | None:
+    """Copy the target's head, of the draft tokens, into the drafter if it has none.
+
+    None if the target is unknown, or if its logits are more than the product of weight and state.
+    """
     if drafter.config.head == "own":
         return drafter
     head = None if drafter.target is None else drafter.target.head
@@ -124,28 +130,28 @@ def own_head(drafter: DrafterToExport) -> DrafterToExport | None:
         return None
     ids = drafter.tensors["d2t"] + torch.arange(drafter.config.draft_vocab_size)
     rows = head[ids].to(drafter.dtype)
-    return _changed(drafter, {"head": "own"}, {"lm_head.weight": rows}, "the target's head copied into the file")
+    return _changed(drafter, {"head": "own"}, {HEAD: rows}, "the target's head copied into the file")
 
 
-def lent_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
-    """Without an embedding; None unless it is the target's own, number for number."""
+def leave_out_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
+    """Leave out the drafter's embedding; None unless it is the target's, number for number."""
     if drafter.config.embedding == "shared":
         return drafter
-    own = drafter.tensors.get("embed_tokens.weight")
+    own = drafter.tensors.get(EMBEDDING)
     if own is None or drafter.target is None or not _same(own, drafter.target.embedding):
         return None
-    return _changed(drafter, {"embedding": "shared"}, {"embed_tokens.weight": None}, "its embedding is the target's")
+    return _changed(drafter, {"embedding": "shared"}, {EMBEDDING: None}, "its embedding is the target's")
 
 
-def lent_head(drafter: DrafterToExport) -> DrafterToExport | None:
-    """Without a head; None unless it is the target's own, number for number."""
+def leave_out_head(drafter: DrafterToExport) -> DrafterToExport | None:
+    """Leave out the drafter's head; None unless it is the target's, number for number."""
     if drafter.config.head == "shared":
         return drafter
     head = None if drafter.target is None else drafter.target.head
-    own = drafter.tensors.get("lm_head.weight")
+    own = drafter.tensors.get(HEAD)
     if head is None or own is None or drafter.reduced or not _same(own, head):
         return None
-    return _changed(drafter, {"head": "shared"}, {"lm_head.weight": None}, "its head is the target's")
+    return _changed(drafter, {"head": "shared"}, {HEAD: None}, "its head is the target's")
 
 
 def _same(own: Tensor, theirs: Tensor) -> bool:
@@ -155,30 +161,30 @@ def _same(own: Tensor, theirs: Tensor) -> bool:
 def _changed(
     drafter: DrafterToExport, fields: Mapping[str, Any], tensors: Mapping[str, Tensor | None], what: str
 ) -> DrafterToExport:
-    """With other fields and tensors; None takes a tensor away."""
+    """The drafter with other fields and tensors; None takes a tensor away."""
     merged = {**drafter.tensors, **tensors}
     kept = {name: tensor for name, tensor in merged.items() if tensor is not None}
     config = drafter.config.model_copy(update=dict(fields))
     return replace(drafter, config=config, tensors=kept, changes=(*drafter.changes, what))
 
 
-# How far a consumer should draft: from the tree setting that a drafter was tuned for.
-
-
 DEFAULT_CHAIN = 3
-"""For a drafter that names no tree: what engines on chains are usually run with."""
+"""Tokens to draft with a drafter that names no tree: what engines that draft chains are usually run with."""
 
 
 class TreePlan(NamedTuple):
-    """Steps, children a step, and nodes of a tree."""
+    """How much a consumer is to draft."""
 
     depth: int
+    """Steps, one after another."""
     width: int
+    """Children that a node has at most; 1 = a chain."""
     nodes: int
+    """Draft tokens in all, without the root."""
 
 
 def plan_of(text: str) -> TreePlan | None:
-    """Of a `chain:` or `dynamic:` tree; None for another."""
+    """The plan of a `chain:` or `dynamic:` tree; None for any other."""
     kind, _, rest = text.partition(":")
     if kind == "chain":
         length = int(float(rest))
@@ -190,6 +196,6 @@ def plan_of(text: str) -> TreePlan | None:
 
 
 def tree_plan(drafter: DrafterToExport) -> TreePlan:
-    """The drafter's own tree; a chain where it has one of another sort or none. Chains are as long as it is deep."""
+    """The plan of the drafter's own tree; a chain of `DEFAULT_CHAIN` if it has none, or one of another sort."""
     own = plan_of(drafter.config.default_tree or "")
     return TreePlan(DEFAULT_CHAIN, 1, DEFAULT_CHAIN) if own is None else own

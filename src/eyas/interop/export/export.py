@@ -1,4 +1,4 @@
-"""`export`: a drafter in the form another engine reads, read back and compared before it is put in its place."""
+"""Exporting a drafter in the form that another engine reads; it is read back and compared before it is published."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from eyas.drafters.config import DrafterConfig
 from eyas.drafters.loading import check_fit
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ExportError, UsageError
-from eyas.files import place_folder
+from eyas.files import write_text, writing_folder
 from eyas.interop.export.consumers import CONSUMERS, Consumer, who_can
-from eyas.interop.export.drafter import DrafterToExport, ServedTarget, at_least_the_targets_length, drafter_to_export
+from eyas.interop.export.drafter import DrafterToExport, ServedTarget, drafter_to_export, raise_max_length
 from eyas.interop.export.gguf import write_gguf
 from eyas.interop.export.rules import Refusal
 from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, tensorrt_yaml
 from eyas.targets.attention import grouped_attention
 
 _ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-3}
-"""How far logits may move where a product is taken in another order: with a copy of the target's head or embedding."""
+"""Largest relative difference of logits where a copy of the target's head or embedding changes the order of sums."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written."""
+    """What was written, for whom, and how it is served."""
 
     path: Path
     consumer: Consumer
     command: str
+    """The command that serves it."""
     changes: tuple[str, ...]
+    """What was changed so that the consumer can read it, in words."""
     difference: float
     """Largest difference of a logit to the original's, as a share of the largest logit."""
 
@@ -50,47 +52,42 @@ def export(
     weights: str | None = None,
     ignore: Collection[str] = (),
 ) -> ExportResult:
-    """Write the drafter at `drafter` for consumer `to` into the new folder `output`.
+    """Write the drafter at `path` for consumer `to` into the new folder `output`.
 
-    `taps` settles which boundaries a file means that can be read in two ways; `dtype` widens the weights. Raises
+    `taps` names the boundaries of a file that can be read in two ways; `dtype` is a wider type for the weights. Raises
     ExportError for what the consumer can't represent, UsageError, CheckpointError, ConfigError, DrafterMismatchError.
     """
     consumer = consumer_named(to)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"{output} exists and isn't empty: name a new folder")
-    original, drafter = opened(path, target, taps, weights, ignore)
+    original, drafter = load_to_export(path, target, taps, weights, ignore)
     if dtype is not None:
         drafter = _widened(drafter, dtype)
         original = original.to(dtype)
-    prepared = representable(consumer, drafter, str(path))
+    prepared = prepare_for(consumer, drafter, str(path))
     line = command(consumer.name, prepared, output)
-    difference = 0.0
-
-    def write(place: Path) -> None:
-        nonlocal difference
-        _write(prepared, consumer, place, output)
-        difference = read_back(place, prepared, original)
-        (place / "README.md").write_text(readme(prepared, consumer, line), encoding="utf-8")
-
-    place_folder(output, write)
+    with writing_folder(output) as folder:
+        _write(prepared, consumer, folder, output)
+        difference = read_back(folder, prepared, original)
+        write_text(folder / "README.md", readme(prepared, consumer, line))
     return ExportResult(output, consumer, line, prepared.changes, difference)
 
 
 def consumer_named(name: str) -> Consumer:
-    """UsageError lists the names."""
+    """The consumer of this name. Raises UsageError, which lists the names."""
     if name not in CONSUMERS:
         raise UsageError(f"unknown consumer {name!r}: write one of {', '.join(CONSUMERS)}")
     return CONSUMERS[name]
 
 
-def opened(
+def load_to_export(
     path: Path,
     target: ServedTarget | None,
     taps: Sequence[int] | None = None,
     weights: str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[DraftNetwork, DrafterToExport]:
-    """A drafter that has only one reading and fits its target, loaded and taken apart. Raises as `export`."""
+    """Load a drafter and take it apart, if it can be read in one way only and fits its target. Raises as `export`."""
     layers = None if target is None else target.partial.num_layers
     checkpoint = open_checkpoint(path, weights=weights, ignore=ignore, layers=layers)
     doubts = [doubt for doubt in checkpoint.report.doubts if taps is None or not doubt.startswith("taps")]
@@ -109,13 +106,12 @@ def opened(
             raise UsageError(f"--taps names {len(taps)} boundaries, the drafter reads {network.config.tap_count}")
         drafter = replace(drafter, config=drafter.config.model_copy(update={"taps": tuple(taps)}))
     if target is not None:
-        config = drafter.config
-        check_fit(config, config.taps or config.default_taps(target.partial.num_layers), target.partial, str(path))
+        check_fit(drafter.config, target.partial, str(path))
     return network, drafter
 
 
 def _widened(drafter: DrafterToExport, dtype: torch.dtype) -> DrafterToExport:
-    """With float tensors of another type that holds every number exactly. UsageError if it doesn't."""
+    """The drafter with float tensors of another type. Raises UsageError if a number would be rounded."""
     tensors = {}
     for name, tensor in drafter.tensors.items():
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -124,16 +120,16 @@ def _widened(drafter: DrafterToExport, dtype: torch.dtype) -> DrafterToExport:
     return replace(drafter, tensors=tensors)
 
 
-def representable(consumer: Consumer, drafter: DrafterToExport, name: str) -> DrafterToExport:
-    """The drafter as a consumer can read it. ExportError names every field that stands in the way."""
-    prepared, broken = consumer.prepare(at_least_the_targets_length(drafter))
+def prepare_for(consumer: Consumer, drafter: DrafterToExport, name: str) -> DrafterToExport:
+    """The drafter as a consumer can read it. Raises ExportError, which names every field that stands in the way."""
+    prepared, broken = consumer.prepare(raise_max_length(drafter))
     if broken:
-        raise ExportError(explained(consumer, broken, drafter, name))
+        raise ExportError(refusal_text(consumer, broken, drafter, name))
     return prepared
 
 
-def explained(consumer: Consumer, broken: list[Refusal], drafter: DrafterToExport, name: str) -> str:
-    """The refusal with its way out."""
+def refusal_text(consumer: Consumer, broken: list[Refusal], drafter: DrafterToExport, name: str) -> str:
+    """The message of a refusal: every reason, and what to do instead."""
     reasons = "\n  ".join(f"{refusal.field}: {refusal.reason}" for refusal in broken)
     others = [CONSUMERS[other].title for other in who_can(drafter) if other != consumer.name]
     way_out = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"
@@ -143,24 +139,23 @@ def explained(consumer: Consumer, broken: list[Refusal], drafter: DrafterToExpor
     return f"{consumer.title} can't represent the drafter {name}:\n  {reasons}\nNearest way out: {way_out}."
 
 
-def _write(drafter: DrafterToExport, consumer: Consumer, place: Path, final: Path) -> None:
-    """Everything but the README; `final` is where the folder will lie."""
+def _write(drafter: DrafterToExport, consumer: Consumer, folder: Path, final: Path) -> None:
+    """Write everything but the README into `folder`, which will lie at `final`."""
     if consumer.form is None:
-        place.mkdir(parents=True, exist_ok=True)
-        write_gguf(drafter, place / GGUF_FILE)
+        write_gguf(drafter, folder / GGUF_FILE)
         return
     form = consumer.form(drafter)
-    write_directory(place, form.config, form.tensors)
+    write_directory(folder, form.config, form.tensors)
     if consumer.name == "tensorrt-llm":
-        (place / TENSORRT_FILE).write_text(tensorrt_yaml(drafter, final.resolve()), encoding="utf-8")
+        write_text(folder / TENSORRT_FILE, tensorrt_yaml(drafter, final.resolve()))
 
 
-def read_back(place: Path, drafter: DrafterToExport, original: DraftNetwork) -> float:
-    """Load what was written and compare configuration, weights and logits; the largest difference of these.
+def read_back(folder: Path, drafter: DrafterToExport, original: DraftNetwork) -> float:
+    """Load what was written and compare configuration, weights and logits with the original's.
 
-    Raises ExportError.
+    Returns the largest difference of a logit, relative to the largest logit. Raises ExportError.
     """
-    checkpoint = open_checkpoint(place, layers=drafter.layers)
+    checkpoint = open_checkpoint(folder, layers=drafter.layers)
     if checkpoint.config != drafter.config:
         raise ExportError(f"the exported configuration reads back differently: {_unlike(checkpoint.config, drafter)}")
     network = checkpoint.network(None if drafter.target is None else drafter.target.partial)
@@ -178,6 +173,7 @@ def read_back(place: Path, drafter: DrafterToExport, original: DraftNetwork) -> 
 
 
 def _unlike(found: DrafterConfig, drafter: DrafterToExport) -> str:
+    """The fields that differ, in words."""
     return ", ".join(
         f"{key} {getattr(found, key)} for {value}"
         for key, value in drafter.config.model_dump().items()
@@ -185,17 +181,13 @@ def _unlike(found: DrafterConfig, drafter: DrafterToExport) -> str:
     )
 
 
-# Do two draft networks compute the same? Tried on random states, with outputs fed back.
-#
-# Shapes: S positions, A taps, Ht target hidden, H draft hidden, Vd draft vocabulary.
-
-
 POSITIONS, STEPS = 24, 3
+"""How many positions and steps the logits of two networks are compared on."""
 
 
 @torch.inference_mode()
 def some_logits(network: DraftNetwork) -> Tensor:
-    """[STEPS, S, Vd] float32: a pass over random taps and tokens, then its own outputs fed back."""
+    """Logits [STEPS, S, Vd] in float32: of a pass over random taps and tokens, then of its own outputs fed back."""
     config, draw = network.config, torch.Generator().manual_seed(11)
     taps = torch.randn(1, POSITIONS, config.tap_count, config.target_hidden_size, generator=draw).to(network.dtype)
     hidden, found = network.fuse(taps), []
@@ -213,24 +205,12 @@ def _causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
-    """Relative to the largest logit."""
+    """The largest difference of two tensors of logits, relative to the largest logit."""
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-6))
 
 
-# The README of an exported directory: what it drafts for, how it was read and written, what is known of it.
-
-
-def accept_length(drafter: DrafterToExport) -> float | None:
-    """As measured by decoding when the drafter was trained, if its card says so."""
-    for place in (drafter.provenance.get("validation"), drafter.provenance):
-        found = place.get("decoded_accept_length") if isinstance(place, dict) else None
-        if isinstance(found, int | float):
-            return float(found)
-    return None
-
-
 def readme(drafter: DrafterToExport, consumer: Consumer, command: str) -> str:
-    """Markdown."""
+    """The README of an exported directory: what it drafts for, how it was read and written, how to serve it."""
     provenance, measured = drafter.provenance, accept_length(drafter)
     target_name = provenance.get("target", "not recorded") if drafter.target is None else drafter.target.name
     fingerprint = provenance.get("target_fingerprint")
@@ -255,3 +235,12 @@ def readme(drafter: DrafterToExport, consumer: Consumer, command: str) -> str:
     if provenance:
         text += f"\nProvenance:\n\n```json\n{json.dumps(dict(provenance), indent=2)}\n```\n"
     return text
+
+
+def accept_length(drafter: DrafterToExport) -> float | None:
+    """The accept length that was measured by decoding when the drafter was trained; None if none is recorded."""
+    for record in (drafter.provenance.get("validation"), drafter.provenance):
+        found = record.get("decoded_accept_length") if isinstance(record, dict) else None
+        if isinstance(found, int | float):
+            return float(found)
+    return None

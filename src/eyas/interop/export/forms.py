@@ -1,7 +1,7 @@
-"""The directory a consumer reads: config.json and tensors, each as that consumer looks for them.
+"""The directories that consumers read: config.json and tensors, under the keys and names that each looks for.
 
 RoPE is written where older readers look (`rope_theta`, `rope_scaling`) and where newer ones do (`rope_parameters`); the
-boundaries also under `taps`, where nobody takes them for something else.
+boundaries also under `taps`, which has only one meaning.
 """
 
 from __future__ import annotations
@@ -13,65 +13,62 @@ from torch import Tensor
 
 from eyas.drafters.formats.speculators import LAYER, MODEL_TYPE_KEY
 from eyas.drafters.formats.taps import IDS
-from eyas.drafters.registry import FIRST, MIDLAYER
+from eyas.drafters.formats.tensor_names import FIRST_LAYER, VOCABULARY_MAP, name_in_file
+from eyas.drafters.kind import EAGLE
 from eyas.interop.export.drafter import DrafterToExport, tree_plan
 
 
 class Form(NamedTuple):
-    """What is written."""
+    """What is written into the directory."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
 def safeailab(drafter: DrafterToExport) -> Form:
-    """Its reader copies the target's embedding unless the config names `target_hidden_size`."""
+    """SafeAILab/EAGLE, which copies the target's embedding unless the config names `target_hidden_size`."""
     config = _native(drafter)
     if drafter.config.embedding == "shared":
         config.pop("target_hidden_size", None)
-    elif drafter.kind.name == "eagle3":
-        config["target_hidden_size"] = drafter.config.target_hidden_size
-    return Form(config, _named(drafter, midlayer=True))
+    return Form(config, _named(drafter, first_layer=drafter.kind.first_layer))
 
 
 def sglang(drafter: DrafterToExport) -> Form:
-    """Layer numbers are outputs here, and nested; a missing draft vocabulary size means the target's head."""
+    """SGLang: layer numbers are outputs, and nested; a draft vocabulary size of null means the target's head."""
     config = _native(drafter)
-    if drafter.kind.name == "eagle1":
+    if drafter.kind.family == EAGLE:
         # SGLang's fc always has a bias; a `bias` key would be taken for one of the attention
         config.pop("bias")
         config["architectures"] = ["LlamaForCausalLMEagle"]
-        return Form(config, _named(drafter, midlayer=False))
+        return Form(config, _named(drafter, first_layer=FIRST_LAYER))
     config |= _taps(drafter, shift=-1, flat=False)
     config["draft_vocab_size"] = None if drafter.config.head == "shared" else drafter.config.draft_vocab_size
-    return Form(config, _named(drafter, midlayer=drafter.kind.name == "eagle3"))
+    return Form(config, _named(drafter, first_layer=drafter.kind.first_layer))
 
 
 def vllm(drafter: DrafterToExport) -> Form:
-    """Boundaries, at the top level and nested."""
-    return Form(_native(drafter) | _taps(drafter, shift=0, flat=True), _named(drafter, midlayer=False))
+    """vLLM: layer numbers are boundaries, at the top level and nested."""
+    return Form(_native(drafter) | _taps(drafter, shift=0, flat=True), _named(drafter, first_layer=FIRST_LAYER))
 
 
 def atom(drafter: DrafterToExport) -> Form:
-    """Boundaries, nested only; the MLA form by its tensors' names."""
+    """ATOM: layer numbers are boundaries, nested only."""
     config = _native(drafter) | _taps(drafter, shift=0, flat=False)
-    return Form(config, _named(drafter, midlayer=drafter.kind.name == "eagle3"))
+    return Form(config, _named(drafter, first_layer=drafter.kind.first_layer))
 
 
 def tensorrt_llm(drafter: DrafterToExport) -> Form:
-    """Layer numbers go into the serving configuration; `norm_before_fc` is read nested."""
+    """TensorRT-LLM, which reads `norm_before_fc` nested; layer numbers go into its serving configuration."""
     config = _native(drafter)
     if config.pop("norm_before_fc", False):
         config["eagle_config"] = {"norm_before_fc": True}
-    return Form(config, _named(drafter, midlayer=drafter.kind.name == "eagle3"))
-
-
-_SPECULATORS = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return Form(config, _named(drafter, first_layer=drafter.kind.first_layer))
 
 
 def speculators(drafter: DrafterToExport) -> Form:
-    """The library's nested form; every toggle is written, as readers disagree about defaults."""
+    """The speculators library's nested form. Every toggle is written, as readers disagree about defaults."""
     native = _native(drafter)
+    toggles = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     layer_keys = {
         "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "num_hidden_layers", "rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters", "rope_theta",
@@ -85,7 +82,7 @@ def speculators(drafter: DrafterToExport) -> Form:
         "target_hidden_size": drafter.config.target_hidden_size,
         "has_no_defaults_at_init": False,
         "torch_dtype": native["dtype"],
-        **{key: native[key] for key in _SPECULATORS},
+        **{key: native[key] for key in ("draft_vocab_size", *toggles)},
     }
     config |= {IDS: list(drafter.config.taps or ()), "taps": list(drafter.config.taps or ())}
     config["speculators_config"] = {
@@ -102,11 +99,11 @@ def speculators(drafter: DrafterToExport) -> Form:
         "verifier": {"name_or_path": "" if drafter.target is None else drafter.target.name, "architectures": []},
     }
     config |= {key: native[key] for key in ("default_tree", "eyas") if key in native}
-    return Form(config, _named(drafter, midlayer=False))
+    return Form(config, _named(drafter, first_layer=FIRST_LAYER))
 
 
 def _native(drafter: DrafterToExport) -> dict[str, Any]:
-    """Our own configuration without layer numbers, RoPE in all its places."""
+    """Our own configuration without layer numbers, with RoPE in all its places."""
     config = drafter.kind.write(drafter.config) | {"dtype": str(drafter.dtype).removeprefix("torch.")}
     for key in ("taps", IDS, "eagle_config"):
         config.pop(key, None)
@@ -121,7 +118,7 @@ def _native(drafter: DrafterToExport) -> dict[str, Any]:
 
 
 def _taps(drafter: DrafterToExport, *, shift: int, flat: bool) -> dict[str, Any]:
-    """Layer numbers under the field's key."""
+    """The layer numbers, boundaries plus `shift`: nested, and at the top level too if `flat`."""
     if drafter.config.taps is None:
         return {}
     ids = [tap + shift for tap in drafter.config.taps]
@@ -129,11 +126,10 @@ def _taps(drafter: DrafterToExport, *, shift: int, flat: bool) -> dict[str, Any]
     return nested | ({IDS: ids} if flat else {})
 
 
-def _named(drafter: DrafterToExport, *, midlayer: bool) -> dict[str, Tensor]:
-    """Tensors under the consumer's names, the vocabulary map only where it maps."""
-    first = MIDLAYER if midlayer and drafter.kind.name != "eagle1" else FIRST
+def _named(drafter: DrafterToExport, *, first_layer: str) -> dict[str, Tensor]:
+    """Tensors under the consumer's names; the vocabulary map only if the draft vocabulary is reduced."""
     return {
-        first + name.removeprefix(FIRST) if name.startswith(FIRST) else name: tensor
+        name_in_file(name, first_layer): tensor
         for name, tensor in drafter.tensors.items()
-        if name not in ("d2t", "t2d") or drafter.reduced
+        if name not in VOCABULARY_MAP or drafter.reduced
     }

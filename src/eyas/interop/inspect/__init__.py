@@ -1,1 +1,1 @@
-"""What a checkpoint directory holds: reports on targets and drafters."""
+"""Reports on checkpoint directories: targets and drafters."""

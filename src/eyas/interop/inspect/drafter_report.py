@@ -1,40 +1,30 @@
-"""What a drafter directory is, and anything about it that could silently cost acceptance."""
+"""Reporting on a drafter: what its files hold, and anything about them that could silently cost acceptance."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eyas.drafters.checkpoint import OPTIONAL, PROVENANCE, Checkpoint, check_tensors, expected_tensors, understand
-from eyas.drafters.config import DrafterConfig, TransformerConfig
-from eyas.drafters.files import Headers, RawCheckpoint, read_json
-from eyas.drafters.formats.opening import CONFIG, gguf_in, open_raw
+from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, interpret
+from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
+from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, read_json
+from eyas.drafters.formats.opening import gguf_in, open_raw
 from eyas.drafters.formats.taps import IDS
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, SHAREABLE, VOCABULARY_MAP, native_name
 from eyas.drafters.formats.vocabulary import complete_vocabulary
-from eyas.drafters.kinds.eagle3 import FusedTapsConfig
-from eyas.drafters.registry import kind_name, tensor_name
+from eyas.drafters.registry import kind_name
 from eyas.errors import CheckpointError, ConfigError
+from eyas.interop.inspect.target_report import Report, TargetProfile
 
 CONVENTION = "tap k is the residual stream entering target layer k (0 = embeddings)"
 
 
-@dataclass(frozen=True)
-class TargetProfile:
-    """What must be known of a target to judge a drafter made for it."""
-
-    layers: int
-    hidden_size: int
-    vocab_size: int
-    max_length: int | None
-    rope_theta: float | None
-    fingerprint: str | None = None
-    """None = its weights were not read."""
-
-
 @dataclass
-class DrafterReport:
-    """Facts, problems (it won't load or won't fit) and warnings (it may draft badly)."""
+class DrafterReport(Report):
+    """What a drafter is, problems (it won't load or doesn't fit its target) and warnings (it may draft badly)."""
+
+    role = "drafter"
 
     path: str
     kind: str
@@ -60,80 +50,76 @@ class DrafterReport:
 
     @property
     def target_fingerprint(self) -> str | None:
-        """Of the target it says it was trained for."""
+        """The fingerprint of the target it was trained for; None if the drafter doesn't say."""
         found = self.provenance.get("target_fingerprint") if isinstance(self.provenance, dict) else None
         return found if isinstance(found, str) else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
-        return {"role": "drafter", "usable": not self.problems} | asdict(self)
-
 
 def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterReport:
-    """Examine a drafter directory or GGUF file; with `target`, whether they fit. What is wrong is reported, not raised.
+    """Examine a drafter directory or GGUF file, with `target` also whether they fit; problems are reported, not raised.
 
     Raises CheckpointError only where there is no configuration to report on.
     """
-    source, problem = _open(path)
-    names = {tensor_name(name) for name in source.headers.tensors}
+    raw, problem = _open(path)
+    names = {native_name(name) for name in raw.headers.tensors}
     report = DrafterReport(
         path=str(path),
-        kind=kind_name(source.config, source.headers.tensors),
-        parameters=source.headers.parameters,
-        dtypes=source.headers.dtypes,
-        files=source.headers.files,
-        format=source.format,
-        own_embedding="embed_tokens.weight" in names,
-        own_head="lm_head.weight" in names,
-        provenance=source.config.get(PROVENANCE),
+        kind=kind_name(raw.config, raw.headers.tensors),
+        parameters=raw.headers.parameters,
+        dtypes=raw.headers.dtypes,
+        files=raw.headers.files,
+        format=raw.format,
+        own_embedding=EMBEDDING in names,
+        own_head=HEAD in names,
+        provenance=raw.config.get(PROVENANCE),
         problems=[problem] if problem else [],
     )
     try:
-        checkpoint = understand(source, layers=None if target is None else target.layers)
+        checkpoint = interpret(raw, layers=None if target is None else target.layers)
     except (CheckpointError, ConfigError) as error:
         report.problems.append(str(error))
         return report
     config = checkpoint.config
     report.config = config.model_dump(exclude={"taps"})
     report.taps = None if config.taps is None else list(config.taps)
-    report.tap_source = _tap_source(source.config)
+    report.tap_source = _tap_source(raw.config)
     report.convention = checkpoint.report.convention or report.convention
     for name in ("used", "defaulted", "ignored"):
         setattr(report, name, getattr(checkpoint.report, name))
     report.notes += checkpoint.report.notes
     report.warnings += checkpoint.report.doubts
-    if source.headers.files:
+    if raw.headers.files:
         _check_tensors(report, checkpoint)
         _check_map(report, checkpoint)
-    _suspect(report, config, source.config)
+    _warn(report, config, raw.config)
     if target is not None:
-        _compare(report, config, target)
+        _compare_with(report, config, target)
     return report
 
 
 def _open(path: Path) -> tuple[RawCheckpoint, str]:
-    """The source; where its weights can't be read, one without them and the reason."""
+    """The opened checkpoint, and why its weights can't be read: it has none then. Empty if they can."""
     try:
         return open_raw(path), ""
     except CheckpointError as error:
         if gguf_in(path) is not None or not (path / CONFIG).is_file():
             raise
-        raw = read_json(path / CONFIG)  # raises where that was the reason
-        return RawCheckpoint(path, "directory", raw, str(path / CONFIG), Headers(), dict, lambda _: {}), str(error)
+        config = read_json(path / CONFIG)  # raises if that was the reason
+        return RawCheckpoint(path, "directory", config, str(path / CONFIG), Headers(), dict, lambda _: {}), str(error)
 
 
-def _tap_source(raw: dict[str, Any]) -> str:
-    """Which keys the taps were read from."""
-    nested = raw.get("eagle_config")
+def _tap_source(config: dict[str, Any]) -> str:
+    """The keys that the taps were read from."""
+    nested = config.get("eagle_config")
     nested = nested if isinstance(nested, dict) else {}
-    keys = [key for key in ("taps", IDS) if raw.get(key) is not None]
+    keys = [key for key in ("taps", IDS) if config.get(key) is not None]
     keys += [f"eagle_config.{key}" for key in (IDS, "layer_ids") if nested.get(key) is not None]
     return ", ".join(keys) or "not written: the kind's default"
 
 
 def _check_tensors(report: DrafterReport, checkpoint: Checkpoint) -> None:
-    expected = expected_tensors(checkpoint.kind, checkpoint.config)
-    report.missing = sorted(set(expected) - set(checkpoint.tensors) - OPTIONAL)
+    expected = checkpoint.kind.blank(checkpoint.config).shapes
+    report.missing = sorted(set(expected) - set(checkpoint.tensors) - SHAREABLE - VOCABULARY_MAP)
     report.extra = sorted(set(checkpoint.tensors) - set(expected))
     try:
         check_tensors(checkpoint.tensors, expected, report.path)
@@ -142,16 +128,15 @@ def _check_tensors(report: DrafterReport, checkpoint: Checkpoint) -> None:
 
 
 def _check_map(report: DrafterReport, checkpoint: Checkpoint) -> None:
-    """Read the vocabulary map, and nothing else."""
-    small = ("d2t", "t2d")
+    """Read the vocabulary map, but no weights."""
     try:
-        tensors = checkpoint.raw.load_some([name for name in small if name in checkpoint.tensors])
+        tensors = checkpoint.raw.load_some([name for name in sorted(VOCABULARY_MAP) if name in checkpoint.tensors])
         report.notes += complete_vocabulary(tensors, checkpoint.config, report.path)
     except CheckpointError as error:
         report.problems.append(str(error))
 
 
-def _suspect(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> None:
+def _warn(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> None:
     if config.taps is not None and len(set(config.taps)) != config.tap_count:
         report.problems.append(f"reads {config.tap_count} different taps, but the config names {list(config.taps)}")
     if config.taps is None and isinstance(config, FusedTapsConfig):
@@ -160,12 +145,12 @@ def _suspect(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) 
             "between projects (boundaries or layer outputs)"
         )
     if isinstance(config, TransformerConfig):
-        _suspect_positions(report, config, raw)
+        _warn_of_positions(report, config, raw)
     if report.provenance is None:
         report.warnings.append("no provenance (key `eyas`): nothing says what it was trained for or on")
 
 
-def _suspect_positions(report: DrafterReport, config: TransformerConfig, raw: dict[str, Any]) -> None:
+def _warn_of_positions(report: DrafterReport, config: TransformerConfig, raw: dict[str, Any]) -> None:
     if config.max_position_embeddings <= 2048:
         report.warnings.append(
             f"max_position_embeddings is {config.max_position_embeddings}: eyas goes on past it, two other engines "
@@ -177,7 +162,7 @@ def _suspect_positions(report: DrafterReport, config: TransformerConfig, raw: di
         )
 
 
-def _compare(report: DrafterReport, config: DrafterConfig, target: TargetProfile) -> None:
+def _compare_with(report: DrafterReport, config: DrafterConfig, target: TargetProfile) -> None:
     for what, mine, theirs in (
         ("states", config.target_hidden_size, target.hidden_size),
         ("vocabulary", config.vocab_size, target.vocab_size),

@@ -1,4 +1,4 @@
-"""From a directory or Hub id to a config and, if they are on this machine, the weights."""
+"""Finding what `eyas inspect` is given: a directory, GGUF file or Hub id, and whether it is a target or a drafter."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSErr
 
 
 class Located(NamedTuple):
-    """What was found."""
+    """A model's configuration, and where its weights are."""
 
     config: dict[str, Any]
     path: Path | None
-    """Where the weights are; None = not on this machine."""
+    """The directory or GGUF file; None = the weights aren't on this machine."""
 
 
 def locate(source: str) -> Located:
-    """Find it. A drafter named by a Hub id is downloaded (it is small), a target's weights are not."""
+    """Find a model. A drafter named by a Hub id is downloaded, as it is small; the weights of a target aren't.
+
+    Raises CheckpointError if there is no such model.
+    """
     named = gguf_in(Path(source))
     if named is not None:
         return Located({}, named)
@@ -52,11 +55,8 @@ def _config(path: Path) -> dict[str, Any]:
     return read_json(path / "config.json")
 
 
-# What kind of directory this is, told from its config.json and the names of its tensors.
-
-
 def detect(config: dict[str, Any], headers: Headers) -> str:
-    """A drafter kind (those eyas loads and those it knows by name), `target` or `unknown`."""
+    """`target`, the kind of a drafter (one that eyas loads, or knows by name) or `unknown`."""
     kind = kind_name(config, headers.tensors)
     if kind == UNKNOWN and (config.get("model_type") or config.get("architectures")):
         return "target"

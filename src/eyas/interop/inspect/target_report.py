@@ -1,52 +1,83 @@
-"""What a target directory is and whether eyas can speculate on it, from its config and tensor headers."""
+"""Reporting on a target: what it is and whether eyas can speculate on it, from its config and tensor headers."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from eyas.drafters.files import Headers
 from eyas.errors import ModelError, UnsupportedModelError
-from eyas.interop.inspect.drafter_report import TargetProfile
 from eyas.targets.architecture import attention_plan, causal_lm_class, context_limit, refuse_unsupported
 from eyas.targets.loading import load_tokenizer, read_config
 from eyas.targets.taps import default_taps
 
 
+class Report:
+    """What reports on targets and on drafters have in common; subclasses are dataclasses."""
+
+    role: ClassVar[str]
+    """`target` or `drafter`."""
+    problems: list[str]
+    """Why it can't be used."""
+    warnings: list[str]
+    """What may go wrong with it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as a JSON object."""
+        fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # the subclasses are dataclasses
+        return {"role": self.role, "usable": not self.problems} | fields
+
+
+@dataclass(frozen=True)
+class TargetProfile:
+    """What must be known about a target to judge a drafter made for it."""
+
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    max_length: int | None
+    """Positions that the target's context holds; None = no limit is known."""
+    rope_theta: float | None
+    """None = the target has no RoPE, or several."""
+    fingerprint: str | None = None
+    """Of its weights; None = they were not read."""
+
+
 @dataclass
-class TargetReport:
-    """Facts; `problems` are why it can't be a target."""
+class TargetReport(Report):
+    """What a target is, and what is wrong with it."""
+
+    role = "target"
 
     path: str
     architecture: str
     parameters: int | None
-    """None = the weights are not on this machine."""
+    """How many numbers it has; None = the weights are not on this machine."""
     dtypes: list[str]
     layers: int
     hidden_size: int
     vocab_size: int
     max_length: int | None
     attention: dict[str, int | None]
-    """Attention types and the window each sees (null = everything)."""
+    """Attention type -> how many positions it sees; None = all."""
     default_taps: list[int]
     rope_theta: float | None
     chat_template: bool
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
-        return {"role": "target", "usable": not self.problems} | asdict(self)
-
     @property
-    def facts(self) -> TargetProfile:
-        """What a drafter is compared with."""
+    def profile(self) -> TargetProfile:
+        """What drafters are compared with."""
         return TargetProfile(self.layers, self.hidden_size, self.vocab_size, self.max_length, self.rope_theta)
 
 
 def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
-    """Examine a target; `headers` None = its weights aren't here."""
+    """Examine the target `name`; `headers` are those of its weights, None if they aren't on this machine.
+
+    Raises ModelError, and UnsupportedModelError for what is no decoder LM.
+    """
     config = read_config(str(name))
     model_class = causal_lm_class(config)
     if model_class is None:

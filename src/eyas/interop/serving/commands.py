@@ -1,4 +1,4 @@
-"""The command that serves a drafter, consumer by consumer: the one place where other engines' flags are written."""
+"""The command that serves a drafter with each consumer: all flags of other engines about target and drafter."""
 
 from __future__ import annotations
 
@@ -13,38 +13,35 @@ from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
 GGUF_FILE = "drafter.gguf"
 TENSORRT_FILE = "trtllm.yaml"
 TARGET = "TARGET"
-"""Stands for the target where it is not known."""
+"""Stands for the target in a command where it is not known."""
 
 
 class ServedDrafter(NamedTuple):
-    """What a command says of a drafter."""
+    """What a command says about a drafter."""
 
-    kind: str
+    method: str
+    """What engines call the way it drafts: `eagle` or `eagle3`."""
     path: str
-    """The directory, or the file where that is what is read."""
+    """The directory, or the file for engines that read one."""
     plan: TreePlan
-
-    @property
-    def method(self) -> str:
-        """The generation, in the words of the field."""
-        return "eagle" if self.kind == "eagle1" else "eagle3"
 
 
 def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
-    """What to type; `path` is the exported directory."""
+    """The shell command that serves an exported drafter; `path` is the directory it was exported to."""
     target = TARGET if drafter.target is None else drafter.target.name
     if consumer == "gguf":  # the target must be GGUF, too
         target, path = f"{TARGET}.gguf", path / GGUF_FILE
-    served = ServedDrafter(drafter.kind.name, str(path), tree_plan(drafter))
+    assert drafter.kind.family is not None  # no consumer can represent others
+    served = ServedDrafter(drafter.kind.family.method, str(path), tree_plan(drafter))
     return shlex.join(invocation(consumer, target, served))
 
 
 def invocation(
     consumer: str, target: str, drafter: ServedDrafter | None, program: Sequence[str] | None = None
 ) -> list[str]:
-    """The program, by its usual name or another, and what it is told of target and drafter.
+    """A consumer's program, or another in its place, with the arguments for target and drafter.
 
-    Without drafting, for the engines that eyas starts, it decodes plainly.
+    Without a drafter it decodes plainly; only the engines that eyas starts can be asked for that.
     """
     start = list(program or PROGRAMS[consumer])
     rest = _TARGETS[consumer](target) if drafter is None else _DRAFTING[consumer](target, drafter)
@@ -71,7 +68,7 @@ _TARGETS: dict[str, Callable[[str], list[str]]] = {
 
 def _safeailab(target: str, drafter: ServedDrafter) -> list[str]:
     depth, width, nodes = map(str, drafter.plan)
-    third = [] if drafter.kind == "eagle1" else ["--use_eagle3"]
+    third = ["--use_eagle3"] if drafter.method == "eagle3" else []
     named = ["--base-model-path", target, "--ea-model-path", drafter.path, *third]
     return [*named, "--depth", depth, "--top-k", width, "--total-token", str(int(nodes) + 1)]
 
@@ -127,7 +124,7 @@ _DRAFTING: dict[str, Callable[[str, ServedDrafter], list[str]]] = {
 
 
 def tensorrt_yaml(drafter: DrafterToExport, path: Path) -> str:
-    """TensorRT-LLM's serving configuration: layer numbers are outputs, a set, there."""
+    """TensorRT-LLM's serving configuration for the drafter at `path`. Its layer numbers are outputs, as a set."""
     lines = ["speculative_config:", "  decoding_type: Eagle3", f"  max_draft_len: {tree_plan(drafter).depth}"]
     lines.append(f"  speculative_model_dir: {json.dumps(str(path))}")
     if drafter.config.taps is not None:

@@ -1,4 +1,4 @@
-"""The engines that `eyas serve --engine` starts: how each is found, and the command for it."""
+"""The engines that `eyas serve --engine` starts: where each is installed, and the command for it."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from importlib.util import find_spec
 from eyas.errors import UsageError
 from eyas.interop.export.drafter import TreePlan, plan_of
 from eyas.interop.serving.commands import PROGRAMS, ServedDrafter, invocation
-from eyas.interop.serving.options import LLAMA_CPP, SGLANG, VLLM, Words
+from eyas.interop.serving.options import LLAMA_CPP, SGLANG, VLLM, Translator
 
 
 @dataclass(frozen=True)
 class ServingEngine:
-    """Another engine's server."""
+    """Another engine whose server eyas can start."""
 
     name: str
     title: str
+    """What people call it."""
     consumers: tuple[str, ...]
-    """Whose drafters it reads; the first is what is exported for it."""
-    words: Mapping[str, Words]
+    """The names of the consumers whose forms it reads; drafters are exported in the first one's."""
+    translators: Mapping[str, Translator]
+    """Options of `eyas serve` that it has counterparts of."""
     module: str | None = None
-    """What to import where it is a package of this Python."""
+    """The package to look for in this Python; None = it is a program only."""
     server: str = ""
-    """The module that is the server."""
+    """The module of that package that is the server."""
     extra: tuple[str, ...] = ()
-    """Arguments that make it tell what speculation does."""
+    """Arguments that make it publish what speculation does."""
     trees: bool = False
-    """Does it draft trees?"""
+    """Whether it drafts trees, not only chains."""
     key_variable: str | None = None
-    """The environment variable that it takes its key from."""
+    """The environment variable that it takes its API key from; None = it takes it as an argument only."""
 
     def find(self) -> list[str] | None:
-        """How to start the one that is installed; None if none is."""
+        """How the installed one is started; None if none is installed."""
         package = None if self.module is None else find_spec(self.module)
-        if package is not None and package.origin is not None:  # a mere folder of that name has none
+        if package is not None and package.origin is not None:  # a folder of that name, not a package, has no origin
             return [sys.executable, "-m", self.server]
         program = PROGRAMS[self.consumers[0]]
         return None if program[0] == "python" or shutil.which(program[0]) is None else list(program)
 
     def plan(self, text: str, option: str) -> TreePlan:
-        """A tree that was asked for, as this engine drafts it. UsageError if it can't."""
+        """The plan for the tree `text`, given in `option`. Raises UsageError if this engine can't draft it."""
         plan = plan_of(text)
         if plan is None or text.count(",") == 3 or (plan.width > 1 and not self.trees):
             able = "chains and dynamic trees without a threshold" if self.trees else "chains"
@@ -65,15 +67,15 @@ ENGINES: dict[str, ServingEngine] = {engine.name: engine for engine in _ALL}
 
 @dataclass(frozen=True)
 class Command:
-    """A program with its arguments, and what is added to its environment."""
+    """A program with its arguments, and variables to add to its environment."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, hidden: Mapping[str, str]) -> str:
-        """What to type in a shell; `hidden`: secret -> the variable that is written in its place."""
-        set_first = [f"{name}={_shown(value, hidden)}" for name, value in self.environment.items()]
-        return " ".join([*set_first, *(_shown(part, hidden) for part in self.argv)])
+        """The shell command; `hidden` maps secrets to the variables that are written in their place."""
+        assignments = [f"{name}={_shown(value, hidden)}" for name, value in self.environment.items()]
+        return " ".join([*assignments, *(_shown(part, hidden) for part in self.argv)])
 
 
 def _shown(part: str, hidden: Mapping[str, str]) -> str:
@@ -85,14 +87,18 @@ def serve_command(
     program: Sequence[str] | None,
     target: str,
     drafter: ServedDrafter | None,
-    said: Sequence[str],
+    arguments: Sequence[str],
     secret: str | None = None,
 ) -> Command:
-    """The whole command. `said`: the other arguments; `secret`: a key, put where a list of processes shows it least."""
+    """The whole command; `arguments` come last.
+
+    `secret` is an API key: it goes into the environment if the engine reads it there, as lists of processes show
+    arguments to everybody.
+    """
     environment, key = {}, []
     if secret is not None and engine.key_variable is not None:
         environment[engine.key_variable] = secret
     elif secret is not None:
-        key = engine.words["api_key"]("api_key", [secret], {})
-    argv = [*invocation(engine.consumers[0], target, drafter, program), *engine.extra, *key, *said]
+        key = engine.translators["api_key"]("api_key", [secret], {})
+    argv = [*invocation(engine.consumers[0], target, drafter, program), *engine.extra, *key, *arguments]
     return Command(tuple(argv), environment)

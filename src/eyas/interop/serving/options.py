@@ -1,6 +1,6 @@
-"""Options of `eyas serve` in the words of other engines.
+"""Options of `eyas serve` translated into arguments of other engines.
 
-What an engine has no word for is refused by name, never dropped. Flags are those of vLLM 0.32, SGLang's main of
+Options without a counterpart are refused by name, never dropped. Flags are those of vLLM 0.32, SGLang's main of
 2026-09 and the llama.cpp in llama-cpp-python 0.3.36.
 """
 
@@ -13,85 +13,85 @@ from typing import Any
 
 from eyas.errors import UsageError
 
-Wanted = Mapping[str, Any]
-"""Options that were asked for, by their names in Python, with their values."""
-Words = Callable[[str, Any, Wanted], list[str]]
-"""(our option's name, its value, all that is wanted) -> arguments. Raises UsageError."""
+Options = Mapping[str, Any]
+"""The options that were given: name in Python -> value."""
+Translator = Callable[[str, Any, Options], list[str]]
+"""Translates one option: (its name, its value, all given options) -> arguments. Raises UsageError."""
 
 
 def option(name: str) -> str:
-    """As it is typed."""
+    """The option as the user types it."""
     return "--" + name.replace("_", "-")
 
 
-def _one(flag: str) -> Words:
-    return lambda _name, value, _wanted: [flag, str(value)]
+def _one(flag: str) -> Translator:
+    return lambda _name, value, _given: [flag, str(value)]
 
 
-def _many(flag: str) -> Words:
-    return lambda _name, values, _wanted: [flag, *values]
+def _many(flag: str) -> Translator:
+    return lambda _name, values, _given: [flag, *values]
 
 
-def _joined(flag: str) -> Words:
-    return lambda _name, values, _wanted: [flag, ",".join(values)]
+def _joined(flag: str) -> Translator:
+    return lambda _name, values, _given: [flag, ",".join(values)]
 
 
-def _single(flag: str) -> Words:
-    def words(name: str, values: list[str], _wanted: Wanted) -> list[str]:
+def _single(flag: str) -> Translator:
+    def translate(name: str, values: list[str], _given: Options) -> list[str]:
         if len(values) > 1:
             raise UsageError(f"this engine takes one {option(name)}: leave out the others")
         return [flag, *values]
 
-    return words
+    return translate
 
 
-def _choice(choices: Mapping[Any, list[str]]) -> Words:
-    """A few values that it can be told."""
+def _choice(choices: Mapping[Any, list[str]]) -> Translator:
+    """An option of which the engine knows only some values."""
 
-    def words(name: str, value: Any, _wanted: Wanted) -> list[str]:
+    def translate(name: str, value: Any, _given: Options) -> list[str]:
         if value not in choices:
             known = " or ".join(f"{option(name)} {each}" for each in choices)
             raise UsageError(f"this engine has no counterpart of {option(name)} {value}, only of {known}")
         return choices[value]
 
-    return words
+    return translate
 
 
-def _port(name: str, value: int, _wanted: Wanted) -> list[str]:
+def _port(name: str, value: int, _given: Options) -> list[str]:
     if value == 0:
         raise UsageError("--port 0: another engine's port must be named")
     return [option(name), str(value)]
 
 
-def _vllm_waiting(_name: str, value: int, wanted: Wanted) -> list[str]:
-    """vLLM counts what runs and what waits together."""
-    if "max_running" not in wanted:
+def _vllm_waiting(_name: str, value: int, given: Options) -> list[str]:
+    """vLLM has one limit for running and waiting requests together."""
+    if "max_running" not in given:
         raise UsageError("--max-waiting: vLLM limits running and waiting requests together, so give --max-running, too")
-    return ["--max-num-queued-reqs", str(value + wanted["max_running"])]
+    return ["--max-num-queued-reqs", str(value + given["max_running"])]
 
 
-def _sglang_device(_name: str, value: str, _wanted: Wanted) -> list[str]:
+def _sglang_device(_name: str, value: str, _given: Options) -> list[str]:
     kind, _, number = value.partition(":")
     return ["--device", kind, *(["--base-gpu-id", number] if number else [])]
 
 
-def _llama_device(_name: str, value: str, _wanted: Wanted) -> list[str]:
+def _llama_device(_name: str, value: str, _given: Options) -> list[str]:
     kind, _, number = value.partition(":")
     return ["--device", "none" if kind == "cpu" else f"{kind.upper()}{number or 0}"]
 
 
-def _llama_length(_name: str, value: int, wanted: Wanted) -> list[str]:
+def _llama_length(_name: str, value: int, given: Options) -> list[str]:
     """A limit for each slot of one pool; without `--ctx-size` the pool is as large as the slots together."""
-    pool = [] if "max_cached_tokens" in wanted else ["--kv-unified"]
+    pool = [] if "max_cached_tokens" in given else ["--kv-unified"]
     return [*pool, "--kv-unified-per-slot", str(value)]
 
 
-_EVERYWHERE: dict[str, Words] = {"host": _one("--host"), "port": _port, "log_format": _choice({"text": []})}
-VLLM: dict[str, Words] = _EVERYWHERE | {
+_EVERYWHERE: dict[str, Translator] = {"host": _one("--host"), "port": _port, "log_format": _choice({"text": []})}
+VLLM: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _many("--api-key"),
     "served_model_name": _many("--served-model-name"),
-    "allow_origin": lambda _name, origins, _wanted: ["--allowed-origins", json.dumps(origins)],
-    "drain_seconds": lambda _name, seconds, _wanted: ["--shutdown-timeout", str(math.ceil(seconds))],
+    "allow_origin": lambda _name, origins, _given: ["--allowed-origins", json.dumps(origins)],
+    "drain_seconds": lambda _name, seconds, _given: ["--shutdown-timeout", str(math.ceil(seconds))],
     "dtype": _one("--dtype"),
     "max_running": _one("--max-num-seqs"),
     "max_waiting": _vllm_waiting,
@@ -99,12 +99,12 @@ VLLM: dict[str, Words] = _EVERYWHERE | {
     "prefix_tokens": _choice({0: ["--no-enable-prefix-caching"]}),
     "prefill_chunk": _one("--max-num-batched-tokens"),
 }
-SGLANG: dict[str, Words] = _EVERYWHERE | {
+SGLANG: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _single("--api-key"),
     "served_model_name": _single("--served-model-name"),
     "dtype": _one("--dtype"),
     "device": _sglang_device,
-    "compile": lambda _name, _value, _wanted: ["--enable-torch-compile"],
+    "compile": lambda _name, _value, _given: ["--enable-torch-compile"],
     "max_running": _one("--max-running-requests"),
     "max_waiting": _one("--max-queued-requests"),
     "max_model_len": _one("--context-length"),
@@ -112,7 +112,7 @@ SGLANG: dict[str, Words] = _EVERYWHERE | {
     "prefix_tokens": _choice({0: ["--disable-radix-cache"]}),
     "prefill_chunk": _one("--chunked-prefill-size"),
 }
-LLAMA_CPP: dict[str, Words] = _EVERYWHERE | {
+LLAMA_CPP: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _joined("--api-key"),
     "served_model_name": _joined("--alias"),
     "allow_origin": _joined("--cors-origins"),
@@ -120,19 +120,19 @@ LLAMA_CPP: dict[str, Words] = _EVERYWHERE | {
     "attention": _choice({"sdpa": ["--flash-attn", "on"], "eager": ["--flash-attn", "off"]}),
     "max_running": _one("--parallel"),
     "max_model_len": _llama_length,
-    "max_cached_tokens": lambda _name, value, _wanted: ["--kv-unified", "--ctx-size", str(value)],
+    "max_cached_tokens": lambda _name, value, _given: ["--kv-unified", "--ctx-size", str(value)],
     "prefix_tokens": _choice({0: ["--no-cache-prompt"]}),
     "prefill_chunk": _one("--batch-size"),
     "log_format": _choice({"text": [], "json": ["--log-jsonl"]}),
 }
 
 
-def translated(engine: str, words: Mapping[str, Words], wanted: Wanted) -> list[str]:
-    """Arguments for all that is wanted. UsageError names every option that the engine has no counterpart of."""
-    unknown = [option(name) for name in wanted if name not in words]
+def translated(engine: str, translators: Mapping[str, Translator], given: Options) -> list[str]:
+    """The arguments for all given options. Raises UsageError, which names every option without a counterpart."""
+    unknown = [option(name) for name in given if name not in translators]
     if unknown:
         raise UsageError(
-            f"{engine} has no counterpart of {', '.join(unknown)}: leave it out, or say what you mean in the engine's "
-            "own words with --engine-option"
+            f"{engine} has no counterpart of {', '.join(unknown)}: leave it out, or give the engine's own option "
+            "with --engine-option"
         )
-    return [part for name, value in wanted.items() for part in words[name](name, value, wanted)]
+    return [part for name, value in given.items() for part in translators[name](name, value, given)]

@@ -1,7 +1,6 @@
-"""A drafter on its way into another engine's server: does it lie there in a form that the engine reads, and how far is
-it to draft?
+"""Preparing a drafter for another engine's server: its files must have the form that the engine reads.
 
-One that lies there in another form is refused with the command that exports it, or exported first.
+A drafter in another form is refused with the command that exports it, or exported first if the user says where to.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from eyas.drafters.loading import check_fit, check_method
 from eyas.errors import CheckpointError, ExportError, ModelError, UsageError
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import DrafterToExport, ServedTarget, tree_plan
-from eyas.interop.export.export import explained, export, opened, read_back, representable
+from eyas.interop.export.export import export, load_to_export, prepare_for, read_back, refusal_text
 from eyas.interop.export.rules import refusals
 from eyas.interop.serving.commands import ServedDrafter
 from eyas.interop.serving.engines import ServingEngine
@@ -30,7 +29,7 @@ from eyas.interop.serving.readiness import obstacles
 
 @dataclass(frozen=True)
 class SpeculationRequest:
-    """The drafter to be served, and how it may be read and written."""
+    """A drafter that another engine is to serve with, and how it may be read and exported."""
 
     path: Path
     name: str
@@ -52,30 +51,32 @@ class SpeculationRequest:
 
 
 def served_drafter(engine: ServingEngine, request: SpeculationRequest) -> ServedDrafter:
-    """What the engine's command says of the drafter, which is exported first if that is requested and needed.
+    """What the engine's command says about the drafter, which is exported first if that is requested and needed.
 
-    Raises ExportError for what the engine can't represent, or would not read as it lies there, UsageError for a tree
-    that it can't draft, and what loading raises.
+    Raises ExportError for a drafter that the engine can't represent, or would not read in its present form, UsageError
+    for a tree that it can't draft, and what loading raises.
     """
     checkpoint = open_checkpoint(request.path, weights=request.weights, ignore=request.ignore)
     check_method(request.method, checkpoint.kind.name, request.name)
     own = tree_plan(DrafterToExport(checkpoint.config, {}))
     plan = own if request.tree is None else engine.plan(request.tree, request.tree_option)
     path = _gguf(engine, request, checkpoint) if engine.consumers == ("gguf",) else _directory(engine, request)
-    return ServedDrafter(checkpoint.kind.name, str(path), plan)
+    family = checkpoint.kind.family
+    assert family is not None  # a drafter that only eyas runs was refused above
+    return ServedDrafter(family.method, str(path), plan)
 
 
 def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
     """The directory that the engine reads the drafter from."""
     target = None if request.load_target is None else request.load_target()
-    _, drafter = opened(request.path, target, None, request.weights, request.ignore)
+    _, drafter = load_to_export(request.path, target, None, request.weights, request.ignore)
     checkpoint = open_checkpoint(request.path, weights=request.weights, ignore=request.ignore, layers=drafter.layers)
     nested = "speculators" in engine.consumers and checkpoint.raw.format == "speculators"
     consumer = CONSUMERS["speculators" if nested else engine.consumers[0]]
-    prepared = representable(consumer, drafter, request.name)
+    prepared = prepare_for(consumer, drafter, request.name)
     reasons = obstacles(consumer.name, prepared, checkpoint)
     if request.weights or request.ignore:
-        reasons.append("what is to be overlooked there the engine would read")
+        reasons.append("--draft-weights and --ignore-config-key mean nothing to it: it would read all that is there")
     if not reasons:
         return request.path
     if request.export_to is None:
@@ -84,12 +85,12 @@ def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
 
 
 def _gguf(engine: ServingEngine, request: SpeculationRequest, checkpoint: Checkpoint) -> Path:
-    """The file for llama.cpp; sizes are compared with those in the target's file."""
+    """The file that llama.cpp reads the drafter from; its sizes must be those in the target's file."""
     target, config = read_gguf_target(request.target), checkpoint.config
     file = gguf_in(request.path)
     if file is None:
         _check_rules(engine, request, checkpoint)
-    check_fit(config, config.taps or config.default_taps(target.num_layers), target, request.name)
+    check_fit(config, target, request.name)
     if file is not None:
         return file
     if request.export_to is None:
@@ -104,9 +105,9 @@ def _exported(request: SpeculationRequest, consumer: str, path: Path, target: Se
     if not (path.is_dir() and any(path.iterdir())):
         export(request.path, consumer, path, target, weights=request.weights, ignore=request.ignore)
         return path
-    network, drafter = opened(request.path, target, None, request.weights, request.ignore)
+    network, drafter = load_to_export(request.path, target, None, request.weights, request.ignore)
     try:
-        read_back(path, representable(CONSUMERS[consumer], drafter, request.name), network)
+        read_back(path, prepare_for(CONSUMERS[consumer], drafter, request.name), network)
     except (CheckpointError, ExportError) as error:
         raise UsageError(
             f"{path} isn't empty and holds something else than {request.name}: name a new folder ({error})"
@@ -121,8 +122,8 @@ def _check_rules(engine: ServingEngine, request: SpeculationRequest, checkpoint:
     found = checkpoint.raw.headers.tensors
     d2t = checkpoint.raw.load_some(["d2t"])["d2t"] if "d2t" in found else torch.zeros(config.draft_vocab_size)
     drafter = DrafterToExport(config, {"d2t": d2t})
-    if broken := refusals(drafter, consumer.kinds, consumer.rules):
-        raise ExportError(explained(consumer, broken, drafter, request.name))
+    if broken := refusals(drafter, consumer.families, consumer.rules):
+        raise ExportError(refusal_text(consumer, broken, drafter, request.name))
 
 
 def _refused(engine: ServingEngine, request: SpeculationRequest, reasons: Sequence[str]) -> ExportError:
@@ -135,12 +136,9 @@ def _refused(engine: ServingEngine, request: SpeculationRequest, reasons: Sequen
     )
 
 
-# What llama.cpp's file of a target says about it; none of its weights is read.
-
-
 @dataclass(frozen=True)
 class GgufTarget:
-    """Sizes, as `drafters.loading.check_fit` asks for them."""
+    """The sizes of a target in a GGUF file, for `check_fit`; none of its weights is read."""
 
     num_layers: int
     hidden_size: int
@@ -153,7 +151,10 @@ class GgufTarget:
 
 
 def read_gguf_target(name: str) -> GgufTarget:
-    """Raises ModelError if there is no such file or it says too little, CheckpointError if it is damaged."""
+    """Read the sizes of the target in a GGUF file.
+
+    Raises ModelError if there is no such file or it says too little, CheckpointError if it is damaged.
+    """
     path = Path(name)
     if path.suffix != GGUF_SUFFIX or not path.is_file():
         raise ModelError(
