@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eyas.errors import ModelError, QueueFullError, RequestError
-from eyas.serve.engine_thread import EngineStoppedError, EngineThread, Ticket, TooSlowError
+from eyas.serve.engine_thread import EngineStoppedError, EngineThread, RequestHandle, TooSlowError
 from eyas.serve.observe.observer import Observers
 from eyas.types import Chunk, Request, SamplingParams
 
@@ -38,7 +38,7 @@ async def running(engine: Any, **options: Any) -> AsyncIterator[EngineThread]:
         thread.join(10)
 
 
-async def tokens_of(ticket: Ticket, count: int = 1) -> list[list[int]]:
+async def tokens_of(ticket: RequestHandle, count: int = 1) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in range(count)]
     async for place, chunk in ticket:
         found[place] += chunk.token_ids
@@ -231,7 +231,7 @@ def test_the_observer_is_told_of_every_step_on_the_engine_s_thread() -> None:
 
 def test_a_chunk_of_an_ended_sequence_is_nothing() -> None:
     async def work() -> None:
-        ticket = Ticket(1, 10, lambda *_: None)
+        ticket = RequestHandle(1, 10, lambda *_: None)
         ticket.deliver(3, Chunk(3, (1,), 0))
         ticket.fail(EngineStoppedError("gone"))
         with pytest.raises(EngineStoppedError):

@@ -1,1 +1,1 @@
-"""The server: an OpenAI-compatible API over one engine, and who watches it."""
+"""`eyas serve`: an OpenAI-compatible API over one engine, with metrics, logs and a playground."""

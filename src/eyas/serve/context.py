@@ -1,4 +1,7 @@
-"""What every route works with: the engine's thread, the settings, who watches; and how a request is run."""
+"""What every route works with: the server's settings and shared state, and what is known of the request's sender.
+
+Routes get the two as parameters, `context: Context` and `info: Info`, from FastAPI's dependency injection.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +10,68 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from fastapi import Depends
 from pydantic import Field, SecretStr
+from starlette.requests import Request
 
 import eyas
 from eyas.config import StrictModel
-from eyas.serve.answer import Answer
-from eyas.serve.encode import Job
 from eyas.serve.engine_thread import EngineThread, ServedEngine
-from eyas.serve.generation import Generation
 from eyas.serve.http.errors import ApiError, unavailable
-from eyas.serve.observe.observer import Observer, Received, Watch
+from eyas.serve.observe.observer import Observer
 from eyas.serve.tools.grammar_trials import GrammarTrials
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
 _LARGE = 1 << 18
-"""Characters: a tenth of a second of tokenizing, or more."""
+"""Characters of a large text, which takes a tenth of a second or more to tokenize."""
+
+
+class ServeSettings(StrictModel):
+    """Names, keys and limits of one server: what its operator decides. None of them changes a token."""
+
+    model_names: tuple[str, ...] = Field(min_length=1)
+    """The names that requests may use for the model."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """Any of these keys opens the API; without keys it is open to everyone."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Most tokens of a prompt and its answer; None = the model's context."""
+    max_body_bytes: int = Field(default=8 << 20, ge=1)
+    read_seconds: float = Field(default=30.0, gt=0)
+    """How long a client may pause while it sends a body."""
+    max_choices: int = Field(default=128, ge=1)
+    """Most choices of one request: prompts times `n`."""
+    request_seconds: float | None = Field(default=None, gt=0)
+    """The longest a request may wait and run; None = as long as it takes."""
+    write_seconds: float = Field(default=30.0, gt=0)
+    """How long a client may read nothing of a stream before its request is cancelled."""
+    backlog_chunks: int = Field(default=1024, ge=1)
+    """Most chunks kept for a client that reads more slowly than the engine generates."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """How long running requests may go on after SIGTERM."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the API (CORS); `*` = any."""
 
 
 @dataclass
-class Context:
-    """One server's."""
+class ServerContext:
+    """The state of one server that its routes share."""
 
     thread: EngineThread
     settings: ServeSettings
     observer: Observer
     started: int = field(default_factory=lambda: int(time.time()))
+    """When the server started, in seconds since the epoch."""
     trials: GrammarTrials = field(default_factory=GrammarTrials)
     _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
-    _large: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenize-large"))
-    _trying: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
+    _large_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenize-large"))
+    _grammar_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
 
     @property
     def engine(self) -> ServedEngine:
-        """The engine, once it is ready; 503 before and after."""
+        """The engine; ApiError 503 unless it takes requests."""
         status = self.thread.status
         if status == "ready":
             return self.thread.engine
@@ -56,88 +85,65 @@ class Context:
 
     @property
     def max_model_len(self) -> int | None:
-        """Most tokens of prompt and answer; None = no end."""
-        ends = [end for end in (self.engine.target.max_length, self.settings.max_model_len) if end is not None]
-        return min(ends, default=None)
+        """Most tokens of a prompt and its answer; None = unlimited."""
+        limits = [n for n in (self.engine.target.max_length, self.settings.max_model_len) if n is not None]
+        return min(limits, default=None)
 
     @property
     def fingerprint(self) -> str:
-        """`system_fingerprint`."""
+        """The `system_fingerprint` of responses."""
         return f"eyas-{eyas.__version__}"
 
     def check_model(self, name: str | None) -> None:
-        """404 for a model that isn't here."""
+        """Raise ApiError 404 if no model of this name is served; None is any model."""
         if name is not None and name not in self.settings.model_names:
             served = ", ".join(self.settings.model_names)
             message = f"there is no model {name[:100]!r} here: write {served}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
     async def in_worker(self, function: Callable[..., T], *arguments: Any, characters: int = 0) -> T:
-        """Run what takes long (templates, tokenizing) beside the event loop.
+        """Run a slow function (templates, tokenizing) on a worker thread, beside the event loop.
 
-        Texts that take seconds wait for each other, nobody else for them.
+        Texts of many `characters` have a thread of their own, so that short ones never wait for them.
         """
-        workers = self._workers if characters <= _LARGE else self._large
+        workers = self._workers if characters <= _LARGE else self._large_workers
         return await asyncio.get_running_loop().run_in_executor(workers, function, *arguments)
 
     async def check_grammar(self, grammar: GrammarSpec | None) -> None:
-        """Compile it, where it can do no harm first; the engine finds it compiled. RequestError, UsageError."""
+        """Compile a grammar, in a process that it may break first; RequestError, UsageError. The engine reuses it."""
         if grammar is not None:
             loop, tokenizer = asyncio.get_running_loop(), self.engine.tokenizer
-            await loop.run_in_executor(self._trying, self.trials.check, tokenizer, grammar)
-
-    async def generate(
-        self, job: Job, answer: Callable[[], Answer], *, endpoint: str, stream: bool, user: str, began: float
-    ) -> Generation:
-        """Hand the sequences to the engine; `began` is when they were asked for (`time.monotonic`)."""
-        count, most = len(job.requests), self.settings.max_choices
-        if count > most:
-            message = f"{count} answers are asked for in one request, at most {most} are given"
-            raise ApiError(400, message, code="too_many_choices", param="n")
-        ticket = await self.thread.submit(job.requests, deadline=self.settings.request_seconds, queue_key=user)
-        watches = [
-            Watch(
-                self.observer,
-                Received(
-                    id=request.id,
-                    endpoint=endpoint,
-                    prompt_tokens=len(request.prompt),
-                    max_tokens=request.params.max_tokens,
-                    temperature=request.params.temperature,
-                    stream=stream,
-                    speculate=request.speculate,
-                ),
-                began,
-            )
-            for request in job.requests
-        ]
-        return Generation(job, ticket, answer, watches)
+            await loop.run_in_executor(self._grammar_workers, self.trials.check, tokenizer, grammar)
 
 
-# What an operator decides about a server; nothing here changes a token.
+@dataclass(frozen=True)
+class RequestInfo:
+    """What is known of a request besides its body."""
+
+    id: str
+    """The value of `X-Request-Id`, which is also part of the response's id and of log lines."""
+    received: float
+    """When the request arrived, by `time.monotonic`."""
+    client: str
+    """The digest of the client's key, or its address where no keys are needed."""
+
+    def queue_key(self, user: str | None) -> str:
+        """The queue that the request waits in: one for each user of a client."""
+        return f"{self.client}/{user or ''}"
 
 
-class ServeSettings(StrictModel):
-    """Names, keys and limits of one server."""
+async def _server_context(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
 
-    model_names: tuple[str, ...] = Field(min_length=1)
-    """What requests may call the model; answers carry the first."""
-    api_keys: tuple[SecretStr, ...] = ()
-    """Any of them opens the API; none = open to everyone."""
-    max_model_len: int | None = Field(default=None, ge=2)
-    """Most tokens of a prompt and its answer; None = the model's context."""
-    max_body_bytes: int = Field(default=8 << 20, ge=1)
-    read_seconds: float = Field(default=30.0, gt=0)
-    """How long a client may pause while it sends a body."""
-    max_choices: int = Field(default=128, ge=1)
-    """Prompts times `n` of one request."""
-    request_seconds: float | None = Field(default=None, gt=0)
-    """The longest a request may wait and run; None = as long as it takes."""
-    write_seconds: float = Field(default=30.0, gt=0)
-    """How long a reader may take nothing before its request is cancelled."""
-    backlog_chunks: int = Field(default=1024, ge=1)
-    """Chunks kept for a reader that is slower than the engine."""
-    drain_seconds: float = Field(default=30.0, ge=0)
-    """How long running requests may go on after SIGTERM."""
-    allowed_origins: tuple[str, ...] = ()
-    """Web pages elsewhere that may call the API (CORS); `*` = any."""
+
+async def _request_info(request: Request) -> RequestInfo:
+    state = request.scope["state"]
+    client = state.get("key") or (request.client.host if request.client else "")
+    return RequestInfo(state["request_id"], state["received"], client)
+
+
+Context = Annotated[ServerContext, Depends(_server_context)]
+"""The server's state, as a parameter of a route."""
+Info = Annotated[RequestInfo, Depends(_request_info)]
+"""What is known of the request, as a parameter of a route."""

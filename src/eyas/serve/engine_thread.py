@@ -1,7 +1,7 @@
-"""The engine on a thread of its own, and the way there and back.
+"""The engine on a thread of its own, and the handles through which the event loop follows its requests.
 
-The event loop puts calls into a queue; the thread makes them between steps, so nothing of the engine is ever touched
-by two threads. What a step adds goes back in one call a step and loop. Loading happens on the thread too.
+The event loop never touches the engine: it queues calls, which the thread makes between two steps. The chunks of a step
+go back to each event loop in one call. The engine is loaded on the thread, too.
 """
 
 from __future__ import annotations
@@ -29,40 +29,48 @@ Call = Callable[[Any], None]
 log = logging.getLogger(__name__)
 
 
+class TooSlowError(EyasError):
+    """The client reads its response so slowly that too many chunks wait for it."""
+
+
+class EngineStoppedError(EyasError):
+    """The engine isn't ready, or it ended before the sequences did."""
+
+
 class ServedEngine(Protocol):
-    """What is used of an engine."""
+    """The part of an engine that the server uses."""
 
     tokenizer: Any
     target: Any
     speculation: Any
 
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
-        """Queue a request; its index. RequestError, QueueFullError."""
+        """Queue a request and return its index; RequestError, QueueFullError."""
 
     def cancel(self, index: int) -> None:
-        """End it; its last chunk, with its completion, comes with a later step."""
+        """End a request; its last chunk, with its completion, comes with a later step."""
 
     def step(self) -> list[Chunk]:
-        """One iteration: what it added to each sequence."""
+        """Run one iteration and return what it added to each sequence."""
 
     @property
     def idle(self) -> bool:
-        """Is there nothing to do?"""
+        """Whether a step would have nothing to do."""
 
     def state(self) -> EngineState:
-        """Counts for whoever watches."""
+        """Counts of sequences and tokens, for observers."""
 
     @property
     def controller(self) -> Controller | None:
-        """Who plans the trees."""
+        """The controller that sizes trees by measured cost; None with fixed trees."""
 
     @property
     def outcome(self) -> RoundOutput | None:
-        """The last step's round."""
+        """The decoding round of the last step; None if no sequence was decoding."""
 
 
 class EngineThread:
-    """Loads an engine, steps it while there is work, and hands out what comes; the observer is told of every step."""
+    """Loads an engine, steps it while there is work, delivers its chunks, and reports every step to the observer."""
 
     def __init__(
         self,
@@ -71,56 +79,43 @@ class EngineThread:
         observer: Observer | None = None,
         backlog: int = 1024,
     ) -> None:
+        """`backlog`: most chunks that may wait for one request's reader before it is cancelled."""
         self._load, self._observer, self._backlog = load, observer, backlog
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None = end now
-        self._places: dict[int, tuple[Ticket, int]] = {}  # engine index -> whose it is; the thread's
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None = stop
+        self._sequences: dict[int, tuple[RequestHandle, int]] = {}  # by engine index: its handle and choice index
         self._submitting = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._engine: ServedEngine | None = None
-        self._changed: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self.status: Status = "loading"
         self.error: Exception | None = None
-        """Why it failed."""
+        """Why loading or a step failed; None as long as the status isn't `failed`."""
 
     def start(self) -> None:
-        """Begin to load."""
+        """Start the thread, which begins by loading the engine."""
         self._thread.start()
 
     @property
     def engine(self) -> ServedEngine:
-        """The engine, for what never changes: tokenizer, vocabulary, context. EngineStoppedError until it is there."""
+        """The engine, for reading what never changes (tokenizer, vocabulary, context); EngineStoppedError before."""
         if self._engine is None:
             raise EngineStoppedError(f"the engine is {self.status}")
         return self._engine
 
     @property
     def idle(self) -> bool:
-        """Is no sequence on its way?"""
-        return not self._submitting and not self._places and self._calls.empty()
-
-    async def changed(self) -> Status:
-        """Wait until the status is another."""
-        before = self.status
-        event = asyncio.Event()
-        waiter = (asyncio.get_running_loop(), event)
-        self._changed.append(waiter)
-        try:
-            while self.status == before:
-                await event.wait()
-        finally:
-            self._changed.remove(waiter)
-        return self.status
+        """Whether no sequence is queued, decoding or being submitted."""
+        return not self._submitting and not self._sequences and self._calls.empty()
 
     async def submit(
         self, requests: Sequence[Request], *, deadline: float | None = None, queue_key: str = ""
-    ) -> Ticket:
-        """Queue all of these or none. RequestError, QueueFullError, EngineStoppedError."""
+    ) -> RequestHandle:
+        """Queue all of these sequences or none; RequestError, QueueFullError, EngineStoppedError."""
         if self.status != "ready":
             raise EngineStoppedError(f"the engine is {self.status}")
-        ticket = Ticket(len(requests), self._backlog, self._cancel)
-        queued: asyncio.Future[None] = ticket.loop.create_future()
+        handle = RequestHandle(len(requests), self._backlog, self._cancel)
+        queued: asyncio.Future[None] = handle.loop.create_future()
 
-        def call(engine: Any) -> None:
+        def submit_all(engine: Any) -> None:
             indices: list[int] = []
             try:
                 for request in requests:
@@ -128,44 +123,45 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001  # a request that can't be queued is its own affair
                 for index in indices:
                     engine.cancel(index)
-                _tell(ticket.loop, _reject, queued, error)
+                _call_on_loop(handle.loop, _reject, queued, error)
                 return
-            ticket.indices = indices
-            self._places |= {index: (ticket, place) for place, index in enumerate(indices)}
-            _tell(ticket.loop, _resolve, queued)
+            handle.engine_indices = indices
+            self._sequences |= {index: (handle, choice_index) for choice_index, index in enumerate(indices)}
+            _call_on_loop(handle.loop, _resolve, queued)
 
-        self._submitting += 1  # between the call's leaving the queue and its end it shows nowhere else
-        self._calls.put(call)
-        self._refuse_if_ended()  # it may have ended in between
+        self._submitting += 1  # after the call has left the queue and until it is done nothing else shows it
+        self._calls.put(submit_all)
+        self._refuse_if_ended()  # the thread may have ended since the status was read
         try:
             await queued
         except asyncio.CancelledError:
-            ticket.cancel()
+            handle.cancel()
             raise
         finally:
             self._submitting -= 1
-        return ticket
+        return handle
 
     def drain(self) -> None:
-        """Take nothing new; what runs goes on."""
+        """Refuse new requests and let running ones go on."""
         if self.status in ("loading", "ready"):
             self._become("draining")
 
     def stop(self) -> None:
-        """End the thread after the step it is in; what runs is given up."""
+        """End the thread after the current step; running requests end with EngineStoppedError."""
         self._calls.put(None)
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait until the thread has ended, at most so many seconds."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def _cancel(self, ticket: Ticket, place: int) -> None:
-        def call(engine: Any) -> None:
-            if place < len(ticket.indices) and ticket.indices[place] in self._places:
-                engine.cancel(ticket.indices[place])
+    def _cancel(self, handle: RequestHandle, choice_index: int) -> None:
+        def cancel_one(engine: Any) -> None:
+            indices = handle.engine_indices
+            if choice_index < len(indices) and indices[choice_index] in self._sequences:
+                engine.cancel(indices[choice_index])
 
-        self._calls.put(call)
+        self._calls.put(cancel_one)
 
     def _run(self) -> None:
         try:
@@ -183,12 +179,12 @@ class EngineThread:
             self.error = error
         self._become("stopped" if self.error is None else "failed")
         self._refuse_if_ended()
-        for ticket in {id(ticket): ticket for ticket, _ in self._places.values()}.values():
-            _tell(ticket.loop, ticket.fail, EngineStoppedError(self._why()))
-        self._places.clear()
+        for handle in {id(handle): handle for handle, _ in self._sequences.values()}.values():
+            _call_on_loop(handle.loop, handle.fail, EngineStoppedError(self._why_ended()))
+        self._sequences.clear()
 
     def _make_calls(self, engine: ServedEngine) -> bool:
-        """Make the calls that wait, waiting for one if there is nothing else to do; False = the end."""
+        """Make all queued calls, waiting for one if the engine is idle; False once `stop` was called."""
         while True:
             try:
                 call = self._calls.get(block=engine.idle)
@@ -199,37 +195,104 @@ class EngineThread:
             call(engine)
 
     def _deliver(self, chunks: list[Chunk]) -> None:
-        batches: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, int, Chunk]]] = defaultdict(list)
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestHandle, int, Chunk]]] = defaultdict(list)
         for chunk in chunks:
-            if chunk.index not in self._places:  # cancelled as a group that wasn't queued as a whole
+            if chunk.index not in self._sequences:  # cancelled because another one of its request wasn't queued
                 continue
-            ticket, place = self._places[chunk.index]
+            handle, choice_index = self._sequences[chunk.index]
             if chunk.completion is not None:
-                del self._places[chunk.index]
-            batches[ticket.loop].append((ticket, place, chunk))
+                del self._sequences[chunk.index]
+            batches[handle.loop].append((handle, choice_index, chunk))
         for loop, batch in batches.items():
-            _tell(loop, _hand_out, batch)
+            _call_on_loop(loop, _deliver_batch, batch)
 
     def _refuse_if_ended(self) -> None:
-        """Answer the calls that nobody will make any more."""
+        """Refuse the queued calls if the thread, which would make them, has ended."""
         while self.status in ("stopped", "failed") and not self._calls.empty():
             call = self._calls.get()
             if call is not None:
-                call(_NoEngine(self._why()))
+                call(_EndedEngine(self._why_ended()))
 
-    def _why(self) -> str:
+    def _why_ended(self) -> str:
         return "the engine failed" if self.status == "failed" else "the server is going down"
 
     def _become(self, status: Status) -> None:
         self.status = status
         log.info("the engine is %s", status)
-        for loop, event in list(self._changed):
-            _tell(loop, event.set)
 
 
-def _hand_out(batch: list[tuple[Ticket, int, Chunk]]) -> None:
-    for ticket, place, chunk in batch:
-        ticket.deliver(place, chunk)
+class RequestHandle:
+    """The sequences of one HTTP request in the engine; iterate over (choice index, chunk) until all have ended.
+
+    A handle belongs to one event loop. The engine's thread calls `deliver` and `fail` through that loop only.
+    """
+
+    def __init__(self, count: int, backlog: int, cancel: Callable[[RequestHandle, int], None]) -> None:
+        """`cancel` is called with this handle and a choice index to end that sequence."""
+        self.loop = asyncio.get_running_loop()
+        self.engine_indices: list[int] = []
+        """The engine's index of each sequence; only the engine's thread sets and reads them."""
+        self._open = set(range(count))
+        self._cancelled: set[int] = set()
+        self._backlog, self._cancel = backlog, cancel
+        self._waiting: deque[tuple[int, Chunk]] = deque()
+        self._error: EyasError | None = None
+        self._changed = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
+        return self
+
+    async def __anext__(self) -> tuple[int, Chunk]:
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        return self._waiting.popleft()
+
+    def cancel(self, choice_index: int | None = None) -> None:
+        """End one sequence, or all; their last chunks, with their completions, are still delivered."""
+        for index in sorted(self._open) if choice_index is None else [choice_index]:
+            if index in self._open and index not in self._cancelled:
+                self._cancelled.add(index)
+                self._cancel(self, index)
+
+    def deliver(self, choice_index: int, chunk: Chunk) -> None:
+        """Queue a chunk for the reader; one that is more than `backlog` chunks behind is cancelled."""
+        if choice_index not in self._open:
+            return
+        if chunk.completion is not None:
+            self._open.discard(choice_index)
+        self._waiting.append((choice_index, chunk))
+        self._changed.set()
+        if len(self._waiting) > self._backlog and self._error is None:
+            self.fail(TooSlowError(f"the reader is {len(self._waiting)} chunks behind the engine: cancelled"))
+            self.cancel()
+
+    def fail(self, error: EyasError) -> None:
+        """Raise an error to the reader once it has read the chunks that wait."""
+        self._error = error
+        self._changed.set()
+
+
+class _EndedEngine:
+    """Stands in for the engine in calls that are made after its thread has ended."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def submit(self, request: Request, **_: Any) -> int:  # noqa: ARG002  # the engine's signature
+        raise EngineStoppedError(self._why)
+
+    def cancel(self, index: int) -> None:
+        """Do nothing: every sequence has ended with the thread."""
+
+
+def _deliver_batch(batch: list[tuple[RequestHandle, int, Chunk]]) -> None:
+    for handle, choice_index, chunk in batch:
+        handle.deliver(choice_index, chunk)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -242,86 +305,7 @@ def _reject(future: asyncio.Future[None], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
-    """Make a call on a loop; one that is closed has nobody left to listen."""
+def _call_on_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    """Schedule a call on an event loop of another thread; does nothing if that loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *arguments)
-
-
-class _NoEngine:
-    """What calls meet after the end."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def submit(self, request: Request, **_: Any) -> int:  # noqa: ARG002  # the engine's signature
-        raise EngineStoppedError(self._why)
-
-    def cancel(self, index: int) -> None:
-        """Everything has ended."""
-
-
-# A group of sequences on its way through the engine, as the event loop sees it.
-
-
-class TooSlowError(EyasError):
-    """Its reader took too little for too long."""
-
-
-class EngineStoppedError(EyasError):
-    """The engine ended before the sequences did."""
-
-
-class Ticket:
-    """What the engine adds to each of `count` sequences, in order; iterate until all of them have ended.
-
-    It lives on one event loop; only `deliver` and `fail` are called for the engine's thread, through that loop.
-    """
-
-    def __init__(self, count: int, backlog: int, cancel: Callable[[Ticket, int], None]) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.indices: list[int] = []
-        """The engine's numbers of the sequences; the engine's thread sets and reads them."""
-        self._open = set(range(count))
-        self._cancelled: set[int] = set()
-        self._backlog, self._cancel = backlog, cancel
-        self._waiting: deque[tuple[int, Chunk]] = deque()
-        self._error: EyasError | None = None
-        self._news = asyncio.Event()
-
-    def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        return self
-
-    async def __anext__(self) -> tuple[int, Chunk]:
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            if not self._open:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._waiting.popleft()
-
-    def cancel(self, place: int | None = None) -> None:
-        """End one sequence, or all that haven't ended; what it has got still comes, with its completion."""
-        for each in sorted(self._open) if place is None else [place]:
-            if each in self._open and each not in self._cancelled:
-                self._cancelled.add(each)
-                self._cancel(self, each)
-
-    def deliver(self, place: int, chunk: Chunk) -> None:
-        """Take a chunk."""
-        if place not in self._open:
-            return
-        if chunk.completion is not None:
-            self._open.discard(place)
-        self._waiting.append((place, chunk))
-        self._news.set()
-        if len(self._waiting) > self._backlog and self._error is None:
-            self.fail(TooSlowError(f"the reader is {len(self._waiting)} chunks behind the engine: cancelled"))
-            self.cancel()
-
-    def fail(self, error: EyasError) -> None:
-        """Nothing more comes after what is there."""
-        self._error = error
-        self._news.set()

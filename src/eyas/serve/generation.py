@@ -1,4 +1,8 @@
-"""One HTTP request being answered: its sequences' chunks become deltas of its choices, watched and cut short."""
+"""One HTTP request while it is being generated: its sequences' chunks become the steps of its choices.
+
+`Generation.start` hands the sequences to the engine's thread. Reading the generation detokenizes them, ends choices at
+stop strings, reports to the observer, and raises what ended a sequence that wasn't its own end.
+"""
 
 from __future__ import annotations
 
@@ -6,96 +10,136 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from eyas.errors import RequestError
-from eyas.serve.answer import Answer, Delta
-from eyas.serve.encode import Job
-from eyas.serve.engine_thread import Ticket
+from eyas.serve.api.encode import EncodedRequest
+from eyas.serve.choice_output import ChoiceOutput, OutputDelta
+from eyas.serve.context import ServerContext
+from eyas.serve.engine_thread import RequestHandle
 from eyas.serve.http.errors import ApiError, unavailable
-from eyas.serve.observe.observer import Watch
+from eyas.serve.observe.observer import ReceivedSequence, SequenceClock
 from eyas.types import Chunk, Stats
 
 
-class Step(NamedTuple):
-    """What a round did for one choice."""
+class ChoiceStep(NamedTuple):
+    """What a round of the engine did for one choice."""
 
-    place: int
+    choice_index: int
     chunk: Chunk
-    delta: Delta
+    delta: OutputDelta
     counts: bool
-    """False once the choice has ended: the engine only tells its statistics."""
+    """False if the choice had ended before: the engine only reports its statistics."""
     ends: bool
-    """The choice ends with this step."""
+    """Whether the choice ends with this step."""
 
 
 class Generation:
-    """Iterate over its steps; `close` it whatever happens, so that nothing runs on for nobody."""
+    """Iterate over its steps, and `close` it in any case, so that nothing is generated for nobody."""
 
-    def __init__(self, job: Job, ticket: Ticket, answer: Callable[[], Answer], watches: list[Watch]) -> None:
-        self.job = job
-        self.answers = [answer() for _ in job.requests]
-        self.scored = job.requests[0].params.logprobs is not None
-        """Were log-probabilities asked for?"""
-        self._ticket, self._watches = ticket, watches
+    def __init__(
+        self, request: EncodedRequest, handle: RequestHandle, outputs: list[ChoiceOutput], clocks: list[SequenceClock]
+    ) -> None:
+        self.request, self.outputs = request, outputs
+        self.with_logprobs = request.sequences[0].params.logprobs is not None
+        """Whether log-probabilities were requested."""
+        self._handle, self._clocks = handle, clocks
         self._ended: set[int] = set()
 
-    async def __aiter__(self) -> AsyncIterator[Step]:
-        async for place, chunk in self._ticket:
-            answer = self.answers[place]
-            counts = place not in self._ended
-            delta = answer.add(chunk)
-            ends = counts and answer.finish_reason is not None
+    @classmethod
+    async def start(
+        cls,
+        context: ServerContext,
+        request: EncodedRequest,
+        new_output: Callable[[], ChoiceOutput],
+        *,
+        endpoint: str,
+        stream: bool,
+        queue_key: str,
+        received: float,
+    ) -> Generation:
+        """Hand the sequences to the engine; ApiError 400 if there are too many, and all of `EngineThread.submit`.
+
+        `received` is when the request arrived (`time.monotonic`).
+        """
+        count, most = len(request.sequences), context.settings.max_choices
+        if count > most:
+            message = f"{count} answers are asked for in one request, at most {most} are given"
+            raise ApiError(400, message, code="too_many_choices", param="n")
+        handle = await context.thread.submit(
+            request.sequences, deadline=context.settings.request_seconds, queue_key=queue_key
+        )
+        clocks = []
+        for sequence in request.sequences:
+            info = ReceivedSequence(
+                id=sequence.id,
+                endpoint=endpoint,
+                prompt_tokens=len(sequence.prompt),
+                max_tokens=sequence.params.max_tokens,
+                temperature=sequence.params.temperature,
+                stream=stream,
+                speculate=sequence.speculate,
+            )
+            clocks.append(SequenceClock(context.observer, info, received))
+        return cls(request, handle, [new_output() for _ in request.sequences], clocks)
+
+    async def __aiter__(self) -> AsyncIterator[ChoiceStep]:
+        async for choice_index, chunk in self._handle:
+            output = self.outputs[choice_index]
+            counts = choice_index not in self._ended
+            delta = output.add(chunk)
+            ends = counts and output.finish_reason is not None
             if ends:
-                self._ended.add(place)
-            self._watch(self._watches[place], answer, chunk)
+                self._ended.add(choice_index)
+            self._report(self._clocks[choice_index], output, chunk)
             if ends and chunk.completion is None:
-                self._ticket.cancel(place)  # a stop string; the engine knows only tokens
-            failure = _failure(answer)
+                self._handle.cancel(choice_index)  # at a stop string; the engine knows only tokens
+            failure = _failure(output)
             if failure is not None:
                 raise failure
-            yield Step(place, chunk, delta, counts, ends)
+            yield ChoiceStep(choice_index, chunk, delta, counts, ends)
 
-    def _watch(self, watch: Watch, answer: Answer, chunk: Chunk) -> None:
-        if chunk.completion is not None and answer.finish_reason != chunk.completion.finish_reason:
-            watch.end(answer.finish_reason or "", answer.stats)  # "stop", where the engine says "cancelled"
-        watch.add(chunk)
+    def _report(self, clock: SequenceClock, output: ChoiceOutput, chunk: Chunk) -> None:
+        if chunk.completion is not None and output.finish_reason != chunk.completion.finish_reason:
+            clock.end(output.finish_reason or "", output.stats)  # "stop", where the engine says "cancelled"
+        clock.add(chunk)
 
-    def stop(self, place: int) -> None:
-        """End a choice here; its last step comes with the engine's end of it."""
-        self.answers[place].finish_reason = "stop"
-        self._ticket.cancel(place)
+    def stop(self, choice_index: int) -> None:
+        """End a choice here, as a stop string would; its last step comes with the next chunk of its sequence."""
+        self.outputs[choice_index].finish_reason = "stop"
+        self._handle.cancel(choice_index)
 
     def close(self) -> None:
-        """Cancel what still runs."""
-        self._ticket.cancel()
-        for watch in self._watches:
-            watch.end("cancelled")
+        """Cancel the sequences that are still running."""
+        self._handle.cancel()
+        for clock in self._clocks:
+            clock.end("cancelled")
 
     def usage(self) -> dict[str, object]:
-        """The usage of all choices."""
+        """The `usage` of the response, all choices pooled."""
         stats = Stats()
-        for answer in self.answers:
-            stats.merge(answer.stats or Stats())
-        told = stats.as_dict()
-        del told["tokens"]
-        reused = sum(answer.stats.reused_tokens for answer in self.answers[:: self.job.n] if answer.stats)
-        completion = sum(answer.tokens for answer in self.answers)
+        for output in self.outputs:
+            stats.merge(output.stats or Stats())
+        speculation = stats.as_dict()
+        del speculation["tokens"]
+        first_choices = self.outputs[:: self.request.n]  # each prompt counts once
+        cached = sum(output.stats.reused_tokens for output in first_choices if output.stats)
+        completion = sum(output.tokens for output in self.outputs)
         return {
-            "prompt_tokens": self.job.prompt_tokens,
+            "prompt_tokens": self.request.prompt_tokens,
             "completion_tokens": completion,
-            "total_tokens": self.job.prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": reused},
-            "eyas": told,
+            "total_tokens": self.request.prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "eyas": speculation,
         }
 
 
-def _failure(answer: Answer) -> ApiError | None:
-    """Endings that are no answers."""
-    if answer.finish_reason == "deadline":
+def _failure(output: ChoiceOutput) -> ApiError | None:
+    """The error to answer with if the sequence was ended by something other than the model, a limit or a stop."""
+    if output.finish_reason == "deadline":
         return ApiError(504, "the request took longer than this server allows", code="deadline_exceeded")
-    if answer.finish_reason == "cancelled":
+    if output.finish_reason == "cancelled":
         return unavailable("the server cancelled the request: it is going down")
-    blamed, _, why = (answer.error or "").partition(": ")
-    if answer.finish_reason == "error" and blamed == RequestError.__name__:
+    blamed, _, why = (output.error or "").partition(": ")
+    if output.finish_reason == "error" and blamed == RequestError.__name__:
         return ApiError(400, why, code="request_failed")
-    if answer.finish_reason == "error":
-        return ApiError(500, f"the engine failed on this request: {answer.error}", code="engine_error")
+    if output.finish_reason == "error":
+        return ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.api.schema.chat import ChatChunk, ChatCompletion
+from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionResponse
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 
@@ -30,7 +30,7 @@ def events(response: httpx.Response) -> list[Any]:
     found = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
     for chunk in found:
         if "error" not in chunk:
-            ChatChunk.model_validate(chunk)
+            ChatCompletionChunk.model_validate(chunk)
     return found
 
 
@@ -41,7 +41,7 @@ def text_of(chunks: list[Any], index: int = 0) -> str:
 
 def test_an_answer_has_its_text_reason_usage_and_seed(ask: Ask, engine: FakeEngine) -> None:
     answer = ask(CHAT, messages=HELLO, max_tokens=50, seed=7).json()
-    ChatCompletion.model_validate(answer)
+    ChatCompletionResponse.model_validate(answer)
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
     assert choice["finish_reason"] == "length"
@@ -156,7 +156,7 @@ def test_characters_are_never_split() -> None:
 
 def test_logprobs_go_with_their_text(ask: Ask) -> None:
     answer = ask(CHAT, messages=HELLO, logprobs=True, top_logprobs=2).json()
-    ChatCompletion.model_validate(answer)
+    ChatCompletionResponse.model_validate(answer)
     content = answer["choices"][0]["logprobs"]["content"]
     assert "".join(entry["token"] for entry in content) == TEXT
     assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == TEXT

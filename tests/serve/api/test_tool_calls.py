@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from eyas.serve.api.schema.chat import ChatCompletion
+from eyas.serve.api.schema.chat import ChatCompletionResponse
 
 from ...data.templates import templated
 from ..conftest import post, run
@@ -44,7 +44,7 @@ def ask(engine: FakeEngine, **body: Any) -> httpx.Response:
 def test_a_call_is_read_out_of_the_answer() -> None:
     engine = qwen("Let me see.\n" + CALL)
     answer = ask(engine).json()
-    ChatCompletion.model_validate(answer)
+    ChatCompletionResponse.model_validate(answer)
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me see."

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from eyas.serve.api.reply import Tracer, draft_fields
+from eyas.serve.api.response import RoundTrace, draft_fields
 from eyas.types import Chunk, Completion, DraftRound, Stats
 
 from ...pairs import tokenizer
@@ -17,7 +17,7 @@ def test_pieces_are_one_per_token_and_join_to_the_text() -> None:
     ids = tokenizer().encode("héllo wörld — añd 🦅 more", add_special_tokens=False)
     done = Completion("", ids, "", "length", Stats())
     cuts = [0, 3, 4, 9, len(ids)]
-    tracer, pieces = Tracer(tokenizer()), []
+    tracer, pieces = RoundTrace(tokenizer()), []
     for begin, end in pairwise(cuts):
         fields = tracer.fields(Chunk(0, tuple(ids[begin:end]), 1, done if end == len(ids) else None))
         assert fields["accepted"] == 1
@@ -29,7 +29,7 @@ def test_pieces_are_one_per_token_and_join_to_the_text() -> None:
 
 def test_an_answer_cut_within_a_character_ends_like_its_text() -> None:
     ids = tokenizer().encode("eagle 🦅", add_special_tokens=False)[:-1]
-    fields = Tracer(tokenizer()).fields(Chunk(0, tuple(ids), 0, Completion("", ids, "", "length", Stats())))
+    fields = RoundTrace(tokenizer()).fields(Chunk(0, tuple(ids), 0, Completion("", ids, "", "length", Stats())))
     assert "".join(fields["pieces"]) == tokenizer().decode(ids)
 
 

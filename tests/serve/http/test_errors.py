@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.api.schema.base import REFUSED, ErrorBody
+from eyas.serve.api.schema.request import NOT_SERVED
+from eyas.serve.api.schema.response import ErrorBody
 from eyas.serve.engine_thread import EngineStoppedError
 from eyas.serve.http.errors import as_api_error
 from eyas.serve.observe.observer import Observers
@@ -42,12 +43,12 @@ def test_unknown_fields_are_refused_by_name(ask: Ask, field: str) -> None:
         assert found["message"] == f"unknown field {field}"
 
 
-@pytest.mark.parametrize("field", sorted(REFUSED))
+@pytest.mark.parametrize("field", sorted(NOT_SERVED))
 def test_fields_of_openai_that_are_not_served_are_refused_with_a_reason_unless_null(ask: Ask, field: str) -> None:
     found = error(ask(CHAT, messages=HELLO, **{field: {"some": "value"}}), 400)
     assert found["code"] == "unsupported_parameter"
     assert found["param"] == field
-    assert REFUSED[field] in found["message"]
+    assert NOT_SERVED[field] in found["message"]
     assert ask(CHAT, messages=HELLO, **{field: None}).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""Lines that machines and people can read, one a record, and statistics only while something happens."""
+"""LineFormatter that machines and people can read, one a record, and statistics only while something happens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from eyas.serve.observe.logs import Interval, Lines, Logs, log_to
-from eyas.serve.observe.observer import Received
+from eyas.serve.observe.logs import LineFormatter, Logs, StatisticsInterval, log_to
+from eyas.serve.observe.observer import ReceivedSequence
 
 from .watched import CONTROLLER, finished, outcome, state
 
@@ -33,7 +33,7 @@ def read() -> Iterator[Read]:
 
 
 def test_statistics_of_an_interval() -> None:
-    interval = Interval(state(generated_tokens_total=100, prompt_tokens_total=40))
+    interval = StatisticsInterval(state(generated_tokens_total=100, prompt_tokens_total=40))
     interval.add(state(), CONTROLLER, outcome([2, 0, 0], [3, 3, 0], [6, 9, 0]))
     interval.add(state(), CONTROLLER, outcome([0, 0], [0, 0], [0, 0]))
     last = state(generated_tokens_total=120, prompt_tokens_total=60, prefix_hit_tokens_total=5, preempted_total=1)
@@ -86,7 +86,7 @@ def test_no_statistics_if_unwanted(read: Read) -> None:
 
 def test_a_request_has_a_line_when_it_ends(read: Read) -> None:
     logs = Logs()
-    nasty = Received('a"b\n\x1b[2J', "/v1/completions", 3, 9)
+    nasty = ReceivedSequence('a"b\n\x1b[2J', "/v1/completions", 3, 9)
     logs.request_received(nasty)
     logs.finished(finished())
     logs.finished(finished("error", first=None))
@@ -105,12 +105,12 @@ def test_readable_lines_stay_lines() -> None:
     record = logging.makeLogRecord({"msg": "hello", "levelno": logging.INFO, "levelname": "INFO", "created": 0.25})
     record.msecs = 250
     record.fields = {"id": 'a"b\n\x1b[2J', "plain": "x/y", "none": None, "list": [1, 0.5], "number": 1.5}
-    line = Lines("text").format(record)
+    line = LineFormatter("text").format(record)
     assert line == (
         '1970-01-01T00:00:00.250Z info hello id="a\\"b\\n\\u001b[2J" plain=x/y none=null list=1/0.5 number=1.5'
     )
     record.msg = "two\nlines"
-    assert "\n" not in Lines("text").format(record)
+    assert "\n" not in LineFormatter("text").format(record)
 
 
 def test_tracebacks_are_kept() -> None:
@@ -118,8 +118,8 @@ def test_tracebacks_are_kept() -> None:
         raise ValueError("broken")
     except ValueError as error:
         record = logging.makeLogRecord({"msg": "m", "exc_info": (ValueError, error, error.__traceback__)})
-    assert "ValueError: broken" in Lines("text").format(record)
-    assert "ValueError: broken" in json.loads(Lines("json").format(record))["traceback"]
+    assert "ValueError: broken" in LineFormatter("text").format(record)
+    assert "ValueError: broken" in json.loads(LineFormatter("json").format(record))["traceback"]
 
 
 def test_uvicorns_lines_are_of_the_same_form(read: Read) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eyas.serve.observe.observer import Finished, Observers, Watch
+from eyas.serve.observe.observer import FinishedSequence, Observers, SequenceClock
 from eyas.types import Chunk, Completion, Stats
 
 from .watched import CONTROLLER, REQUEST, outcome, state
@@ -31,7 +31,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_request_is_timed(now: list[float]) -> None:
     seen = Recorder()
-    watch = Watch(seen, REQUEST)
+    watch = SequenceClock(seen, REQUEST)
     now[0] = 11.0
     watch.add(Chunk(0, (), 0))
     now[0] = 12.0
@@ -42,7 +42,7 @@ def test_a_request_is_timed(now: list[float]) -> None:
     stats = Stats(tokens=5)
     watch.add(Chunk(0, (), 0, Completion("", [], "", "stop", stats)))
     watch.end("cancelled")
-    end = Finished(REQUEST, "stop", stats, 4.0, 2.0)
+    end = FinishedSequence(REQUEST, "stop", stats, 4.0, 2.0)
     assert seen.told == [
         ("request_received", REQUEST),
         ("first_token", REQUEST, 2.0),
@@ -54,7 +54,7 @@ def test_a_request_is_timed(now: list[float]) -> None:
 
 def test_an_end_without_tokens(now: list[float]) -> None:
     seen = Recorder()
-    watch = Watch(seen, REQUEST)
+    watch = SequenceClock(seen, REQUEST)
     now[0] = 13.0
     watch.end("error")
     (_, (name, end)) = seen.told
@@ -65,7 +65,7 @@ def test_several_as_one() -> None:
     seen = [Recorder(), Recorder()]
     all_of_them = Observers(seen)
     step = (state(), CONTROLLER, outcome([1], [2], [3]))
-    end = Finished(REQUEST, "stop", Stats(), 1.0, None)
+    end = FinishedSequence(REQUEST, "stop", Stats(), 1.0, None)
     all_of_them.request_received(REQUEST)
     all_of_them.first_token(REQUEST, 0.5)
     all_of_them.more_tokens(REQUEST, 2, 0.1)

@@ -8,11 +8,11 @@ import torch
 
 from eyas.engine.controller import ControllerState
 from eyas.engine.round import RoundOutput, VerifiedDraft
-from eyas.serve.observe.observer import Finished, Received
+from eyas.serve.observe.observer import FinishedSequence, ReceivedSequence
 from eyas.tree import DraftTree
 from eyas.types import EngineState, Stats
 
-REQUEST = Received("chatcmpl-7-0", "/v1/chat/completions", 12, 64)
+REQUEST = ReceivedSequence("chatcmpl-7-0", "/v1/chat/completions", 12, 64)
 CONTROLLER = ControllerState(5, 4, 40, 120.0, 50.0, 110.0, rounds=3, plain_rounds=1)
 
 
@@ -44,7 +44,7 @@ def outcome(accepted: list[int], offered: list[int], nodes: list[int]) -> RoundO
     return RoundOutput(tokens, accepted, offered, nodes, {}, {}, drafted, rows + sum(nodes), 0.25, 0.5)
 
 
-def finished(reason: str = "stop", tokens: int = 5, first: float | None = 0.5) -> Finished:
+def finished(reason: str = "stop", tokens: int = 5, first: float | None = 0.5) -> FinishedSequence:
     stats = Stats(tokens=tokens, queue_seconds=0.125)
     stats.record(3, 4)
-    return Finished(REQUEST, reason, stats, 2.5, first)
+    return FinishedSequence(REQUEST, reason, stats, 2.5, first)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import RequestError
-from eyas.serve.tools.calling import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolStyle, tool_call_grammar, tools_asked
+from eyas.serve.tools.calling import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolStyle, callable_tools, tool_call_grammar
 from eyas.verify import compile_grammar
 from eyas.verify.constraint import Constraint
 
@@ -118,13 +118,13 @@ def test_when_there_is_no_grammar() -> None:
 
 def test_tools_asked() -> None:
     named = {"type": "function", "function": {"name": "now"}}
-    assert tools_asked(TOOLS, "auto") == tools_asked(TOOLS, None) == ["weather", "now"]
-    assert tools_asked(TOOLS, named) == ["now"]
-    assert tools_asked(TOOLS, "none") == tools_asked(None, None) == []
+    assert callable_tools(TOOLS, "auto") == callable_tools(TOOLS, None) == ["weather", "now"]
+    assert callable_tools(TOOLS, named) == ["now"]
+    assert callable_tools(TOOLS, "none") == callable_tools(None, None) == []
     for tools, choice, why in (
         (TOOLS, {"function": {"name": "x"}}, "names 'x'"),
         (TOOLS, "maybe", "'maybe' is not supported"),
         (TOOLS + TOOLS[:1], None, "same name"),
     ):
         with pytest.raises(RequestError, match=why):
-            tools_asked(tools, choice)
+            callable_tools(tools, choice)

@@ -13,7 +13,8 @@ from typer import Option
 
 from eyas.cli.common.build import open_engine, tree_text
 from eyas.cli.common.display import note
-from eyas.cli.common.options import DraftOptions, Given, TargetOptions
+from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.cli.common.verb import Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
@@ -27,7 +28,7 @@ KEY_VARIABLE = "EYAS_API_KEY"
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where it listens, and what it lets in."""
+    """Where the server listens, which requests it accepts, and what it logs."""
 
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = every one.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="0 = any free one.")] = 8000
@@ -51,16 +52,36 @@ class ServerOptions:
 class CapacityOptions:
     """How much runs, waits and is kept at once."""
 
-    max_running: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 64
-    max_waiting: Annotated[int, Option(min=1, help="Sequences that may wait; more are answered 429.")] = 512
+    max_running: Annotated[
+        int,
+        Option(
+            "--max-running", "--max-num-seqs", "--max-running-requests", "--parallel",
+            min=1, help="Sequences decoded together.",
+        ),
+    ] = 64  # fmt: skip
+    max_waiting: Annotated[
+        int,
+        Option("--max-waiting", "--max-queued-requests", min=1, help="Sequences that may wait; more are answered 429."),
+    ] = 512
     max_model_len: Annotated[
-        int | None, Option(min=2, help="Most tokens of prompt and answer (default: the model's context).")
-    ] = None
+        int | None,
+        Option(
+            "--max-model-len", "--context-length",
+            min=2, help="Most tokens of prompt and answer (default: the model's context).",
+        ),
+    ] = None  # fmt: skip
     max_cached_tokens: Annotated[
-        int | None, Option(min=1, help="Most tokens in the cache of keys and values (default: what memory allows).")
-    ] = None
+        int | None,
+        Option(
+            "--max-cached-tokens", "--max-total-tokens",
+            min=1, help="Most tokens in the cache of keys and values (default: what memory allows).",
+        ),
+    ] = None  # fmt: skip
     prefix_tokens: Annotated[int, Option(min=0, help="Most tokens kept for prompts that begin alike.")] = 16384
-    prefill_chunk: Annotated[int, Option(min=1, help="Most prompt tokens read between two rounds.")] = 512
+    prefill_chunk: Annotated[
+        int,
+        Option("--prefill-chunk", "--chunked-prefill-size", min=1, help="Most prompt tokens read between two rounds."),
+    ] = 512
 
 
 def serve(
@@ -71,19 +92,18 @@ def serve(
     other: EngineOptions,
     given: Given,
 ) -> int:
-    """Serve the OpenAI API, and a page to try it at /; or have another engine serve the drafter."""
+    """Serve the OpenAI API, with a page to try it at /; or have another engine serve the drafter (--engine)."""
     if other.engine != OWN:
         every = vars(server) | vars(capacity) | vars(target) | vars(draft)
-        wanted = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
+        requested = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
         key = None if server.api_key else os.environ.get(KEY_VARIABLE)
-        return serve_elsewhere(other, target, draft, wanted, (KEY_VARIABLE, key) if key else None)
+        return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     keep_few_kernels()
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
-        from eyas.serve.http.run import bind
-        from eyas.serve.http.run import serve as run
+        from eyas.serve.http.run import bind, run_server
         from eyas.serve.observe.logs import Logs, log_to
         from eyas.serve.observe.metrics import Metrics
     except ImportError as error:
@@ -106,14 +126,14 @@ def serve(
     host, port = listener.getsockname()[:2]
     note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
     try:
-        run(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
+        run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
     finally:
         logs.close()
     return 0
 
 
 def _with_defaults(draft: DraftOptions) -> DraftOptions:
-    """A server without a drafter decodes plainly; one with a drafter sizes every round's trees by measured cost."""
+    """Plain decoding without a drafter; with one and no tree, `--tree auto`: trees sized by measured cost."""
     if draft == DraftOptions():
         return DraftOptions(method="none")
     if draft.draft_model is not None and draft.tree is None and draft.num_speculative_tokens is None:
@@ -132,7 +152,7 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
         prefix_tokens=capacity.prefix_tokens,
     )
     engine = open_engine(target, draft, limits=limits)
-    # what is there now stays: else whoever sends a million little lists has the collector walk over all of it
+    # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()
     gc.freeze()
     return engine

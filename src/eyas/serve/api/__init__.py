@@ -1,1 +1,1 @@
-"""The OpenAI-compatible endpoints and their replies."""
+"""The routes of the OpenAI-compatible API: requests to the engine's form, generations to JSON."""

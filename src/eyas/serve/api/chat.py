@@ -1,137 +1,62 @@
-"""`/v1/chat/completions`."""
+"""The route `POST /v1/chat/completions`: a chat is encoded, handed to the engine, and answered as it is generated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
-from eyas.serve import encode
-from eyas.serve.answer import Answer, Scored
-from eyas.serve.api.logprobs import chat_logprobs
-from eyas.serve.api.reply import Json, Part, Reply
-from eyas.serve.api.route import GENERATING, JsonRoute, Server, answered, documented, queue_key, request_id
-from eyas.serve.api.schema.chat import ChatChunk, ChatCompletion, ChatRequest
-from eyas.serve.context import Context
+from eyas.serve.api.encode import chat_prompt, check_size, encode_request
+from eyas.serve.api.response import ChatResponseWriter
+from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
+from eyas.serve.api.schema.response import generation_responses
+from eyas.serve.choice_output import ChoiceOutput
+from eyas.serve.context import Context, Info
 from eyas.serve.generation import Generation
-from eyas.serve.http.streaming import send
-from eyas.serve.tools.calling import Calling, calling, one_grammar
-from eyas.serve.tools.parser import TextPiece, ToolCallParser
-from eyas.serve.tools.structured import grammar_of
+from eyas.serve.http.request import JsonRoute
+from eyas.serve.http.streaming import respond
+from eyas.serve.tools.calling import one_grammar, tool_calling
+from eyas.serve.tools.structured import requested_grammar
 
 router = APIRouter(route_class=JsonRoute)
 PATH = "/v1/chat/completions"
 
 
-@router.post(PATH, responses={200: answered(ChatCompletion, ChatChunk), **documented(*GENERATING)})
-async def create_chat_completion(request: Request, asked: ChatRequest, context: Server) -> Response:
-    """Answer a chat."""
-    return await send(request, asked, context, _begin)
-
-
-async def _begin(request: Request, asked: ChatRequest, context: Context) -> ChatReply:
+@router.post(PATH, responses=generation_responses(ChatCompletionResponse, ChatCompletionChunk))
+async def create_chat_completion(body: ChatCompletionRequest, context: Context, info: Info) -> Response:
+    """Answer a chat, all at once or as a stream."""
+    context.check_model(body.model)
     tokenizer = context.engine.tokenizer
-    tools = calling(asked, tokenizer)
-    grammar = one_grammar(tools, grammar_of(asked))
+    tools = tool_calling(body, tokenizer)
+    grammar = one_grammar(tools, requested_grammar(body))
     await context.check_grammar(grammar)
-    size = sum(message.characters for message in asked.messages)
-    encode.check_size(tokenizer, size, context.max_model_len)
-    schemas = tools.schemas if tools else ()
+    size = sum(message.characters for message in body.messages)
+    check_size(tokenizer, size, context.max_model_len)
     prompt = await context.in_worker(
-        encode.chat_tokens, tokenizer, asked.messages, schemas, asked.chat_template_kwargs, characters=size
+        chat_prompt,
+        tokenizer,
+        body.messages,
+        tools.schemas if tools else (),
+        body.chat_template_kwargs,
+        characters=size,
     )
-    job = encode.job(
-        asked,
+    request = encode_request(
+        body,
         [prompt],
-        request_id=request_id(request),
+        request_id=info.id,
         context=context.max_model_len,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,
     )
-    generation = await context.generate(
-        job,
-        lambda: Answer(tokenizer, asked.stops, tools.kept if tools else frozenset()),
+    kept = tools.special_tokens if tools else frozenset()
+    generation = await Generation.start(
+        context,
+        request,
+        lambda: ChoiceOutput(tokenizer, body.stop_strings, kept),
         endpoint=PATH,
-        stream=bool(asked.stream),
-        user=queue_key(request, asked.user or asked.safety_identifier),
-        began=request.scope["state"]["began"],
+        stream=bool(body.stream),
+        queue_key=info.queue_key(body.user or body.safety_identifier),
+        received=info.received,
     )
-    return ChatReply(context, asked, generation, f"chatcmpl-{request_id(request)}", tools)
-
-
-# Replies of the chat API.
-
-
-class ChatReply(Reply):
-    """Text and tool calls as messages and their deltas."""
-
-    object_name = "chat.completion"
-    chunk_name = "chat.completion.chunk"
-
-    def __init__(
-        self, context: Context, asked: ChatRequest, generation: Generation, reply_id: str, tools: Calling | None
-    ) -> None:
-        super().__init__(context, asked, generation, reply_id)
-        self._tools = tools
-        self._parsers = [] if tools is None else [ToolCallParser(tools.style) for _ in generation.answers]
-
-    def first(self, place: int) -> Json | None:  # noqa: ARG002  # all begin alike
-        return self._fields({"role": "assistant", "content": ""})
-
-    def parse(self, place: int, text: str, last: bool) -> list[Part]:
-        if self._tools is None:
-            return super().parse(place, text, last)
-        parser = self._parsers[place]
-        parts = parser.feed(text) + (parser.finish() if last else [])
-        if self._tools.parallel:
-            return parts
-        if parser.calls > 1:
-            self.generation.stop(place)
-        return [part for part in parts if isinstance(part, TextPiece) or part.index == 0]
-
-    def pieces(self, parts: Sequence[Part], scored: Sequence[Scored]) -> list[Json]:
-        deltas = [_delta(part) for part in parts]
-        if scored and not deltas:
-            deltas = [{}]
-        found = [self._fields(delta) for delta in deltas]
-        if scored:
-            found[0]["logprobs"] = self._logprobs(scored)
-        return found
-
-    def empty(self) -> Json:
-        return self._fields({})
-
-    def end(self, place: int) -> Json:
-        return self._fields({}) | {"finish_reason": self._reason(place)}
-
-    def choice(self, place: int, parts: Sequence[Part], scored: Sequence[Scored]) -> Json:
-        content, calls = "", list[Json]()
-        for part in parts:
-            if isinstance(part, TextPiece):
-                content += part.text
-            elif part.name is not None:
-                function = {"name": part.name, "arguments": part.arguments}
-                calls.append({"id": part.id, "type": "function", "function": function})
-            else:
-                calls[part.index]["function"]["arguments"] += part.arguments
-        message: Json = {"role": "assistant", "content": None if calls and not content.strip() else content}
-        message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
-        return {"message": message, "logprobs": self._logprobs(scored), "finish_reason": self._reason(place)}
-
-    def _reason(self, place: int) -> str | None:
-        reason = self.generation.answers[place].finish_reason
-        called = bool(self._parsers) and self._parsers[place].calls > 0
-        return "tool_calls" if called and reason == "stop" else reason
-
-    def _fields(self, delta: Json) -> Json:
-        return {"delta": delta, "logprobs": None, "finish_reason": None}
-
-    def _logprobs(self, scored: Sequence[Scored]) -> Json | None:
-        return chat_logprobs(self.names, scored) if self.generation.scored else None
-
-
-def _delta(part: Part) -> Json:
-    return {"content": part.text} if isinstance(part, TextPiece) else {"tool_calls": [part.delta()]}
+    writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
+    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)

@@ -1,104 +1,60 @@
-"""`/v1/completions`."""
+"""The route `POST /v1/completions`: prompts are encoded, handed to the engine, and continued as text is generated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
-from eyas.serve import encode
-from eyas.serve.answer import Answer, Scored
-from eyas.serve.api.logprobs import completion_logprobs
-from eyas.serve.api.reply import Json, Part, Reply
-from eyas.serve.api.route import GENERATING, JsonRoute, Server, answered, documented, queue_key, request_id
-from eyas.serve.api.schema.completions import Completion, CompletionChunk, CompletionRequest
-from eyas.serve.context import Context
-from eyas.serve.http.streaming import send
-from eyas.serve.tools.parser import TextPiece
-from eyas.serve.tools.structured import grammar_of
+from eyas.serve.api.encode import check_size, completion_prompt, encode_request
+from eyas.serve.api.response import CompletionResponseWriter
+from eyas.serve.api.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from eyas.serve.api.schema.response import generation_responses
+from eyas.serve.choice_output import ChoiceOutput
+from eyas.serve.context import Context, Info
+from eyas.serve.generation import Generation
+from eyas.serve.http.request import JsonRoute
+from eyas.serve.http.streaming import respond
+from eyas.serve.tools.structured import requested_grammar
 
 router = APIRouter(route_class=JsonRoute)
 PATH = "/v1/completions"
 DEFAULT_TOKENS = 16
-"""OpenAI's default for completions; chats may use the rest of the context."""
+"""OpenAI's default for `max_tokens` of completions; chats may use the rest of the context."""
 
 
-@router.post(PATH, responses={200: answered(Completion, CompletionChunk), **documented(*GENERATING)})
-async def create_completion(request: Request, asked: CompletionRequest, context: Server) -> Response:
-    """Continue one prompt or several."""
-    return await send(request, asked, context, _begin)
-
-
-async def _begin(request: Request, asked: CompletionRequest, context: Context) -> CompletionReply:
+@router.post(PATH, responses=generation_responses(CompletionResponse, CompletionChunk))
+async def create_completion(body: CompletionRequest, context: Context, info: Info) -> Response:
+    """Continue one prompt or several, all at once or as a stream."""
+    context.check_model(body.model)
     tokenizer = context.engine.tokenizer
-    grammar = grammar_of(asked)
+    grammar = requested_grammar(body)
     await context.check_grammar(grammar)
     prompts = []
-    for prompt in asked.prompts:
+    for prompt in body.prompts:
         size = len(prompt) if isinstance(prompt, str) else 0
-        encode.check_size(tokenizer, size, context.max_model_len)
-        prompts.append(await context.in_worker(encode.prompt_tokens, tokenizer, prompt, characters=size))
-    job = encode.job(
-        asked,
+        check_size(tokenizer, size, context.max_model_len)
+        prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size))
+    request = encode_request(
+        body,
         prompts,
-        request_id=request_id(request),
+        request_id=info.id,
         context=context.max_model_len,
-        max_tokens=DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens,
-        logprobs=asked.logprobs,
+        max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
         grammar=grammar,
     )
-    generation = await context.generate(
-        job,
-        lambda: Answer(tokenizer, asked.stops),
+    generation = await Generation.start(
+        context,
+        request,
+        lambda: ChoiceOutput(tokenizer, body.stop_strings),
         endpoint=PATH,
-        stream=bool(asked.stream),
-        user=queue_key(request, asked.user),
-        began=request.scope["state"]["began"],
+        stream=bool(body.stream),
+        queue_key=info.queue_key(body.user),
+        received=info.received,
     )
-    reply = CompletionReply(context, asked, generation, f"cmpl-{request_id(request)}")
-    if asked.echo:
-        texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in asked.prompts]
-        reply.echoes = [text for text in texts for _ in range(asked.n or 1)]
-    return reply
-
-
-# Replies of the completions API.
-
-
-class CompletionReply(Reply):
-    """Plain text; `echoes` has what each choice's text begins with."""
-
-    object_name = "text_completion"
-    chunk_name = "text_completion"
-    echoes: Sequence[str] = ()
-
-    def first(self, place: int) -> Json | None:
-        return self._fields(self.echoes[place]) if self.echoes else None
-
-    def pieces(self, parts: Sequence[Part], scored: Sequence[Scored]) -> list[Json]:
-        return [self._fields(_text(parts), self._logprobs(scored))] if parts or scored else []
-
-    def empty(self) -> Json:
-        return self._fields("")
-
-    def end(self, place: int) -> Json:
-        return self._fields("") | {"finish_reason": self.generation.answers[place].finish_reason}
-
-    def choice(self, place: int, parts: Sequence[Part], scored: Sequence[Scored]) -> Json:
-        return {
-            "text": (self.echoes[place] if self.echoes else "") + _text(parts),
-            "logprobs": self._logprobs(scored),
-            "finish_reason": self.generation.answers[place].finish_reason,
-        }
-
-    def _fields(self, text: str, logprobs: Json | None = None) -> Json:
-        return {"text": text, "logprobs": logprobs, "finish_reason": None}
-
-    def _logprobs(self, scored: Sequence[Scored]) -> Json | None:
-        return completion_logprobs(self.names, scored) if self.generation.scored else None
-
-
-def _text(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, TextPiece))
+    echoes = []
+    if body.echo:
+        texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompts]
+        echoes = [text for text in texts for _ in range(body.n or 1)]
+    writer = CompletionResponseWriter(context, body, generation, f"cmpl-{info.id}", echoes)
+    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI writes them: tokens as text, and as bytes where text can't say what they are."""
+"""Log-probabilities as JSON, in OpenAI's two forms: tokens as text and, in chats, as their UTF-8 bytes."""
 
 from __future__ import annotations
 
@@ -6,62 +6,62 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from eyas.serve.answer import Scored
+from eyas.serve.choice_output import ScoredToken
 
 _LEAST = -9999.0
-"""What OpenAI writes for tokens that are impossible: JSON has no infinity."""
+"""OpenAI's value for impossible tokens: JSON has no infinity."""
 
 
-class TokenNames:
-    """The text and bytes of single tokens."""
+class TokenTexts:
+    """The texts and bytes of single tokens, each computed once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-        self._shared = len(tokenizer.decode(self._anchor))
-        self._known: dict[int, tuple[str, bytes]] = {}
+        self._before: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        self._before_length = len(tokenizer.decode(self._before))
+        self._cache: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, token: int) -> tuple[str, bytes]:
-        """As it reads behind other text, so with its leading space."""
-        if token not in self._known:
-            text = self._tokenizer.decode([*self._anchor, token])[self._shared :]
+        """A token's text after other text, that is with its leading space, and its bytes."""
+        if token not in self._cache:
+            text = self._tokenizer.decode([*self._before, token])[self._before_length :]
             data = text.encode()
-            if "\ufffd" in text:  # a part of a character
+            if "\ufffd" in text:  # a part of a character, which only bytes can show
                 data = _raw_bytes(self._tokenizer.convert_ids_to_tokens(token)) or data
-            self._known[token] = text, data
-        return self._known[token]
+            self._cache[token] = text, data
+        return self._cache[token]
 
 
-def chat_logprobs(names: TokenNames, scored: Sequence[Scored]) -> dict[str, Any]:
-    """The chat API's form."""
+def chat_logprobs(token_texts: TokenTexts, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    """The `logprobs` of a choice of the chat API."""
     content = [
-        _entry(names, each.logprobs.token_id, each.logprobs.logprob)
-        | {"top_logprobs": [_entry(names, token, value) for token, value in each.logprobs.top]}
+        _entry(token_texts, each.logprobs.token_id, each.logprobs.logprob)
+        | {"top_logprobs": [_entry(token_texts, token, value) for token, value in each.logprobs.top]}
         for each in scored
     ]
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(names: TokenNames, scored: Sequence[Scored], before: int = 0) -> dict[str, Any]:
-    """The completions API's form; offsets count from the beginning of the text."""
+def completion_logprobs(token_texts: TokenTexts, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    """The `logprobs` of a choice of the completions API; offsets count from the beginning of the output."""
     return {
-        "tokens": [names(each.logprobs.token_id)[0] for each in scored],
+        "tokens": [token_texts(each.logprobs.token_id)[0] for each in scored],
         "token_logprobs": [_finite(each.logprobs.logprob) for each in scored],
-        "top_logprobs": [_by_text(names, each.logprobs.top) for each in scored],
-        "text_offset": [before + each.offset for each in scored],
+        "top_logprobs": [_by_text(token_texts, each.logprobs.top) for each in scored],
+        "text_offset": [each.offset for each in scored],
     }
 
 
-def _entry(names: TokenNames, token: int, value: float) -> dict[str, Any]:
-    text, data = names(token)
+def _entry(token_texts: TokenTexts, token: int, value: float) -> dict[str, Any]:
+    text, data = token_texts(token)
     return {"token": text, "logprob": _finite(value), "bytes": list(data)}
 
 
-def _by_text(names: TokenNames, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Of tokens that read alike, the likelier."""
+def _by_text(token_texts: TokenTexts, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """Log-probabilities by token text; of tokens with the same text the most likely one counts."""
     found: dict[str, float] = {}
     for token, value in top:
-        found.setdefault(names(token)[0], _finite(value))
+        found.setdefault(token_texts(token)[0], _finite(value))
     return found
 
 
@@ -70,7 +70,7 @@ def _finite(value: float) -> float:
 
 
 def _raw_bytes(piece: str) -> bytes | None:
-    """The bytes a vocabulary's piece stands for: `<0xE2>`, or one character a byte."""
+    """The bytes of a vocabulary piece that is written as `<0xE2>`, or with one character for each byte; else None."""
     if len(piece) == 6 and piece.startswith("<0x"):
         return bytes([int(piece[3:5], 16)])
     table = _byte_alphabet()
@@ -79,7 +79,7 @@ def _raw_bytes(piece: str) -> bytes | None:
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's: printable bytes are themselves, the others shifted up from 256."""
+    """GPT-2's byte for each character: printable bytes are themselves, the others are counted up from 256."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

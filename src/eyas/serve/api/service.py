@@ -1,4 +1,4 @@
-"""`/v1/models`."""
+"""The small routes: models, tokenize and detokenize as vLLM has them, health, version, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,104 +8,101 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 import eyas
-from eyas.serve.api.route import ASKING, READING, JsonRoute, Server, documented
+from eyas.serve.api.encode import chat_prompt, check_token_ids
+from eyas.serve.api.schema.messages import tool_schemas
+from eyas.serve.api.schema.response import READING, WITH_BODY, error_responses
 from eyas.serve.api.schema.service import (
-    MOST_AT_ONCE,
-    Detokenized,
+    MOST_TO_TOKENIZE,
     DetokenizeRequest,
-    Health,
-    Model,
+    DetokenizeResponse,
+    HealthResponse,
+    ModelCard,
     ModelList,
-    Tokenized,
     TokenizeRequest,
-    Version,
+    TokenizeResponse,
+    VersionResponse,
 )
-from eyas.serve.context import Context
-from eyas.serve.encode import chat_tokens, check_ids
+from eyas.serve.context import Context, ServerContext
 from eyas.serve.http.errors import ApiError
+from eyas.serve.http.request import JsonRoute
 from eyas.serve.observe.metrics import CONTENT_TYPE, Metrics
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.get("/v1/models", response_model=ModelList, responses=documented(*READING, 503))
-async def list_models(context: Server) -> Any:
-    """The names that requests may use."""
-    return {"data": [_model(context, name) for name in context.settings.model_names]}
+@router.get("/v1/models", response_model=ModelList, responses=error_responses(*READING, 503))
+async def list_models(context: Context) -> Any:
+    """List the model names that requests may use."""
+    return {"data": [_model_card(context, name) for name in context.settings.model_names]}
 
 
-@router.get("/v1/models/{model:path}", response_model=Model, responses=documented(*READING, 404, 503))
-async def retrieve_model(model: str, context: Server) -> Any:
-    """One of them."""
+@router.get("/v1/models/{model:path}", response_model=ModelCard, responses=error_responses(*READING, 404, 503))
+async def retrieve_model(model: str, context: Context) -> Any:
+    """Describe the model of this name."""
     context.check_model(model)
-    return _model(context, model)
+    return _model_card(context, model)
 
 
-def _model(context: Context, name: str) -> dict[str, Any]:
+def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
     context.engine  # noqa: B018  # 503 while it is being loaded
     return {"id": name, "created": context.started, "owned_by": "eyas", "max_model_len": context.max_model_len}
 
 
-# `/health` and `/version`: open to everyone.
-
-
-@router.get("/health", response_model=Health, responses=documented(500, 503))
-async def health(context: Server) -> Any:
-    """200 when requests are taken; 503 while the model is loaded, while the server goes down, or when it failed."""
-    context.engine  # noqa: B018  # raises
-    return {"status": "ok"}
-
-
-@router.get("/version", response_model=Version, responses=documented(500))
-async def version() -> Any:
-    """Of this server."""
-    return {"version": eyas.__version__}
-
-
-# `/tokenize` and `/detokenize`, as vLLM has them.
-
-
-@router.post("/tokenize", response_model=Tokenized, response_model_exclude_none=True, responses=documented(*ASKING))
-async def tokenize(asked: TokenizeRequest, context: Server) -> Any:
-    """The tokens of a text, or of a chat up to where the answer begins."""
-    context.check_model(asked.model)
+@router.post(
+    "/tokenize",
+    response_model=TokenizeResponse,
+    response_model_exclude_none=True,
+    responses=error_responses(*WITH_BODY),
+)
+async def tokenize(body: TokenizeRequest, context: Context) -> Any:
+    """Tokenize a text, or a chat up to where the answer begins."""
+    context.check_model(body.model)
     tokenizer = context.engine.tokenizer
 
     def encode() -> tuple[list[int], list[str] | None]:
-        if asked.messages is not None:
-            schemas = [tool.model_dump(mode="json", exclude_none=True) for tool in asked.tools or ()]
-            ids = list(chat_tokens(tokenizer, asked.messages, schemas))
+        if body.messages is not None:
+            ids = list(chat_prompt(tokenizer, body.messages, tool_schemas(body.tools)))
         else:
-            ids = tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)["input_ids"]
-        return ids, tokenizer.convert_ids_to_tokens(ids) if asked.return_token_strs else None
+            ids = tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"]
+        return ids, tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
 
-    size = len(asked.prompt or "") + sum(message.characters for message in asked.messages or ())
-    if size > MOST_AT_ONCE:
-        message = f"the messages have {size} characters, at most {MOST_AT_ONCE} are cut into tokens at once"
+    size = len(body.prompt or "") + sum(message.characters for message in body.messages or ())
+    if size > MOST_TO_TOKENIZE:
+        message = f"the messages have {size} characters, at most {MOST_TO_TOKENIZE} are cut into tokens at once"
         raise ApiError(400, message, code="too_long", param="messages")
     ids, texts = await context.in_worker(encode, characters=size)
     return {"count": len(ids), "max_model_len": context.max_model_len, "tokens": ids, "token_strs": texts}
 
 
-@router.post("/detokenize", response_model=Detokenized, responses=documented(*ASKING))
-async def detokenize(asked: DetokenizeRequest, context: Server) -> Any:
-    """The text of tokens."""
-    context.check_model(asked.model)
-    check_ids(asked.tokens, context.engine.target.vocab_size, "tokens")
-    return {"prompt": await context.in_worker(context.engine.tokenizer.decode, asked.tokens)}
+@router.post("/detokenize", response_model=DetokenizeResponse, responses=error_responses(*WITH_BODY))
+async def detokenize(body: DetokenizeRequest, context: Context) -> Any:
+    """Turn token ids into their text."""
+    context.check_model(body.model)
+    check_token_ids(body.tokens, context.engine.target.vocab_size, "tokens")
+    return {"prompt": await context.in_worker(context.engine.tokenizer.decode, body.tokens)}
 
 
-# `/metrics`, for Prometheus.
+@router.get("/health", response_model=HealthResponse, responses=error_responses(500, 503))
+async def health(context: Context) -> Any:
+    """200 when requests are taken; 503 while the model is loaded, while the server goes down, or when it failed."""
+    context.engine  # noqa: B018  # raises
+    return {"status": "ok"}
+
+
+@router.get("/version", response_model=VersionResponse, responses=error_responses(500))
+async def version() -> Any:
+    """The version of eyas that serves."""
+    return {"version": eyas.__version__}
 
 
 def metrics_router(metrics: Metrics) -> APIRouter:
-    """The route to these metrics."""
+    """Make the route `/metrics`, which shows these metrics."""
     router = APIRouter()
     content = {"text/plain": {"schema": {"type": "string"}}}
 
-    @router.get("/metrics", response_class=Response, responses={200: {"content": content}, **documented(500)})
+    @router.get("/metrics", response_class=Response, responses={200: {"content": content}, **error_responses(500)})
     async def show_metrics() -> Response:
-        """Every metric as text (docs/serve_metrics.md)."""
+        """Every metric in Prometheus' text format (docs/serve_metrics.md)."""
         return Response(metrics.page(), headers={"Content-Type": CONTENT_TYPE})
 
     return router

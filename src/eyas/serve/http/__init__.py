@@ -1,1 +1,1 @@
-"""The HTTP server: app, middleware, request bodies, errors, event streams."""
+"""The HTTP side of the server: process, app, middleware, request bodies, errors, event streams."""

@@ -1,4 +1,4 @@
-"""The app: routes, the layers around them, and the one way errors are told."""
+"""The ASGI app: its routes, and the middleware around them for request ids, errors and API keys."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import eyas
 from eyas.errors import EyasError
 from eyas.serve.api import chat, completions, service
-from eyas.serve.api.service import metrics_router
-from eyas.serve.context import Context, ServeSettings
+from eyas.serve.context import ServerContext, ServeSettings
 from eyas.serve.engine_thread import EngineThread
-from eyas.serve.http.body import BodyLimit
 from eyas.serve.http.errors import ApiError, as_api_error, error_code, handle
+from eyas.serve.http.request import BodyLimitMiddleware
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer, Observers
 from eyas.serve.playground.gauges import Gauges
@@ -33,7 +32,12 @@ from eyas.serve.playground.page import playground
 
 _ROUTERS = (chat.router, completions.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
-"""Their paths."""
+"""The paths of the API: the only ones that become labels of metrics."""
+OPEN = frozenset({"/", "/health", "/metrics", "/version"})
+"""Paths that need no key: for probes, scrapers and the playground's page. Whatever touches the model needs one."""
+
+_HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+log = logging.getLogger(__name__)
 
 
 def create_app(
@@ -43,10 +47,10 @@ def create_app(
     gauges: Gauges | None = None,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """The ASGI app over an engine's thread, which the caller starts and stops.
+    """Make the app over an engine's thread, which the caller starts and stops.
 
-    The thread tells the observer of its steps; among what it is should be `gauges`, with which there is a playground at
-    `/`, and `metrics`, which are shown at `/metrics`.
+    The observer should be the thread's own, and should include `gauges` and `metrics`. With `gauges` there is a
+    playground at `/`, with `metrics` they are shown at `/metrics`.
     """
     app = FastAPI(
         title="eyas",
@@ -56,18 +60,18 @@ def create_app(
         redoc_url=None,
     )
     observer = observer or Observers()
-    context = app.state.context = Context(thread, settings, observer)
+    context = app.state.context = ServerContext(thread, settings, observer)
     for router in _ROUTERS:
         app.include_router(router)
     if gauges is not None:
         app.include_router(playground(gauges, lambda: context.engine.speculation is not None))
     if metrics is not None:
-        app.include_router(metrics_router(metrics))
+        app.include_router(service.metrics_router(metrics))
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     # the last one added is the outermost
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.read_seconds)
-    app.add_middleware(Keys, keys=[key.get_secret_value() for key in settings.api_keys])
+    app.add_middleware(BodyLimitMiddleware, limit=settings.max_body_bytes, seconds=settings.read_seconds)
+    app.add_middleware(ApiKeyMiddleware, keys=[key.get_secret_value() for key in settings.api_keys])
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -76,65 +80,57 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(Envelope, refused=observer.refused, known=ENDPOINTS.__contains__)
+    app.add_middleware(RequestIdMiddleware, refused=observer.refused, known=ENDPOINTS.__contains__)
     return app
 
 
-# The outermost layer: every answer has a request id, every error is told to the observer, no exception gets out.
+class RequestIdMiddleware:
+    """The outermost ASGI layer: every response has `X-Request-Id`, every error is reported, no exception gets out.
 
-
-_HARMLESS = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-log = logging.getLogger(__name__)
-
-
-class Envelope:
-    """ASGI middleware. The client's own `X-Request-Id` is kept if it is harmless.
-
-    `refused(endpoint, status, code)` is called for every error but those of probes. `known(path)` says which paths are
-    endpoints, since what clients make up must not become labels of metrics.
+    The client's own id is kept if it is harmless.
     """
 
     def __init__(self, app: ASGIApp, refused: Callable[[str, int, str], None], known: Callable[[str], bool]) -> None:
+        """`refused(endpoint, status, code)` is called for every error response but those to `OPEN` paths.
+
+        `known(path)` says whether a path is an endpoint; others are reported as "", since clients make them up.
+        """
         self._app, self._refused, self._known = app, refused, known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        name = given.decode() if _HARMLESS.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {}).update(request_id=name, began=time.monotonic())
+        sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = sent_id.decode() if _HARMLESS_ID.fullmatch(sent_id) else uuid.uuid4().hex
+        scope.setdefault("state", {}).update(request_id=request_id, received=time.monotonic())
         started = False
 
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = name
+                headers["X-Request-Id"] = request_id
                 if message["status"] >= 400 and scope["path"] not in OPEN:
                     endpoint = scope["path"] if self._known(scope["path"]) else ""
                     self._refused(endpoint, message["status"], error_code(scope))
             await send(message)
 
         try:
-            await self._app(scope, receive, named)
-        except Exception as error:  # the log says what, the client that
-            log.exception("request %s failed", name)
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # the log has the details, the client learns only that it failed
+            log.exception("request %s failed", request_id)
             if started:
                 raise
-            await as_api_error(error).send(scope, receive, named)
+            await as_api_error(error).send(scope, receive, send_with_id)
 
 
-# Keys: `Authorization: Bearer KEY`, compared in constant time.
+class ApiKeyMiddleware:
+    """ASGI middleware: 401 without a known key in `Authorization: Bearer KEY`; no keys = open to everyone.
 
-
-OPEN = frozenset({"/", "/health", "/metrics", "/version"})
-"""Probes, scrapers and the playground's page need no key; whatever touches the model does."""
-
-
-class Keys:
-    """ASGI middleware: 401 without a key that is known. Leaves in the scope's state which key it was (its digest)."""
+    Keys are compared in constant time. The beginning of the key's digest is left in the scope's state as `key`.
+    """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -144,15 +140,15 @@ class Keys:
         if scope["type"] != "http" or not self._digests or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        kind, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        given = _digest(key.strip())
-        known = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if kind.lower() != b"bearer" or not any(known):
+        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != b"bearer" or not any(matches):
             message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer KEY"
             error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
             await error.send(scope, receive, send)
             return
-        scope["state"]["key"] = given.hex()[:16]
+        scope["state"]["key"] = digest.hex()[:16]
         await self._app(scope, receive, send)
 
 

@@ -1,4 +1,7 @@
-"""Errors as clients of OpenAI expect them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as clients of OpenAI expect them: a status, and `{"error": {"message", "type", "param", "code"}}`.
+
+`as_api_error` makes one of whatever was raised. Exceptions that nobody expected say nothing about themselves.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from eyas.errors import QueueFullError, RequestError, UsageError
-from eyas.serve.api.schema.base import reason_for
+from eyas.serve.api.schema.request import why_not_served
 from eyas.serve.engine_thread import EngineStoppedError
 
-TYPES = {
+_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -31,7 +34,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class ApiError(Exception):
-    """An answer that is an error. It never leaves the server."""
+    """An error response, raised where a request turns out to be wrong and caught inside the server."""
 
     def __init__(
         self,
@@ -48,27 +51,27 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON that is sent."""
-        kind = TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        """The body of the response."""
+        kind = _TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self, scope: Scope) -> JSONResponse:
-        """The whole answer; the scope remembers its code (`error_code`)."""
+        """Make the response; the scope keeps its code for `error_code`."""
         scope.setdefault("state", {})["error_code"] = self.code or self.body["error"]["type"]
         return JSONResponse(self.body, self.status, self.headers)
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with it."""
+        """Send the response, from ASGI middleware."""
         await self.response(scope)(scope, receive, send)
 
 
 def unavailable(message: str, retry_after: float = 1.0) -> ApiError:
-    """503: not now, perhaps soon."""
+    """An error 503: the request may be sent again later, after `retry_after` seconds."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": _seconds(retry_after)})
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Whatever was raised, as an answer; what nobody expected tells a client nothing but that."""
+    """The error response to an exception; 500 without details if it is none that is expected."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineStoppedError):
@@ -78,29 +81,29 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestError | UsageError):
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, RequestValidationError):
-        return validation_error(error)
+        return _validation_error(error)
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, _sentence(error), code=_CODES.get(error.status_code), headers=error.headers)
+        message, code = _http_message(error), _CODES.get(error.status_code)
+        return ApiError(error.status_code, message, code=code, headers=error.headers)
     return ApiError(500, "the server failed on this request; its log says how", code="internal_error")
 
 
-def validation_error(error: RequestValidationError) -> ApiError:
-    """400 that names the first bad field."""
+def _validation_error(error: RequestValidationError) -> ApiError:
+    """An error 400 that names the first bad field."""
     errors = error.errors()
     first = errors[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    text = _said(first)
-    if where and where[-1] == "str":  # the first of several things the field may be
-        where, whole = where[:-1], first["loc"][:-1]
-        text = ", or ".join(dict.fromkeys(_said(each) for each in errors if each["loc"][: len(whole)] == whole))
-    field = _path(where)
-    unknown = first["type"] == "extra_forbidden"
-    known = reason_for(where)
-    if known is not None:
-        message, code = f"{field} is not supported here: {known}", "unsupported_parameter"
-    elif unknown:
+    location = [str(part) for part in first["loc"] if part != "body"]
+    text = _problem(first)
+    if location and location[-1] == "str":  # the first type of a union: tell what every type says
+        location, union = location[:-1], first["loc"][:-1]
+        text = ", or ".join(dict.fromkeys(_problem(each) for each in errors if each["loc"][: len(union)] == union))
+    field = _path(location)
+    reason = why_not_served(location)
+    if reason is not None:
+        message, code = f"{field} is not supported here: {reason}", "unsupported_parameter"
+    elif first["type"] == "extra_forbidden":
         message, code = f"unknown field {field}", "unknown_parameter"
-    elif first["type"] == "missing" and not where:
+    elif first["type"] == "missing" and not location:
         message, code = "the request needs a JSON body (Content-Type: application/json)", "missing_body"
     elif first["type"] == "missing":
         message, code = f"{field} is missing", "missing_required_parameter"
@@ -110,7 +113,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
 
 
 def _path(parts: list[str]) -> str:
-    """`messages[0].content`, without the names of union members that pydantic puts in between."""
+    """The path of a field, such as `messages[0].content`, without the type names that pydantic puts in for unions."""
     path = ""
     for part in parts:
         if part.isdigit():
@@ -120,27 +123,26 @@ def _path(parts: list[str]) -> str:
     return path[:200]
 
 
-def _said(error: Mapping[str, Any]) -> str:
+def _problem(error: Mapping[str, Any]) -> str:
     text = str(error["msg"]).removeprefix("Value error, ")
     return text[:1].lower() + text[1:]
 
 
 def _seconds(value: float) -> str:
-    """Retry-After takes whole seconds."""
-    return str(max(1, round(value)))
+    return str(max(1, round(value)))  # Retry-After takes whole seconds
 
 
-def _sentence(error: HTTPException) -> str:
+def _http_message(error: HTTPException) -> str:
     known = {404: "there is nothing at this address", 405: "this address doesn't take that method"}
     return known.get(error.status_code, str(error.detail))
 
 
 async def handle(request: Request, error: Exception) -> JSONResponse:
-    """The one exception handler of the app."""
+    """Answer a request with the exception it raised: the app's only exception handler."""
     return as_api_error(error).response(request.scope)
 
 
 def error_code(scope: Scope) -> str:
-    """The code of the error that was answered."""
+    """The `code` of the error response that was sent, or its type if it has none."""
     code: str = scope["state"].get("error_code", "")
     return code

@@ -1,4 +1,4 @@
-"""A server's process: bind, load, answer, drain, end."""
+"""The life of a server's process: it listens, loads the engine, answers, drains on a signal and ends."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
 
 _LINGER_SECONDS = 3
-"""After draining, what connections get to take their last bytes."""
+"""How long connections may take to read their last bytes after draining."""
 
 
 def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
-    """A listening socket; UsageError where the address can't be had. Port 0 takes any free one."""
-    made = None
+    """Bind a socket to listen on; port 0 takes any free one. UsageError if the address can't be bound."""
+    listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # drop peers that acknowledge nothing; connections inherit it
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_seconds * 2000))
-        made.bind(address)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_seconds * 2000))
+        listener.bind(address)
     except OSError as error:
-        if made is not None:
-            made.close()
+        if listener is not None:
+            listener.close()
         raise UsageError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
-    return made
+    return listener
 
 
-def serve(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
-    """Run until told to end (SIGTERM, Ctrl-C) or until the engine fails, which is raised as EyasError."""
+def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
+    """Serve until a signal (SIGTERM, Ctrl-C) ends it; raises EyasError if the engine fails."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -58,26 +58,26 @@ def serve(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener:
 
 
 class _Server(uvicorn.Server):
-    """Drains before it closes: the first signal stops admission, a second one ends at once."""
+    """Drains before it closes: a first signal stops admission, a second one ends the process at once."""
 
     def __init__(self, config: uvicorn.Config, thread: EngineThread, settings: ServeSettings) -> None:
         super().__init__(config)
         self._thread, self._settings = thread, settings
-        self._asked_to_end = False
+        self._ending = False
         self._supervision: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
-        if self._asked_to_end:
+        if self._ending:
             self.should_exit = self.force_exit = True
-        self._asked_to_end = True
+        self._ending = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._supervision = asyncio.create_task(self._supervise())
 
     async def _supervise(self) -> None:
-        """Until the engine has ended or draining is over."""
-        while not self._asked_to_end:
+        """Let the server exit once the engine has ended, or draining is over after a signal."""
+        while not self._ending:
             if self._thread.status in ("failed", "stopped"):
                 self.should_exit = True
                 return

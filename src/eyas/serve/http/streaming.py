@@ -1,36 +1,49 @@
-"""Server-sent events: sent as they come; over as soon as the client is gone or takes nothing for too long."""
+"""Sending generated responses: one JSON document, or server-sent events as they are generated.
+
+A stream ends, and its generator with it, as soon as the client is gone or has read nothing for too long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from eyas.serve.api.reply import Reply
-from eyas.serve.api.schema.sampling import SamplingFields
-from eyas.serve.context import Context
-from eyas.serve.http.errors import ApiError, as_api_error
+from eyas.serve.http.errors import as_api_error
+from eyas.serve.http.request import disconnected
 
-T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+"""The event that ends a stream."""
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """One event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+class GeneratedResponse(Protocol):
+    """A response that is being generated; one of the two is called, once."""
+
+    async def full(self) -> dict[str, Any]:
+        """The body of a response that isn't streamed, once everything is generated."""
+
+    def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a streamed response, as they are generated."""
+
+
+async def respond(generated: GeneratedResponse, *, stream: bool | None, write_seconds: float) -> Response:
+    """Make the HTTP response: a stream right away, a JSON document once it is complete."""
+    if stream:
+        return EventStream(generated.events(), write_seconds)
+    return JSONResponse(await generated.full())
 
 
 class EventStream(Response):
-    """Sends what a generator yields and closes it, in whatever way the stream ends."""
+    """Sends what a generator yields as events and closes the generator, in whatever way the stream ends."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float) -> None:
+        """`write_seconds`: how long the client may read nothing before it is cut off."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._write_seconds = events, write_seconds
@@ -50,13 +63,13 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for value in self._events:
-                await self._send(send, event(value))
+                await self._send(send, _event(value))
         except Exception as error:  # noqa: BLE001  # the status is sent already: errors are events now
-            await self._send(send, event(as_api_error(error).body))
+            await self._send(send, _event(as_api_error(error).body))
         await self._send(send, DONE, more=False)
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
-        """Waits while the client's buffers are full; cancels itself when that takes too long."""
+        """Send one event, waiting while the client's buffers are full; cancels this task if that takes too long."""
         task = asyncio.current_task()
         assert task is not None
         watchdog = asyncio.get_running_loop().call_later(self._write_seconds, task.cancel)
@@ -64,44 +77,5 @@ class EventStream(Response):
         watchdog.cancel()
 
 
-async def disconnected(receive: Receive) -> None:
-    """Until the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; it is cancelled as soon as the client is gone."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError(499, "the client is gone", code="client_gone")
-        return working.result()
-    finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-# How a reply leaves: as one JSON document or as events, and not at all once its client is gone.
-
-
-A = TypeVar("A", bound=SamplingFields)
-
-
-async def send(
-    request: Request, asked: A, context: Context, begin: Callable[[Request, A, Context], Coroutine[Any, Any, Reply]]
-) -> Response:
-    """`begin` hands the request to the engine: what goes wrong until then has a status of its own."""
-    context.check_model(asked.model)
-    beginning = begin(request, asked, context)
-    if asked.stream:
-        reply = await while_connected(request, beginning)
-        return EventStream(reply.events(), context.settings.write_seconds)
-
-    async def whole() -> dict[str, Any]:
-        return await (await beginning).whole()
-
-    return JSONResponse(await while_connected(request, whole()))
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

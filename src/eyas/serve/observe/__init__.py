@@ -1,1 +1,1 @@
-"""Observers of a server: Prometheus metrics, logs."""
+"""Observers of a server: Prometheus metrics and logs."""

@@ -1,6 +1,6 @@
-"""Logs of a server: a line a request and a line of statistics an interval; silent when idle.
+"""Logs of a server: a line for each request, and a line of statistics in intervals while the engine works.
 
-Prompts and answers are never written.
+Prompts and answers are never logged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from eyas.serve.observe.observer import Finished, Observer, Received
+from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequence
 from eyas.types import Stats
 
 if TYPE_CHECKING:
@@ -19,52 +19,54 @@ if TYPE_CHECKING:
     from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
 
+Form = Literal["text", "json"]
+
 _LOGGER = logging.getLogger("eyas.serve")
 
 
 def log_to(stream: IO[str], form: Form = "text", level: int = logging.INFO) -> None:
-    """Let the server's loggers and uvicorn's write lines to a stream (run uvicorn with `log_config=None`)."""
+    """Make the server's loggers and uvicorn's write to a stream; uvicorn needs `log_config=None` for that."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(Lines(form))
+    handler.setFormatter(LineFormatter(form))
     for logger in (_LOGGER, logging.getLogger("uvicorn")):
         logger.handlers[:] = [handler]
         logger.setLevel(level)
         logger.propagate = False
-    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # a request has lines of its own
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # requests have lines of their own
 
 
 class Logs(Observer):
-    """Writes lines; of tokens the line of their request's end tells. `close()` ends its timer."""
+    """Logs requests at their end, errors, and statistics; `close` ends its timer."""
 
     def __init__(self, every: float = 10.0) -> None:
-        """A line of statistics every so many seconds while the engine makes steps; 0 = none."""
+        """`every`: seconds between lines of statistics; 0 = none."""
         self._every = every
-        self._interval = Interval()
+        self._interval = StatisticsInterval()
         self._timer: threading.Timer | None = None
         self._closed = False
         self._lock = threading.Lock()
 
-    def request_received(self, request: Received) -> None:
-        """Its id and size; seen at level debug, the line of its end tells the rest."""
+    def request_received(self, sequence: ReceivedSequence) -> None:
+        """Log its id and sizes at level debug."""
         fields = {
-            "id": request.id,
-            "endpoint": request.endpoint,
-            "prompt_tokens": request.prompt_tokens,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "stream": request.stream,
-            "speculate": request.speculate,
+            "id": sequence.id,
+            "endpoint": sequence.endpoint,
+            "prompt_tokens": sequence.prompt_tokens,
+            "max_tokens": sequence.max_tokens,
+            "temperature": sequence.temperature,
+            "stream": sequence.stream,
+            "speculate": sequence.speculate,
         }
         _write(logging.DEBUG, "received", fields)
 
-    def finished(self, finished: Finished) -> None:
-        """How it went."""
+    def finished(self, finished: FinishedSequence) -> None:
+        """Log how the sequence ended, how long it took and what speculation gained."""
         stats, first = finished.stats, finished.first_token_seconds
         fields: dict[str, Any] = {
-            "id": finished.request.id,
-            "endpoint": finished.request.endpoint,
+            "id": finished.sequence.id,
+            "endpoint": finished.sequence.endpoint,
             "reason": finished.reason,
-            "prompt_tokens": finished.request.prompt_tokens,
+            "prompt_tokens": finished.sequence.prompt_tokens,
             "tokens": stats.tokens,
             "seconds": round(finished.seconds, 3),
             "queue_seconds": round(stats.queue_seconds, 3),
@@ -76,12 +78,12 @@ class Logs(Observer):
         _write(logging.WARNING if finished.reason == "error" else logging.INFO, "finished", fields)
 
     def refused(self, endpoint: str, status: int, code: str) -> None:
-        """What was answered."""
+        """Log an error response, at level error if the server is at fault."""
         fields = {"endpoint": endpoint, "status": status, "code": code}
         _write(logging.ERROR if status >= 500 else logging.INFO, "refused", fields)
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
-        """Count; the first step after a pause starts the clock."""
+        """Count a step; the first one after a pause starts the timer of the statistics."""
         if not self._every:
             return
         with self._lock:
@@ -90,13 +92,13 @@ class Logs(Observer):
                 self._start()
 
     def close(self) -> None:
-        """Write what was counted since the last line, and no more."""
+        """Log the statistics since the last line, then none any more."""
         with self._lock:
             self._closed = True
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-            self._tell()
+            self._write_statistics()
 
     def _start(self) -> None:
         self._began = time.monotonic()
@@ -105,16 +107,16 @@ class Logs(Observer):
         self._timer.start()
 
     def _tick(self) -> None:
-        """The interval is over: tell, and go on unless nothing happened."""
-        told = self._tell()
+        """Log the interval that is over; the timer goes on unless the engine was idle."""
+        written = self._write_statistics()
         with self._lock:
             if self._closed:
                 return
             self._timer = None
-            if told:
+            if written:
                 self._start()
 
-    def _tell(self) -> bool:
+    def _write_statistics(self) -> bool:
         with self._lock:
             fields = self._interval.fields(max(time.monotonic() - self._began, 1e-6))
             self._interval = self._interval.next()
@@ -128,21 +130,15 @@ def _write(level: int, message: str, fields: dict[str, Any]) -> None:
         _LOGGER.log(level, message, extra={"fields": fields})
 
 
-# A log record as one line: for people, or as a JSON object.
-
-
-Form = Literal["text", "json"]
-
-
-class Lines(logging.Formatter):
-    """`time level message key=value ...` or JSON; the keys are the record's `fields` (`extra={"fields": {...}}`)."""
+class LineFormatter(logging.Formatter):
+    """Formats a record as `time level message key=value ...` or as JSON, with the record's `fields` as keys."""
 
     def __init__(self, form: Form) -> None:
         super().__init__()
         self._json = form == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line. Only a traceback, in the form for people, takes more than one."""
+        """Format one line; as text, a traceback takes lines of its own."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         message, level = record.getMessage(), record.levelname.lower()
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
@@ -150,8 +146,8 @@ class Lines(logging.Formatter):
         if self._json:
             entry = {"time": moment, "level": level, "message": message, **fields}
             return json.dumps(entry if trace is None else entry | {"traceback": trace}, default=str)
-        told = "".join(f" {name}={_readable(value)}" for name, value in fields.items())
-        line = f"{moment} {level} {_one_line(message)}{told}"
+        pairs = "".join(f" {name}={_readable(value)}" for name, value in fields.items())
+        line = f"{moment} {level} {_one_line(message)}{pairs}"
         return line if trace is None else f"{line}\n{trace}"
 
 
@@ -167,22 +163,19 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else json.dumps(text)
 
 
-# What the engine did since the last statistics line.
-
-
-class Interval:
-    """Steps between two lines."""
+class StatisticsInterval:
+    """What the engine did between two lines of statistics."""
 
     def __init__(self, since: EngineState | None = None) -> None:
-        """`since`: the engine's state at the beginning; None = a new engine's."""
+        """`since`: the engine's state at the beginning of the interval; None = a new engine."""
         self._since = since
         self._state: EngineState | None = None
         self._controller: ControllerState | None = None
-        self._drafts = Stats()  # of rows that got a tree
+        self._drafts = Stats()  # of sequences with a draft tree
         self._rows = self._rounds = self._plain = 0
 
     def add(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
-        """Count a step."""
+        """Count a step of the engine."""
         self._state, self._controller = state, controller
         if outcome is None:
             return
@@ -193,12 +186,12 @@ class Interval:
             if nodes:
                 self._drafts.record(accepted, offered)
 
-    def next(self) -> Interval:
-        """The interval that follows."""
-        return Interval(self._state or self._since)
+    def next(self) -> StatisticsInterval:
+        """Return the interval that follows this one."""
+        return StatisticsInterval(self._state or self._since)
 
     def fields(self, seconds: float) -> dict[str, Any] | None:
-        """The line's fields, for an interval so long; None if the engine made no step."""
+        """The fields of the line for an interval of so many seconds; None if the engine made no step."""
         state, since, controller = self._state, self._since, self._controller
         if state is None:
             return None

@@ -1,8 +1,7 @@
-"""Prometheus metrics, in a registry of their own. `docs/serve_metrics.md` lists every name beside vLLM's.
+"""Prometheus metrics of a server, in a registry of their own. `docs/serve_metrics.md` lists them beside vLLM's.
 
-Counters of rounds and drafts grow once a step, from what the round itself reports; what the engine has counted since it
-was made (prompt tokens, preemptions, ...) is read from its state. Latencies come from the API, which knows when a
-client got what.
+Counters of rounds and drafts grow at every step by what the round reports. What the engine counts itself since it was
+made (prompt tokens, preemptions, ...) is read from its state. Latencies are taken where clients get their tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from eyas.serve.observe.observer import Finished, Observer, Received
+from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequence
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
@@ -22,14 +21,76 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 COMPLETE = frozenset({"stop", "length"})
-"""Reasons of answers that came to their end."""
+"""Finish reasons of complete answers, whose times are observed."""
+
+PREFIX = "eyas:"
+"""Begins the name of every metric; the tables below leave it out."""
+
+# Buckets of histograms: seconds, tokens, draft tokens.
+_SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+_LONG = (
+    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+)  # fmt: skip
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_ACCEPTED = tuple(range(17))
+
+# Metrics by name, with their help texts.
+GAUGES = {
+    "num_requests_running": "Sequences that decode.",
+    "num_requests_prefilling": "Sequences in a slot whose prompt isn't read yet.",
+    "num_requests_waiting": "Sequences that wait for a slot.",
+    "kv_cache_usage_perc": "Share of the cache in use by sequences in slots; 1 = full.",
+    "cached_tokens": "Tokens of sequences in slots.",
+    "allocated_tokens": "Tokens the slot cache is allocated for.",
+    "prefix_cached_tokens": "Tokens kept for requests that begin alike.",
+    "tree_depth": "Levels of the draft trees in use; 0 = plain decoding.",
+    "tree_width": "Nodes a level may keep; 0 = plain decoding.",
+    "tree_budget": "Nodes a round for the whole batch; 0 = plain decoding.",
+    "predicted_tokens_per_second": "The controller's prediction for the shape in use.",
+    "predicted_plain_tokens_per_second": "The controller's prediction for plain decoding with the same rows.",
+    "measured_tokens_per_second": "Emitted tokens a second over the last rounds.",
+}
+COUNTERS = {
+    "spec_decode_num_drafts": "Drafts that were verified: one for each row and round that got a tree.",
+    "spec_decode_num_draft_tokens": "Draft tokens that were verified: nodes of trees.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
+    "spec_decode_draft_depth": "Sum of the drafts' depths: what could have been accepted.",
+    "target_pass_tokens": "Tokens of target passes while decoding: rows and draft tokens.",
+    "draft_seconds": "Time of drafting.",
+    "pass_seconds": "Time of verifying and walking.",
+}
+FROM_STATE = {  # counters: the attribute of EngineState that has the count, and the help text
+    "num_preemptions": ("preempted_total", "Sequences that lost their slot and were read again."),
+    "prompt_tokens": ("prompt_tokens_total", "Prompt tokens of admitted sequences, reused ones included."),
+    "prefix_cache_queries": ("prompt_tokens_total", "Prompt tokens that were looked up."),
+    "prefix_cache_hits": ("prefix_hit_tokens_total", "Prompt tokens that were not read again."),
+    "generation_tokens": ("generated_tokens_total", "Tokens emitted."),
+}
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {  # the help text and the buckets
+    "time_to_first_token_seconds": ("Received to first token.", _SHORT),
+    "inter_token_latency_seconds": ("A round's time over the tokens it brought.", _PER_TOKEN),
+    "request_time_per_output_token_seconds": ("Mean time of a token after the first, by request.", _PER_TOKEN),
+    "e2e_request_latency_seconds": ("Received to end, of answers that came to their end.", _LONG),
+    "request_queue_time_seconds": ("Received to a slot.", _LONG),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("Tokens emitted for a request.", _TOKENS),
+    "spec_decode_accepted_tokens_per_draft": ("Draft tokens accepted of one draft: 0, 1, 2, ...", _ACCEPTED),
+}  # fmt: skip
+LABELLED = {  # counters: the label besides the model's name, and the help text
+    "spec_decode_num_accepted_tokens_per_pos": ("position", "Drafts accepted at this depth; 0 = first."),
+    "rounds": ("kind", "Decoding rounds, speculative or plain."),
+    "request_success": ("finished_reason", "Ended sequences by reason."),
+}  # fmt: skip
+REFUSED = "requests_refused"
+"""The counter with labels for endpoint, status and code."""
 
 
 class Metrics(Observer):
-    """Counts; `page()` is what `/metrics` answers with."""
+    """Counts what a server does; `page()` is the response of `/metrics`."""
 
     def __init__(self, model_name: str, endpoints: Collection[str] = ()) -> None:
-        """`endpoints`: paths that refusals are counted by; any other is `other`, so that nobody can make up labels."""
+        """`endpoints`: paths that may become labels; any other path is `other`, since clients make them up."""
         self._model, self._endpoints = model_name, frozenset(endpoints)
         self._registry = CollectorRegistry()
         labels = ["model_name"]
@@ -58,23 +119,23 @@ class Metrics(Observer):
         self._seen = dict.fromkeys(FROM_STATE, 0)
 
     def page(self) -> bytes:
-        """The metrics as text, of `CONTENT_TYPE`."""
+        """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         return generate_latest(self._registry)
 
-    def request_received(self, request: Received) -> None:
-        """Its prompt's length."""
-        self._histograms["request_prompt_tokens"].observe(request.prompt_tokens)
+    def request_received(self, sequence: ReceivedSequence) -> None:
+        """Observe the length of its prompt."""
+        self._histograms["request_prompt_tokens"].observe(sequence.prompt_tokens)
 
-    def first_token(self, request: Received, seconds: float) -> None:  # noqa: ARG002  # the protocol's signature
-        """TTFT."""
+    def first_token(self, sequence: ReceivedSequence, seconds: float) -> None:  # noqa: ARG002  # the protocol's signature
+        """Observe the time to first token (TTFT)."""
         self._histograms["time_to_first_token_seconds"].observe(seconds)
 
-    def more_tokens(self, request: Received, count: int, seconds: float) -> None:  # noqa: ARG002
-        """A round's tokens came together: one observation of their mean."""
+    def more_tokens(self, sequence: ReceivedSequence, count: int, seconds: float) -> None:  # noqa: ARG002
+        """Observe the mean time of the tokens, which came together out of one round."""
         self._histograms["inter_token_latency_seconds"].observe(seconds / count)
 
-    def finished(self, finished: Finished) -> None:
-        """The reason; times only of answers that came to their end."""
+    def finished(self, finished: FinishedSequence) -> None:
+        """Count the finish reason, and observe the times of complete answers."""
         self._labelled["request_success"].labels(self._model, finished.reason).inc()
         if finished.reason not in COMPLETE:
             return
@@ -85,12 +146,12 @@ class Metrics(Observer):
             self._histograms["request_time_per_output_token_seconds"].observe(finished.seconds_per_token)
 
     def refused(self, endpoint: str, status: int, code: str) -> None:
-        """One more."""
+        """Count a request that was answered with an error."""
         known = endpoint if endpoint in self._endpoints else "other"
         self._refused.labels(self._model, known, str(status), code).inc()
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
-        """What runs now, and what the round did."""
+        """Set the gauges and count what the step's round did."""
         limit = state.cache_limit or state.allocated_tokens
         now: dict[str, float] = {
             "num_requests_running": state.running,
@@ -138,85 +199,3 @@ class Metrics(Observer):
             self._labelled["spec_decode_num_accepted_tokens_per_pos"].labels(self._model, str(depth)).inc(count)
         for accepted in drafts:
             self._histograms["spec_decode_accepted_tokens_per_draft"].observe(accepted)
-
-
-# Every metric by name, without its prefix: what it means, and a histogram's buckets.
-
-
-PREFIX = "eyas:"
-
-_SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
-_LONG = (
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    50.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-)
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-_ACCEPTED = tuple(range(17))
-
-GAUGES = {
-    "num_requests_running": "Sequences that decode.",
-    "num_requests_prefilling": "Sequences in a slot whose prompt isn't read yet.",
-    "num_requests_waiting": "Sequences that wait for a slot.",
-    "kv_cache_usage_perc": "Share of the cache in use by sequences in slots; 1 = full.",
-    "cached_tokens": "Tokens of sequences in slots.",
-    "allocated_tokens": "Tokens the slot cache is allocated for.",
-    "prefix_cached_tokens": "Tokens kept for requests that begin alike.",
-    "tree_depth": "Levels of the draft trees in use; 0 = plain decoding.",
-    "tree_width": "Nodes a level may keep; 0 = plain decoding.",
-    "tree_budget": "Nodes a round for the whole batch; 0 = plain decoding.",
-    "predicted_tokens_per_second": "The controller's prediction for the shape in use.",
-    "predicted_plain_tokens_per_second": "The controller's prediction for plain decoding with the same rows.",
-    "measured_tokens_per_second": "Emitted tokens a second over the last rounds.",
-}
-COUNTERS = {
-    "spec_decode_num_drafts": "Drafts that were verified: one for each row and round that got a tree.",
-    "spec_decode_num_draft_tokens": "Draft tokens that were verified: nodes of trees.",
-    "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
-    "spec_decode_draft_depth": "Sum of the drafts' depths: what could have been accepted.",
-    "target_pass_tokens": "Tokens of target passes while decoding: rows and draft tokens.",
-    "draft_seconds": "Time of drafting.",
-    "pass_seconds": "Time of verifying and walking.",
-}
-FROM_STATE = {
-    "num_preemptions": ("preempted_total", "Sequences that lost their slot and were read again."),
-    "prompt_tokens": ("prompt_tokens_total", "Prompt tokens of admitted sequences, reused ones included."),
-    "prefix_cache_queries": ("prompt_tokens_total", "Prompt tokens that were looked up."),
-    "prefix_cache_hits": ("prefix_hit_tokens_total", "Prompt tokens that were not read again."),
-    "generation_tokens": ("generated_tokens_total", "Tokens emitted."),
-}
-HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "time_to_first_token_seconds": ("Received to first token.", _SHORT),
-    "inter_token_latency_seconds": ("A round's time over the tokens it brought.", _PER_TOKEN),
-    "request_time_per_output_token_seconds": ("Mean time of a token after the first, by request.", _PER_TOKEN),
-    "e2e_request_latency_seconds": ("Received to end, of answers that came to their end.", _LONG),
-    "request_queue_time_seconds": ("Received to a slot.", _LONG),
-    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
-    "request_generation_tokens": ("Tokens emitted for a request.", _TOKENS),
-    "spec_decode_accepted_tokens_per_draft": ("Draft tokens accepted of one draft: 0, 1, 2, ...", _ACCEPTED),
-}  # fmt: skip
-LABELLED = {
-    "spec_decode_num_accepted_tokens_per_pos": ("position", "Drafts accepted at this depth; 0 = first."),
-    "rounds": ("kind", "Decoding rounds, speculative or plain."),
-    "request_success": ("finished_reason", "Ended sequences by reason."),
-}  # fmt: skip
-REFUSED = "requests_refused"
-"""Labels: endpoint, status, code."""

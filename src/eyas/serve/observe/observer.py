@@ -1,7 +1,7 @@
-"""What a server tells whoever watches it: requests as they come, start and end, and every step of the engine.
+"""Observers of a server, which it calls as sequences arrive, begin and end, and at every step of the engine.
 
-The API calls the request hooks on its event loop, the engine's thread calls `stepped`: an observer must stand both at
-once, may not block, and may not raise. `Metrics` (Prometheus), `Logs` and the playground's `Gauges` are there.
+The event loop calls the hooks about requests, the engine's thread calls `stepped`, possibly at the same time. A hook
+may neither block nor raise. The observers are `Metrics` (Prometheus), `Logs` and the playground's `Gauges`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Received:
-    """One sequence that was asked for. Of a request's `n` choices each is one, with an id of its own (`ID-0`, ...)."""
+class ReceivedSequence:
+    """A sequence to generate. Each of a request's choices is one, with an id of its own (`ID-0`, `ID-1`, ...)."""
 
     id: str
     endpoint: str
-    """The path, such as `/v1/chat/completions`."""
+    """The path of the request, such as `/v1/chat/completions`."""
     prompt_tokens: int
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -34,66 +34,66 @@ class Received:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """How a sequence ended. Seconds are wall time since it was received."""
+class FinishedSequence:
+    """How a sequence ended. Seconds are wall time since its request was received."""
 
-    request: Received
+    sequence: ReceivedSequence
     reason: str
     """`stop`, `length`, `cancelled`, `deadline` or `error`."""
     stats: Stats
     seconds: float
     first_token_seconds: float | None
-    """None if it ended without a token."""
+    """None if the sequence ended without a token."""
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Mean time of a token after the first round (TPOT); None where nothing came after it."""
+        """Mean time of a token after the first (TPOT); None if there are fewer than two."""
         if self.first_token_seconds is None or self.stats.tokens < 2:
             return None
         return (self.seconds - self.first_token_seconds) / (self.stats.tokens - 1)
 
 
 class Observer:
-    """The hooks. Inherit from it and write those that you need; the others do nothing."""
+    """The hooks of an observer, which do nothing; subclasses override those they need."""
 
-    def request_received(self, request: Received) -> None:
-        """A sequence was accepted and is handed to the engine."""
+    def request_received(self, sequence: ReceivedSequence) -> None:
+        """A sequence was handed to the engine."""
 
-    def first_token(self, request: Received, seconds: float) -> None:
-        """Its first token is there, so many seconds after it was received."""
+    def first_token(self, sequence: ReceivedSequence, seconds: float) -> None:
+        """Its first tokens came, so many seconds after its request was received."""
 
-    def more_tokens(self, request: Received, count: int, seconds: float) -> None:
-        """`count` more, so many seconds after those before."""
+    def more_tokens(self, sequence: ReceivedSequence, count: int, seconds: float) -> None:
+        """`count` more tokens came, so many seconds after the ones before."""
 
-    def finished(self, finished: Finished) -> None:
-        """It ended, in whatever way."""
+    def finished(self, finished: FinishedSequence) -> None:
+        """A sequence ended, in whatever way."""
 
     def refused(self, endpoint: str, status: int, code: str) -> None:
         """A request was answered with an error: HTTP status and the `code` (or `type`) of the error's body."""
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
-        """The engine made a step; `outcome` is its decoding round, None if no row was running."""
+        """The engine made a step; `outcome` is its decoding round, None if no sequence was decoding."""
 
 
 class Observers(Observer):
-    """Several as one, in their order."""
+    """Several observers as one; each hook calls theirs in order."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.members = tuple(observers)
 
-    def request_received(self, request: Received) -> None:
+    def request_received(self, sequence: ReceivedSequence) -> None:
         for member in self.members:
-            member.request_received(request)
+            member.request_received(sequence)
 
-    def first_token(self, request: Received, seconds: float) -> None:
+    def first_token(self, sequence: ReceivedSequence, seconds: float) -> None:
         for member in self.members:
-            member.first_token(request, seconds)
+            member.first_token(sequence, seconds)
 
-    def more_tokens(self, request: Received, count: int, seconds: float) -> None:
+    def more_tokens(self, sequence: ReceivedSequence, count: int, seconds: float) -> None:
         for member in self.members:
-            member.more_tokens(request, count, seconds)
+            member.more_tokens(sequence, count, seconds)
 
-    def finished(self, finished: Finished) -> None:
+    def finished(self, finished: FinishedSequence) -> None:
         for member in self.members:
             member.finished(finished)
 
@@ -107,42 +107,40 @@ class Observers(Observer):
 
 
 @dataclass
-class Watch:
-    """One sequence on its way: keeps the time and tells the observer. Make it when the sequence is handed over.
+class SequenceClock:
+    """Takes the times of one sequence and reports them to the observer. Made when the sequence is handed over.
 
-    watch = Watch(observer, Received(...))
-    async for chunk in ...: watch.add(chunk)
-    watch.end("cancelled")  # only if no chunk brought a completion; a second end is nothing
+    `add` every chunk. `end` is needed only if no chunk has a completion; a second end does nothing.
     """
 
     observer: Observer
-    request: Received
-    began: float = field(default_factory=lambda: time.monotonic())
-    """When it was asked for (`time.monotonic`)."""
+    sequence: ReceivedSequence
+    received: float = field(default_factory=lambda: time.monotonic())
+    """When its request was received (`time.monotonic`)."""
     _last: float | None = None
     _first_seconds: float | None = None
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self.observer.request_received(self.request)
+        self.observer.request_received(self.sequence)
 
     def add(self, chunk: Chunk) -> None:
-        """What a round added to it."""
+        """Report the tokens of a chunk, and the end of the sequence if it has the completion."""
         if chunk.token_ids:
             now = time.monotonic()
             if self._last is None:
-                self._first_seconds = now - self.began
-                self.observer.first_token(self.request, self._first_seconds)
+                self._first_seconds = now - self.received
+                self.observer.first_token(self.sequence, self._first_seconds)
             else:
-                self.observer.more_tokens(self.request, len(chunk.token_ids), now - self._last)
+                self.observer.more_tokens(self.sequence, len(chunk.token_ids), now - self._last)
             self._last = now
         if chunk.completion is not None:
             self.end(chunk.completion.finish_reason, chunk.completion.stats)
 
     def end(self, reason: str, stats: Stats | None = None) -> None:
-        """It ended; without statistics where the engine had none to give."""
+        """Report the end of the sequence; `stats` is None if the engine has given none."""
         if self._ended:
             return
         self._ended = True
-        seconds = time.monotonic() - self.began
-        self.observer.finished(Finished(self.request, reason, stats or Stats(), seconds, self._first_seconds))
+        seconds = time.monotonic() - self.received
+        self.observer.finished(FinishedSequence(self.sequence, reason, stats or Stats(), seconds, self._first_seconds))

@@ -1,1 +1,1 @@
-"""The playground at `/`: one page with a chat, the draft trees, a race and gauges."""
+"""The playground at `/`: one page with a chat, draft trees, a race against plain decoding, and gauges."""

@@ -1,4 +1,4 @@
-"""What the gauges show: the engine's last state and what its rounds have come to."""
+"""The observer behind the playground's gauges: the engine's last state and totals of its rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Sums since the server's start; swapped whole, since one thread writes and another reads."""
+    """Sums since the server started, replaced as a whole: one thread writes them and another reads."""
 
     tokens: int = 0
     row_rounds: int = 0
@@ -30,7 +30,7 @@ class _Totals:
 
 
 class Gauges(Observer):
-    """Remembers the last step."""
+    """Keeps the state after the engine's last step and the totals of all its rounds."""
 
     def __init__(self) -> None:
         self._totals = _Totals()
@@ -38,13 +38,13 @@ class Gauges(Observer):
         self._controller: ControllerState | None = None
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
-        """Keep the state, add the round."""
+        """Keep the state and add the round to the totals."""
         self._state, self._controller = state, controller
         if outcome is not None:
             self._totals = self._totals.plus(outcome)
 
     def read(self) -> dict[str, Any]:
-        """The JSON of `/stats`. Totals are for differences between two readings, `seconds` apart by their clock."""
+        """The JSON of `/stats`: the page makes rates of two readings by their totals and their `seconds`."""
         totals, state, controller = self._totals, self._state, self._controller
         return {
             "seconds": time.monotonic(),

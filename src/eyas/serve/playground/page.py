@@ -1,7 +1,7 @@
-"""The page: its sources put together into one document that loads nothing else.
+"""The playground's routes, and its page: style and scripts in one document that loads nothing else.
 
-The scripts are ES modules in the order of `_SCRIPTS`; here they become one, so their import and export words, each on
-a line of its own, are taken out. The policy lets only this style and this script run, by their hashes.
+The scripts are ES modules, joined into one in the order of `_SCRIPTS`: their `import` lines and `export` words are
+removed. The Content-Security-Policy allows this style and this script by their hashes, and no other.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ _MODULE_WORDS = re.compile(r"^import .*;\n|^export (?=\w)", re.MULTILINE)
 
 
 class Page(NamedTuple):
-    """What `/` answers with."""
+    """The document and its Content-Security-Policy."""
 
     html: str
     policy: str
-    """The value of `Content-Security-Policy`."""
 
 
 @cache
 def page() -> Page:
-    """The document, made once."""
+    """Build the page from its sources, once."""
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = "\n".join(
         _MODULE_WORDS.sub("", (_HERE / "script" / f"{name}.js").read_text(encoding="utf-8")) for name in _SCRIPTS
@@ -60,23 +59,23 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-# The playground's two routes: the page, which is open and without secrets, and its gauges, behind the API's key.
-
-
 def playground(gauges: Gauges, speculating: Callable[[], bool]) -> APIRouter:
-    """The router; `speculating` says whether a drafter is loaded, or raises while nothing is."""
+    """Make the routes `/`, which is open and without secrets, and `/stats`, which needs the API's key.
+
+    `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready.
+    """
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
     async def show_page() -> HTMLResponse:
-        made = page()
+        document = page()
         headers = {
-            "Content-Security-Policy": made.policy,
+            "Content-Security-Policy": document.policy,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-cache",
         }
-        return HTMLResponse(made.html, headers=headers)
+        return HTMLResponse(document.html, headers=headers)
 
     @router.get("/stats")
     async def show_stats() -> dict[str, Any]:

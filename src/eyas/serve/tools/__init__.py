@@ -1,1 +1,1 @@
-"""Tool calls and structured output: grammars for answers, parsers for calls."""
+"""Tool calls and structured output: grammars that answers must satisfy, and the parser of calls."""

@@ -1,4 +1,6 @@
-"""How models write tool calls, told from their chat template.
+"""Tool calls: the style in which a model writes them, and the grammar that holds an answer to the tools' schemas.
+
+The style is recognized from the chat template:
 
 | style | an answer with calls |
 |---|---|
@@ -18,36 +20,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.errors import RequestError
-from eyas.serve.api.schema.chat import ChatRequest
-from eyas.serve.api.schema.messages import NamedTool
+from eyas.serve.api.schema.chat import ChatCompletionRequest
+from eyas.serve.api.schema.messages import NamedToolChoice, tool_schemas
 from eyas.serve.http.errors import ApiError
 from eyas.text.detokenizer import special_token_ids
 from eyas.types import GrammarSpec
 from eyas.verify import WHITESPACE, lark_literal, lark_marker
 
+_THINKING_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+
 
 @dataclass(frozen=True)
 class ToolStyle:
-    """One way of writing calls."""
+    """One style of writing tool calls."""
 
     name: str
     marker: str
-    """What announces a call. It may be a special token: decode answers with special tokens for the parser."""
+    """The text before a call. It may be a special token, which the parser needs to see in the decoded answer."""
     arguments: str
-    """The key of the arguments, where a call is an object."""
+    """The key of the arguments in a call that is an object."""
     end: str = ""
-    """What ends a call."""
+    """The text after a call; empty if the call ends by itself."""
     bare: bool = False
-    """An answer that begins with an object is a call without a marker too; `;` may stand between calls."""
+    """Whether an answer that begins with an object is a call without the marker; `;` may stand between calls."""
     listed: bool = False
-    """All calls may stand in one list behind one marker."""
+    """Whether all calls may stand in one list after one marker."""
     named: bool = False
-    """The name may stand before the object, which is the arguments then."""
+    """Whether the name may stand before the object, which then is the arguments."""
     id_length: int = 0
-    """Letters and digits of a call's id; 0 = OpenAI's form."""
+    """How many letters and digits the id of a call has; 0 = an id in OpenAI's form."""
 
     def new_id(self) -> str:
-        """A call's id, random."""
+        """Make a random id for a call."""
         if not self.id_length:
             return f"call_{secrets.token_hex(12)}"
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(self.id_length))
@@ -60,9 +64,9 @@ MISTRAL_ARGS = ToolStyle("mistral_args", "[TOOL_CALLS]", "arguments", listed=Tru
 
 
 def detect_tool_style(template: str | Mapping[str, str] | None) -> ToolStyle | None:
-    """How the model of a chat template calls tools; None if the template knows no tools, or in a way not known here.
+    """The style of the calls in a chat template; None if it shows no tools, or writes calls in an unknown style.
 
-    Of several templates the one for tools counts.
+    Of several named templates the one for tools is read.
     """
     if isinstance(template, Mapping):
         template = template.get("tool_use", template.get("default"))
@@ -70,17 +74,11 @@ def detect_tool_style(template: str | Mapping[str, str] | None) -> ToolStyle | N
         return None
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    if "<tool_call>" in template:  # the same mark with other contents: Qwen3-Coder, GLM
+    if "<tool_call>" in template:  # the same marker with other contents: Qwen3-Coder, GLM
         return None if "<function=" in template or "<arg_key>" in template else HERMES
     if "<|eot_id|>" in template and '"parameters"' in template:
         return LLAMA3
     return None
-
-
-# Grammars that make a model call tools, in its own style, with arguments that fit their schemas.
-
-
-_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 
 
 def tool_call_grammar(
@@ -91,40 +89,41 @@ def tool_call_grammar(
     *,
     parallel: bool = True,
 ) -> GrammarSpec | None:
-    """A grammar of calls of `tools` (OpenAI's form); more than one call only if `parallel`.
+    """The grammar of answers that call `tools` (in OpenAI's form) in a style; several calls only if `parallel`.
 
-    `required` or a named tool: nothing but calls. `auto`: None, but where a tool is `strict` text and calls, the
-    calls constrained. RequestError if a named tool doesn't exist, or a strict one can't be told from text.
+    With `tool_choice` `required` or a named tool an answer is nothing but calls. With `auto` there is no grammar (None)
+    unless a tool is `strict`: then it is text and calls whose arguments fit. RequestError if the named tool doesn't
+    exist, or if calls of strict tools can't be distinguished from text.
     """
-    names = tools_asked(tools, tool_choice)
+    names = callable_tools(tools, tool_choice)
     forced = tool_choice == "required" or isinstance(tool_choice, Mapping)
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
     if not functions or not (forced or any(function.get("strict") for function in functions)):
         return None
-    announced = "" if style.bare else lark_marker(style.marker, tokenizer)
-    begin, between, end = _frame(style, announced, tokenizer)
+    marker = "" if style.bare else lark_marker(style.marker, tokenizer)
+    begin, between, end = _frame(style, marker, tokenizer)
     alternatives, rules = [], []
     for index, function in enumerate(functions):
         rules.append(f"args_{index}: %json {_schema(function.get('parameters'))}")
         alternatives.append(_call(function["name"], f"args_{index}", style, tokenizer))
     rules.append(f"call: {' | '.join(alternatives)}")
     more = f"({between} call)*" if parallel else ""
-    calls = f"{announced} {begin} call {more} {end}"
+    calls = f"{marker} {begin} call {more} {end}"
     if not forced:
         if style.bare:
             raise RequestError(f"strict tools need tool_choice required: {style.name} calls begin like any other text")
-        # text up to the lark_marker, which is a token of its own or ends a lazy lexeme
-        alone = not announced.startswith('"')
-        aside = _aside(tokenizer)
-        head = f"text {announced}" if alone else f"{aside} text_and_mark"
-        rules += ["TEXT: /(.|\\n)*/", f"text: {aside} TEXT"]
-        rules += [] if alone else [f"text_and_mark[lazy]: TEXT {announced}"]
+        # text up to the marker, which is a token of its own or ends a lazy lexeme
+        single_token = not marker.startswith('"')
+        thinking = _thinking(tokenizer)
+        head = f"text {marker}" if single_token else f"{thinking} text_and_marker"
+        rules += ["TEXT: /(.|\\n)*/", f"text: {thinking} TEXT"]
+        rules += [] if single_token else [f"text_and_marker[lazy]: TEXT {marker}"]
         calls = f"({head} {begin} call {more} {end})? text"
     return GrammarSpec("lark", "\n".join([f"start: {calls}", *rules, ""]))
 
 
-def tools_asked(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None) -> list[str]:
-    """The names of the tools that may be called: none of them, all, or the one that was named."""
+def callable_tools(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None) -> list[str]:
+    """The names of the tools that `tool_choice` allows: none, all or the named one; RequestError if it is wrong."""
     names = [tool["function"]["name"] for tool in tools or ()]
     if len(set(names)) < len(names):
         raise RequestError(f"two tools have the same name: {', '.join(names)}")
@@ -140,23 +139,23 @@ def tools_asked(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Ma
     return names
 
 
-def _aside(tokenizer: Any) -> str:
-    """Tokens of thinking aloud, which are no text, and what stands before them; nothing where there are none."""
-    marks = [lark_marker(name, tokenizer) for name in _THOUGHTS if name in tokenizer.get_added_vocab()]
+def _thinking(tokenizer: Any) -> str:
+    """Lark for marks of thinking, which are tokens but no text, and the text before each; empty if there are none."""
+    marks = [lark_marker(name, tokenizer) for name in _THINKING_MARKS if name in tokenizer.get_added_vocab()]
     return f"(TEXT ({' | '.join(marks)}))*" if marks else ""
 
 
-def _frame(style: ToolStyle, announced: str, tokenizer: Any) -> tuple[str, str, str]:
-    """What stands behind the first lark_marker, between calls and at the end."""
+def _frame(style: ToolStyle, marker: str, tokenizer: Any) -> tuple[str, str, str]:
+    """Lark for what stands between the first marker and a call, between two calls, and after the last."""
     if style.bare:
         return "", lark_literal("; "), ""
     if style.named:
-        return "", announced, ""
+        return "", marker, ""
     if style.listed:
         return f"{lark_literal(' ')}? {lark_literal('[')}", lark_literal(", "), lark_literal("]")
     line = lark_literal("\n")
     end = f"{line} {lark_marker(style.end, tokenizer)}"
-    return line, f"{end} {line} {announced} {line}", end
+    return line, f"{end} {line} {marker} {line}", end
 
 
 def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
@@ -172,50 +171,53 @@ def _schema(parameters: Mapping[str, Any] | None) -> str:
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 
-# Tools in a chat: which the template shows, which grammar the answer is held to, how calls are read out of it.
-
-
 @dataclass(frozen=True)
 class Calling:
-    """How one chat's answers may call tools."""
+    """How the answers to one chat may call tools."""
 
     style: ToolStyle
     schemas: list[dict[str, Any]]
-    """The tools, as templates take them."""
+    """The tools as chat templates take them."""
     grammar: GrammarSpec | None
+    """The grammar that calls are held to; None = they are only read out of the answer."""
     parallel: bool
-    kept: frozenset[int]
-    """Special tokens that calls are written with."""
+    """Whether an answer may make several calls."""
+    special_tokens: frozenset[int]
+    """Special tokens that calls are written with, to be kept in the text for the parser."""
 
 
-def calling(asked: ChatRequest, tokenizer: Any) -> Calling | None:
-    """None where nothing may be called. ApiError or RequestError where tools are asked for that can't be."""
-    schemas = [tool.model_dump(mode="json", exclude_none=True) for tool in asked.tools or ()]
-    asked_choice = asked.tool_choice
-    choice = asked_choice.model_dump(mode="json") if isinstance(asked_choice, NamedTool) else asked_choice
-    if not tools_asked(schemas, choice):
+def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
+    """How a chat's answers may call tools; None if they may not call any.
+
+    ApiError 400 if the chat template shows no tools or writes calls in an unknown style, RequestError if tools and
+    `tool_choice` don't fit together.
+    """
+    schemas = tool_schemas(body.tools)
+    choice = body.tool_choice
+    tool_choice = choice.model_dump(mode="json") if isinstance(choice, NamedToolChoice) else choice
+    if not callable_tools(schemas, tool_choice):
         return None
     style = detect_tool_style(tokenizer.chat_template)
     if style is None:
         message = "this model's chat template shows no tools, or writes calls in a way that can't be read here"
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
-    parallel = asked.parallel_tool_calls is not False
-    grammar = tool_call_grammar(schemas, choice, style, tokenizer, parallel=parallel)
-    return Calling(style, schemas, grammar, parallel, _marks(style, tokenizer))
+    parallel = body.parallel_tool_calls is not False
+    grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
+    return Calling(style, schemas, grammar, parallel, _call_tokens(style, tokenizer))
 
 
-def one_grammar(tools: Calling | None, text: GrammarSpec | None) -> GrammarSpec | None:
-    """The grammar of an answer that may call tools, or must look like something, but not both."""
+def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> GrammarSpec | None:
+    """The grammar of the answer: that of its tool calls or the requested one; RequestError if there may be both."""
     if tools is None:
-        return text
-    if text is not None:
+        return requested
+    if requested is not None:
         raise RequestError(
             'response_format and tools both say what the answer is: send tool_choice "none", or no tools'
         )
     return tools.grammar
 
 
-def _marks(style: ToolStyle, tokenizer: Any) -> frozenset[int]:
+def _call_tokens(style: ToolStyle, tokenizer: Any) -> frozenset[int]:
     names: Collection[str] = (style.marker, style.end, "[ARGS]", "[CALL_ID]")
     vocabulary = tokenizer.get_added_vocab()
     return frozenset(vocabulary[name] for name in names if name in vocabulary) & special_token_ids(tokenizer)

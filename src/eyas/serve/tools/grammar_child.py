@@ -1,7 +1,7 @@
-"""The process that tries grammars out: `python -m eyas.serve.grammar_child`, spoken to by `GrammarTrials`.
+"""The child process in which `GrammarTrials` compiles grammars: `python -m eyas.serve.tools.grammar_child`.
 
-A line of JSON comes in, {"vocabulary": tokenizer.json, "end": id} first, then {"source": ..., "limits": ...}; an empty
-line goes out when it is done. Whatever a grammar does to this process, the server lives.
+It reads lines of JSON, {"vocabulary": tokenizer.json, "end": id} first, then {"source": ..., "limits": ...}, and
+answers each with an empty line when it is done. Whatever a grammar does to this process, the server lives.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ import threading
 from typing import Any
 
 _STACK = 4 << 20
-"""Bytes: half of what the server's threads have, so what passes here has room there."""
+"""Stack of the compiling thread in bytes: half of a server thread's, so what compiles here compiles there."""
 _MEMORY = 8 << 30
-"""Bytes of address space."""
+"""Most address space of the process, in bytes."""
 _STEPS = 16
+"""How many tokens are drawn from a compiled grammar."""
 
 
-def _serve() -> None:
+def _answer_lines() -> None:
     import llguidance
 
-    vocabulary: Any = None
+    tokenizer: Any = None
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "vocabulary" in asked:
-            vocabulary = llguidance.LLTokenizer(asked["vocabulary"], eos_token=asked["end"])
+        message = json.loads(line)
+        if "vocabulary" in message:
+            tokenizer = llguidance.LLTokenizer(message["vocabulary"], eos_token=message["end"])
         else:
-            _follow(llguidance, vocabulary, asked["source"], asked["limits"])
+            _try(llguidance, tokenizer, message["source"], message["limits"])
         sys.stdout.write("\n")
         sys.stdout.flush()
 
 
-def _follow(library: Any, vocabulary: Any, source: str, limits: dict[str, Any]) -> None:
-    """Compile a grammar and take a few steps in it."""
-    matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=library.LLParserLimits(**limits))
+def _try(library: Any, tokenizer: Any, source: str, limits: dict[str, Any]) -> None:
+    """Compile a grammar and draw a few tokens from it."""
+    matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=library.LLParserLimits(**limits))
     draw = random.Random(0)
     for _ in range(_STEPS):
         mask = matcher.compute_bitmask()
@@ -59,9 +60,9 @@ def _limit_memory() -> None:
 if __name__ == "__main__":
     _limit_memory()
     threading.stack_size(_STACK)
-    worker = threading.Thread(target=_serve)
+    worker = threading.Thread(target=_answer_lines)
     worker.start()
     parent = os.getppid()
-    while worker.is_alive() and os.getppid() == parent:  # a server that was killed can't end it
+    while worker.is_alive() and os.getppid() == parent:  # a server that was killed doesn't end its children
         worker.join(1.0)
     os._exit(0)

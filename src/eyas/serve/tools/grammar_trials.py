@@ -1,7 +1,7 @@
-"""Grammars from strangers are tried out in another process before they may be compiled here.
+"""Grammars of requests are compiled in a child process before they may be compiled in the server.
 
-llguidance counts what it does, but not everything: a schema of a few hundred characters can keep its compiler busy for
-hours, and a long chain of rules overflows its stack, which ends the process. Here that process is a child's.
+llguidance limits what its compiler does, but not everything: a schema of a few hundred characters can keep it busy for
+hours, and a long chain of rules overflows its stack, which ends the process. In a child that harms no other request.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from eyas.verify import compile_grammar
 from eyas.verify.grammar import LIMITS, grammar_source
 
 _SECONDS = 5.0
+"""How long compiling a grammar may take."""
 _START_SECONDS = 60.0
-_KEPT = 1024
+"""How long the child may take to start and read the vocabulary."""
+_MOST_REMEMBERED = 1024
+"""How many grammars that compiled are remembered and not tried again."""
 
 
 class GrammarTrials:
-    """One child, started for the first grammar and again after one has broken it; it ends with this process."""
+    """A child process, started with the first grammar and again after one has broken it; it ends with this process."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds
@@ -36,18 +39,18 @@ class GrammarTrials:
         self._passed: OrderedDict[GrammarSpec, None] = OrderedDict()
 
     def check(self, tokenizer: Any, spec: GrammarSpec) -> None:
-        """Compile a grammar, where it can do no harm first. RequestError, UsageError. One at a time."""
+        """Compile a grammar, in the child first, one at a time; RequestError, UsageError if it can't be used."""
         source = grammar_source(spec)
         with self._lock:
             if spec not in self._passed:
                 self._try(tokenizer, source)
                 self._passed[spec] = None
-                if len(self._passed) > _KEPT:
+                if len(self._passed) > _MOST_REMEMBERED:
                     self._passed.popitem(last=False)
         compile_grammar(tokenizer, spec)
 
     def close(self) -> None:
-        """End the child."""
+        """End the child process, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             _end(child)
@@ -56,8 +59,7 @@ class GrammarTrials:
         if self._child is None or self._child.poll() is not None:
             self.close()
             self._start(tokenizer)
-        answered = self._ask({"source": source, "limits": LIMITS}, self._seconds)
-        if not answered:
+        if not self._send({"source": source, "limits": LIMITS}, self._seconds):
             broken = self._child is not None and self._child.poll() is not None
             self.close()
             why = "it breaks the compiler" if broken else f"compiling it takes longer than {self._seconds:g} seconds"
@@ -73,23 +75,23 @@ class GrammarTrials:
         )
         weakref.finalize(self, _end, self._child)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
-        if not self._ask(vocabulary, _START_SECONDS):
+        if not self._send(vocabulary, _START_SECONDS):
             self.close()
             raise RequestError("grammars can't be tried out: the process for it doesn't start")
 
-    def _ask(self, question: dict[str, Any], seconds: float) -> bool:
-        """Send a line and wait for the answer; False if none comes in time."""
+    def _send(self, message: dict[str, Any], seconds: float) -> bool:
+        """Send a line to the child and wait for its answer; False if none comes in time."""
         assert self._child is not None
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         try:
-            self._child.stdin.write(json.dumps(question) + "\n")
+            self._child.stdin.write(json.dumps(message) + "\n")
             self._child.stdin.flush()
         except BrokenPipeError:
             return False
         ready, _, _ = select.select([self._child.stdout], [], [], seconds)
         answered = bool(ready) and self._child.stdout.readline() == "\n"
-        if not answered and ready:  # its end was closed: it is dying
+        if not answered and ready:  # its output was closed: it is ending
             self._child.wait()
         return answered
 
@@ -97,7 +99,7 @@ class GrammarTrials:
 def _end(child: subprocess.Popen[str]) -> None:
     child.kill()
     if child.stdin is not None and child.stdout is not None:
-        with contextlib.suppress(BrokenPipeError):  # of what was never read
+        with contextlib.suppress(BrokenPipeError):  # of lines that it has never read
             child.stdin.close()
         child.stdout.close()
     child.wait()

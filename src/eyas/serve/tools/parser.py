@@ -1,7 +1,8 @@
-"""Tool calls out of a streamed answer: what the model wrote becomes OpenAI's deltas.
+"""Parses tool calls out of an answer while it is generated: text becomes text and OpenAI's deltas of calls.
 
-The text may come in pieces of any size: the same text gives the same calls however it is split. Text that might still
-turn out to be a call is held back; a call that is malformed before its name is known is text after all.
+The same text gives the same calls in whatever pieces it comes. Text that may turn out to be a call is held back; a call
+that is malformed before its name is known counts as text. Three layers read one character at a time: `ToolCallParser`
+finds calls in the answer, `CallScanner` reads a call that is an object, `ValueScanner` finds the end of a JSON value.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from eyas.serve.tools.calling import ToolStyle
 
 _SPACE = " \t\r\n"
 _LONGEST_NAME = 256
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Text that belongs to no call."""
+    """Text of the answer that belongs to no call."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallPiece:
-    """What is added to a call; `id` and `name` come with its first piece only."""
+    """A piece of the call that has this index; `id` and `name` come with its first piece only."""
 
     index: int
     arguments: str = ""
@@ -35,7 +38,7 @@ class CallPiece:
     name: str | None = None
 
     def delta(self) -> dict[str, Any]:
-        """One element of `choices[0].delta.tool_calls`."""
+        """The piece as an element of a delta's `tool_calls`."""
         if self.name is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
@@ -43,15 +46,15 @@ class CallPiece:
 
 
 class ToolCallParser:
-    """Reads one answer, decoded with its special tokens, without the end token."""
+    """Parses one answer, decoded with the special tokens of its calls and without its end token."""
 
     def __init__(self, style: ToolStyle, new_id: Callable[[], str] | None = None) -> None:
         self.style = style
         self.calls = 0
-        """Calls so far."""
+        """How many calls have begun so far."""
         self._new_id = new_id or style.new_id
         self._mode: Callable[[str], None] = self._in_text
-        self._held = ""  # read, but neither given out nor dropped
+        self._held = ""  # read, but neither emitted nor dropped
         self._out: list[TextPiece | CallPiece] = []
         self._untouched = True  # nothing but space came so far
         self._in_list = False
@@ -59,16 +62,16 @@ class ToolCallParser:
         self._value = ValueScanner()
 
     def feed(self, text: str) -> list[TextPiece | CallPiece]:
-        """What `text`, the next piece of the answer, adds."""
+        """Parse the next piece of the answer and return what it adds."""
         for character in text:
             self._held += character
             self._mode(character)
         return self._drain()
 
     def finish(self) -> list[TextPiece | CallPiece]:
-        """What was held back, at the end of the answer."""
+        """Return what was held back, at the end of the answer."""
         held, self._held = self._held, ""
-        if self._mode != self._after and (not self.calls or held.strip()):
+        if self._mode != self._after_call and (not self.calls or held.strip()):
             self._text(held)
         return self._drain()
 
@@ -89,8 +92,8 @@ class ToolCallParser:
         elif text:
             self._out.append(CallPiece(self.calls - 1, text))
 
-    def _announce(self, name: str) -> None:
-        """A call is certain: what was held back is its beginning."""
+    def _begin_call(self, name: str) -> None:
+        """Begin a call: what was held back was its beginning."""
         self._out.append(CallPiece(self.calls, "", self._new_id(), name))
         self.calls += 1
         self._held = ""
@@ -98,7 +101,7 @@ class ToolCallParser:
     def _in_text(self, character: str) -> None:  # noqa: ARG002
         marker, start = self.style.marker, self._held.lstrip(_SPACE)
         if start == marker:
-            self._mode = self._behind_marker
+            self._mode = self._after_marker
         elif self.style.bare and self._untouched and start == "{":
             self._open("{")
         elif not marker.startswith(start):
@@ -107,7 +110,7 @@ class ToolCallParser:
             self._text(self._held[:keep])
             self._held = self._held[keep:]
 
-    def _behind_marker(self, character: str) -> None:
+    def _after_marker(self, character: str) -> None:
         self._in_list = False
         if character == "{":
             self._open(character)
@@ -135,21 +138,21 @@ class ToolCallParser:
         call, named = self._call, self._call.name is not None
         call.feed(character)
         if call.name is not None and not named:
-            self._announce(call.name)
+            self._begin_call(call.name)
         if call.name is not None:
             self._arguments(call.take())
             self._held = ""
-        if call.state is State.DONE:
-            self._mode = self._after
-        elif call.state is State.BROKEN and call.name is not None:
+        if call.state is CallState.DONE:
+            self._mode = self._after_call
+        elif call.state is CallState.BROKEN and call.name is not None:
             self._held, self._mode = character, self._in_text
             self._in_text(character)
-        elif call.state is State.BROKEN:
+        elif call.state is CallState.BROKEN:
             self._fail(character)
 
     def _in_name(self, character: str) -> None:
         if character == "{":
-            self._announce(self._name.split("[")[0].strip())  # `[ARGS]`, or `[CALL_ID]...[ARGS]`, stands between
+            self._begin_call(self._name.split("[")[0].strip())  # `[ARGS]`, or `[CALL_ID]...[ARGS]`, stands between
             self._value, self._mode = ValueScanner(), self._in_value
             self._in_value(character)
         elif character == "\n" or len(self._name) == _LONGEST_NAME:
@@ -162,10 +165,10 @@ class ToolCallParser:
         self._arguments(character)
         self._held = ""
         if self._value.done:
-            self._mode = self._after
+            self._mode = self._after_call
 
-    def _after(self, character: str) -> None:
-        """Behind a call: its end mark, the next call, or text."""
+    def _after_call(self, character: str) -> None:
+        """After a call: its end mark, the next call, or text."""
         rest = self._held.lstrip(_SPACE + ";" if self.style.bare else _SPACE)
         if self._in_list and rest:
             self._held, self._mode = "", self._in_list_item if rest == "," else self._in_text
@@ -182,23 +185,14 @@ class ToolCallParser:
             self._in_text(character)
 
     def _fail(self, character: str) -> None:
-        """It is no call. The character that shows it may begin one."""
+        """Emit what was held back as text; the character that shows that it is no call may begin another."""
         self._text(self._held[:-1])
         self._held, self._mode, self._untouched = character, self._in_text, False
         self._in_text(character)
 
 
-# Reading one call, `{"name": ..., "arguments": ...}`, a character at a time.
-#
-# The arguments are handed out as they come, as the model wrote them, once the name is known.
-
-
-_NAME = "name"
-_ARGUMENTS = ("arguments", "parameters")
-
-
 class ValueScanner:
-    """Finds where a JSON value ends. It trusts the model with what lies within."""
+    """Finds the end of a JSON value by its brackets and quotes, without checking what lies between them."""
 
     def __init__(self) -> None:
         self.done = False
@@ -207,7 +201,7 @@ class ValueScanner:
         self._in_text = self._escaped = False
 
     def feed(self, character: str) -> bool:
-        """Take a character; False if the value ended before it."""
+        """Add a character; returns False if the value ended before it."""
         if self.done:
             return False
         if self._in_text:
@@ -228,8 +222,8 @@ class ValueScanner:
         return True
 
 
-class State(Enum):
-    """What is expected next."""
+class CallState(Enum):
+    """What a `CallScanner` expects next."""
 
     OPEN = auto()
     KEY = auto()
@@ -243,44 +237,44 @@ class State(Enum):
 
 
 class CallScanner:
-    """One call. `name` is None until it is known; `pending` are arguments that nobody has taken yet."""
+    """Reads a call `{"name": ..., "arguments": ...}`; once `name` is known, arguments can be taken as they come."""
 
     def __init__(self) -> None:
-        self.state = State.OPEN
+        self.state = CallState.OPEN
         self.name: str | None = None
-        self.pending = ""
+        self._pending = ""
         self._key = ""
         self._value = ValueScanner()
         self._any_arguments = False
 
     def take(self) -> str:
-        """The arguments since the last time."""
-        taken, self.pending = self.pending, ""
+        """Return the arguments, as the model wrote them, that came since the last call of this method."""
+        taken, self._pending = self._pending, ""
         return taken
 
     def feed(self, character: str) -> None:
-        """Take a character, until `state` is DONE or BROKEN."""
-        if self.state is State.IN_KEY or self.state is State.IN_VALUE:
+        """Add a character; no more may follow once `state` is DONE or BROKEN."""
+        if self.state is CallState.IN_KEY or self.state is CallState.IN_VALUE:
             self._inside(character)
             return
         if character in _SPACE:
             return
         expected = {
-            (State.OPEN, "{"): State.KEY,
-            (State.KEY, '"'): State.IN_KEY,
-            (State.KEY, "}"): State.DONE,
-            (State.COLON, ":"): State.VALUE,
-            (State.NEXT, ","): State.KEY,
-            (State.NEXT, "}"): State.DONE,
+            (CallState.OPEN, "{"): CallState.KEY,
+            (CallState.KEY, '"'): CallState.IN_KEY,
+            (CallState.KEY, "}"): CallState.DONE,
+            (CallState.COLON, ":"): CallState.VALUE,
+            (CallState.NEXT, ","): CallState.KEY,
+            (CallState.NEXT, "}"): CallState.DONE,
         }
-        if self.state is State.VALUE:
-            self.state = State.BROKEN if character in ",}]:" else State.IN_VALUE
+        if self.state is CallState.VALUE:
+            self.state = CallState.BROKEN if character in ",}]:" else CallState.IN_VALUE
             self._begin(character)
             return
-        self.state = expected.get((self.state, character), State.BROKEN)
-        if self.state is State.IN_KEY:
+        self.state = expected.get((self.state, character), CallState.BROKEN)
+        if self.state is CallState.IN_KEY:
             self._begin(character)
-        elif self.state is State.DONE:
+        elif self.state is CallState.DONE:
             self._close()
 
     def _begin(self, character: str) -> None:
@@ -294,21 +288,21 @@ class CallScanner:
             self._stream(character)
         if not self._value.done:
             return
-        if self.state is State.IN_KEY:
-            self._key, self.state = _text(self._value.text) or "", State.COLON
+        if self.state is CallState.IN_KEY:
+            self._key, self.state = _text(self._value.text) or "", CallState.COLON
         else:
             self._finish_value()
-            self.state = State.NEXT
+            self.state = CallState.NEXT
         if not taken:
             self.feed(character)
 
     @property
     def _is_arguments(self) -> bool:
-        return self.state is State.IN_VALUE and self._key in _ARGUMENTS
+        return self.state is CallState.IN_VALUE and self._key in _ARGUMENTS
 
     def _stream(self, character: str) -> None:
         if self._is_arguments and not self._value.text.startswith('"'):
-            self.pending += character
+            self._pending += character
 
     def _finish_value(self) -> None:
         if self._key == _NAME:
@@ -316,17 +310,17 @@ class CallScanner:
         elif self._is_arguments:
             self._any_arguments = True
             if self._value.text.startswith('"'):  # JSON within a JSON string
-                self.pending += _text(self._value.text) or "{}"
+                self._pending += _text(self._value.text) or "{}"
 
     def _close(self) -> None:
         if not self.name:
-            self.state = State.BROKEN
+            self.state = CallState.BROKEN
         elif not self._any_arguments:
-            self.pending += "{}"
+            self._pending += "{}"
 
 
 def _text(literal: str) -> str | None:
-    """What a JSON string says; None if it is none."""
+    """The value of a JSON string; None if the literal is none."""
     try:
         value = json.loads(literal)
     except ValueError:

@@ -1,7 +1,4 @@
-"""From what OpenAI's and vLLM's clients ask for to the grammar an answer is held to.
-
-Everything is taken in wire form: the JSON of the request.
-"""
+"""Structured output: the grammar that an answer must satisfy, from OpenAI's and vLLM's request fields."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from eyas.errors import RequestError
-from eyas.serve.api.schema.sampling import SamplingFields
+from eyas.serve.api.schema.request import GenerationRequest
 from eyas.types import GrammarSpec
 
 _GUIDED = {
@@ -22,7 +19,19 @@ _GUIDED = {
     "choice": "choice",
     "grammar": "lark",
 }
-"""vLLM's `structured_outputs.NAME` (and, but for json_object, `guided_NAME`) and what it is here."""
+"""Kinds of GrammarSpec by vLLM's `structured_outputs.NAME`, which is also `guided_NAME` except for `json_object`."""
+
+
+def requested_grammar(body: GenerationRequest) -> GrammarSpec | None:
+    """The grammar that a request body asks for, None if it leaves the text free; RequestError if it asks for two."""
+    return grammar_from_request(
+        _as_json(getattr(body, "response_format", None)),
+        _as_json(body.structured_outputs),
+        guided_json=body.guided_json,
+        guided_regex=body.guided_regex,
+        guided_choice=body.guided_choice,
+        guided_grammar=body.guided_grammar,
+    )
 
 
 def grammar_from_request(
@@ -30,10 +39,10 @@ def grammar_from_request(
     structured_outputs: Mapping[str, Any] | None = None,
     **guided: Any,
 ) -> GrammarSpec | None:
-    """The grammar that a request's fields ask for, None if they leave the text free.
+    """The grammar that these fields, as JSON, ask for; None if they leave the text free.
 
-    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. RequestError if two ask
-    for something, or one for something unknown. Whether the grammar compiles is `compile_grammar`'s to say.
+    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. RequestError if two
+    fields ask for a grammar, or one for an unknown kind; whether it compiles is checked by `compile_grammar`.
     """
     found: dict[str, GrammarSpec] = {}
     if response_format is not None and (spec := _from_response_format(response_format)) is not None:
@@ -54,15 +63,15 @@ def grammar_from_request(
     return next(iter(found.values()), None)
 
 
-def _from_response_format(asked: Mapping[str, Any]) -> GrammarSpec | None:
-    kind = asked.get("type")
+def _from_response_format(response_format: Mapping[str, Any]) -> GrammarSpec | None:
+    kind = response_format.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return GrammarSpec("json_object")
     if kind != "json_schema":
         raise RequestError(f"response_format.type {kind!r} is not supported: use text, json_object or json_schema")
-    wrapper = asked.get("json_schema")
+    wrapper = response_format.get("json_schema")
     schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
     if schema is None:
         raise RequestError("response_format.json_schema.schema is missing")
@@ -89,20 +98,5 @@ def _dump(value: Any) -> str:
         raise RequestError(f"the schema is no JSON: {error}") from error
 
 
-# What an answer must look like: out of a request's fields.
-
-
-def grammar_of(asked: SamplingFields) -> GrammarSpec | None:
-    """The grammar that a request's fields ask for. RequestError."""
-    return grammar_from_request(
-        _as_sent(getattr(asked, "response_format", None)),
-        _as_sent(asked.structured_outputs),
-        guided_json=asked.guided_json,
-        guided_regex=asked.guided_regex,
-        guided_choice=asked.guided_choice,
-        guided_grammar=asked.guided_grammar,
-    )
-
-
-def _as_sent(part: BaseModel | None) -> dict[str, Any] | None:
+def _as_json(part: BaseModel | None) -> dict[str, Any] | None:
     return None if part is None else part.model_dump(mode="json", by_alias=True, exclude_none=True)

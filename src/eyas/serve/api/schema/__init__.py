@@ -1,1 +1,1 @@
-"""Requests and responses of the API as pydantic models; `/openapi.json` is made from them."""
+"""Request and response bodies of the API as pydantic models, from which `/openapi.json` is generated."""

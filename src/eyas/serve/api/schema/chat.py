@@ -1,4 +1,4 @@
-"""Chat completions."""
+"""Request and response of `POST /v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from eyas.serve.api.schema.base import Asked, Chunk, Told, Whole
-from eyas.serve.api.schema.messages import AskedMessage, NamedTool, ToldMessage, Tool
-from eyas.serve.api.schema.sampling import Name, SamplingFields
+from eyas.serve.api.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
+from eyas.serve.api.schema.request import GenerationRequest, Name, RequestModel
+from eyas.serve.api.schema.response import FullResponse, ResponseModel, StreamChunk
 
 MOST_MESSAGES = 4096
 MOST_TOOLS = 128
 
 
-class JsonSchema(Asked):
-    """A schema that the answer must satisfy."""
+class JsonSchema(RequestModel):
+    """A named JSON schema that the answer has to satisfy."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -24,33 +24,33 @@ class JsonSchema(Asked):
     strict: bool | None = None
 
 
-class TextFormat(Asked):
-    """Any text."""
+class TextFormat(RequestModel):
+    """A `response_format` that leaves the answer free."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Asked):
-    """Any JSON object."""
+class JsonObjectFormat(RequestModel):
+    """A `response_format` that makes the answer a JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(Asked):
-    """JSON of one shape."""
+class JsonSchemaFormat(RequestModel):
+    """A `response_format` that makes the answer JSON of a given schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
-class ChatRequest(SamplingFields):
-    """`POST /v1/chat/completions`."""
+class ChatCompletionRequest(GenerationRequest):
+    """A chat to answer, with OpenAI's fields and those of vLLM that are served."""
 
-    messages: Annotated[list[AskedMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -63,7 +63,7 @@ class ChatRequest(SamplingFields):
     safety_identifier: Name | None = Field(default=None, description="as user")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ChatRequest:
+    def _fields_fit_together(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
@@ -73,57 +73,57 @@ class ChatRequest(SamplingFields):
         return self
 
 
-class TopLogprob(Told):
-    """A token and what the model thought of it."""
+class TopLogprob(ResponseModel):
+    """A token, its natural log-probability and its UTF-8 bytes."""
 
     token: str
     logprob: float
     bytes: list[int] | None
 
 
-class TokenLogprob(TopLogprob):
-    """An emitted token and its most likely alternatives."""
+class ChatTokenLogprob(TopLogprob):
+    """A generated token and the most likely tokens in its place."""
 
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Told):
-    """Of the tokens of an answer's content."""
+class ChatLogprobs(ResponseModel):
+    """Log-probabilities of the tokens of the content."""
 
-    content: list[TokenLogprob] | None
+    content: list[ChatTokenLogprob] | None
     refusal: None = None
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ChatChoice(Told):
-    """One answer."""
+class ChatChoice(ResponseModel):
+    """One complete answer to the chat."""
 
     index: int
-    message: ToldMessage
+    message: ResponseMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     eyas: dict[str, Any] | SkipJsonSchema[None] = None
 
 
-class ChatCompletion(Whole):
-    """The answers to a chat."""
+class ChatCompletionResponse(FullResponse):
+    """The complete answers to a chat: `n` choices."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     service_tier: Literal["default"] | None = None
 
 
-class ToolCallFunctionDelta(Told):
-    """The name comes first, then the arguments in pieces."""
+class ToolCallFunctionDelta(ResponseModel):
+    """A piece of a function call: first the name, then the arguments as they are generated."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCallDelta(Told):
-    """A piece of a call."""
+class ToolCallDelta(ResponseModel):
+    """A piece of the tool call that has this index."""
 
     index: int
     id: str | None = None
@@ -131,16 +131,16 @@ class ToolCallDelta(Told):
     function: ToolCallFunctionDelta
 
 
-class ChatDelta(Told):
-    """What a chunk adds to an answer."""
+class ChatDelta(ResponseModel):
+    """What a chunk adds to the assistant's message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(Told):
-    """A piece of one answer."""
+class ChatChunkChoice(ResponseModel):
+    """What a chunk adds to the choice that has this index."""
 
     index: int
     delta: ChatDelta
@@ -149,8 +149,8 @@ class ChatChunkChoice(Told):
     eyas: dict[str, Any] | None = None
 
 
-class ChatChunk(Chunk):
-    """One event of a stream; the last is `[DONE]`."""
+class ChatCompletionChunk(StreamChunk):
+    """One event of a streamed chat completion."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]

@@ -1,4 +1,4 @@
-"""Text completions."""
+"""Request and response of `POST /v1/completions`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from eyas.serve.api.schema.base import Chunk, TokenIds, Told, Whole
-from eyas.serve.api.schema.sampling import SamplingFields
+from eyas.serve.api.schema.request import GenerationRequest, TokenIds
+from eyas.serve.api.schema.response import FullResponse, ResponseModel, StreamChunk
 
 MOST_PROMPTS = 128
 Prompts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
@@ -15,22 +15,22 @@ TokenPrompt = Annotated[TokenIds, Field(min_length=1)]
 TokenPrompts = Annotated[list[TokenPrompt], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class CompletionRequest(SamplingFields):
-    """`POST /v1/completions`."""
+class CompletionRequest(GenerationRequest):
+    """One prompt or several to continue, with OpenAI's fields and those of vLLM that are served."""
 
     prompt: str | Prompts | TokenPrompt | TokenPrompts
     echo: bool | None = Field(default=None, description="put the prompt before the answer; not with logprobs")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
-    def _fits_together(self) -> CompletionRequest:
+    def _fields_fit_together(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
             raise ValueError("echo with logprobs is not supported: prompt tokens have no log-probabilities here")
         return self
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:
-        """Each prompt as text or token ids."""
+        """The prompts, each as text or as token ids."""
         given = self.prompt
         if isinstance(given, str):
             return [given]
@@ -39,8 +39,8 @@ class CompletionRequest(SamplingFields):
         return [each if isinstance(each, str) else tuple(each) for each in given]
 
 
-class CompletionLogprobs(Told):
-    """Parallel lists, one entry a token."""
+class CompletionLogprobs(ResponseModel):
+    """Log-probabilities of the generated tokens: parallel lists with an entry for each."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -48,8 +48,8 @@ class CompletionLogprobs(Told):
     text_offset: list[int]
 
 
-class CompletionChoice(Told):
-    """One answer."""
+class CompletionChoice(ResponseModel):
+    """One complete continuation of a prompt."""
 
     index: int
     text: str
@@ -58,15 +58,15 @@ class CompletionChoice(Told):
     eyas: dict[str, Any] | None = None
 
 
-class Completion(Whole):
-    """The answers to all prompts: prompt p's choice j has index p * n + j."""
+class CompletionResponse(FullResponse):
+    """The complete continuations of all prompts: choice j of prompt p has index p * n + j."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
 
 
-class CompletionChunkChoice(Told):
-    """A piece of one answer."""
+class CompletionChunkChoice(ResponseModel):
+    """What a chunk adds to the choice that has this index."""
 
     index: int
     text: str
@@ -75,8 +75,8 @@ class CompletionChunkChoice(Told):
     eyas: dict[str, Any] | None = None
 
 
-class CompletionChunk(Chunk):
-    """One event of a stream; the last is `[DONE]`."""
+class CompletionChunk(StreamChunk):
+    """One event of a streamed completion."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChunkChoice]

@@ -1,42 +1,45 @@
-"""Messages of a chat, as clients send them and as they get them back."""
+"""Chat messages and tools: what clients send and what the assistant answers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from eyas.serve.api.schema.base import Asked, Told
+from eyas.serve.api.schema.request import RequestModel
+from eyas.serve.api.schema.response import ResponseModel
 from eyas.text.chats import FunctionCall, Message, ToolCall
 
-_ALWAYS_NULL = ("annotations", "audio", "function_call", "refusal")  # in messages that clients send back
+_NULL_WHEN_SENT_BACK = ("annotations", "audio", "function_call", "refusal")
+"""Fields that assistant messages of OpenAI's clients have, taken as long as they are null."""
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class TextPart(Asked):
-    """The only kind of content that is served."""
+class TextPart(RequestModel):
+    """A part of a message's content; only text is served."""
 
     type: Literal["text"]
     text: str
 
 
-class AskedFunctionCall(Asked):
-    """A call the assistant made; arguments are text."""
+class RequestFunctionCall(RequestModel):
+    """The function that an earlier assistant message called; arguments are JSON in a string."""
 
     name: ToolName
     arguments: str
 
 
-class AskedToolCall(Asked):
-    """One call of a tool."""
+class RequestToolCall(RequestModel):
+    """A tool call of an earlier assistant message."""
 
     id: str
     type: Literal["function"] = "function"
-    function: AskedFunctionCall
+    function: RequestFunctionCall
 
     def as_call(self) -> ToolCall:
-        """For templates: arguments that are an object are one."""
+        """The call for chat templates, arguments parsed if they are a JSON object."""
         try:
             parsed = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
@@ -45,14 +48,14 @@ class AskedToolCall(Asked):
         return ToolCall(id=self.id, function=FunctionCall(name=self.function.name, arguments=arguments))
 
 
-class AskedMessage(Asked):
-    """One turn."""
+class RequestMessage(RequestModel):
+    """A message of the chat so far."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[AskedToolCall] | None = None
+    tool_calls: list[RequestToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -60,21 +63,21 @@ class AskedMessage(Asked):
     def _drop_nulls(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        return {name: value for name, value in body.items() if value is not None or name not in _ALWAYS_NULL}
+        return {name: value for name, value in body.items() if value is not None or name not in _NULL_WHEN_SENT_BACK}
 
     @model_validator(mode="after")
-    def _says_something(self) -> AskedMessage:
+    def _fields_fit_the_role(self) -> RequestMessage:
         self.as_message()
         return self
 
     @property
     def characters(self) -> int:
-        """Of its content."""
+        """Length of the content in characters."""
         content = self.content or ""
         return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
 
     def as_message(self) -> Message:
-        """The turn as templates know it."""
+        """The message for chat templates. Raises ValidationError if its fields don't fit its role."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -88,7 +91,7 @@ class AskedMessage(Asked):
         )
 
 
-class Function(Asked):
+class FunctionDefinition(RequestModel):
     """A function that the assistant may call."""
 
     name: ToolName
@@ -97,45 +100,50 @@ class Function(Asked):
     strict: bool | None = None
 
 
-class Tool(Asked):
-    """A tool that the assistant may use."""
+class Tool(RequestModel):
+    """A tool that the assistant may call; only functions are served."""
 
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
-class NamedFunction(Asked):
-    """A function by its name."""
+def tool_schemas(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """The tools as chat templates take them."""
+    return [tool.model_dump(mode="json", exclude_none=True) for tool in tools or ()]
+
+
+class NamedFunction(RequestModel):
+    """The name of one of the functions in `tools`."""
 
     name: ToolName
 
 
-class NamedTool(Asked):
-    """This tool and no other."""
+class NamedToolChoice(RequestModel):
+    """A `tool_choice` that forces a call of one function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class ToldFunctionCall(Told):
-    """What to call; arguments are JSON as the model wrote it."""
+class ResponseFunctionCall(ResponseModel):
+    """The called function; arguments are JSON in a string, as the model wrote it."""
 
     name: str
     arguments: str
 
 
-class ToldToolCall(Told):
-    """One call of a tool."""
+class ResponseToolCall(ResponseModel):
+    """A tool call that the assistant makes."""
 
     id: str
     type: Literal["function"] = "function"
-    function: ToldFunctionCall
+    function: ResponseFunctionCall
 
 
-class ToldMessage(Told):
-    """An answer."""
+class ResponseMessage(ResponseModel):
+    """The assistant's message; `content` is null if it only calls tools."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToldToolCall] | None = None
+    tool_calls: list[ResponseToolCall] | None = None

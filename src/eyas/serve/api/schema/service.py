@@ -1,4 +1,4 @@
-"""Models, tokens, health, version."""
+"""Requests and responses of the small routes: models, tokenize and detokenize, health, version."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from eyas.serve.api.schema.base import Asked, TokenIds, Told
-from eyas.serve.api.schema.messages import AskedMessage, Tool
-from eyas.serve.api.schema.sampling import Name
+from eyas.serve.api.schema.messages import RequestMessage, Tool
+from eyas.serve.api.schema.request import Name, RequestModel, TokenIds
+from eyas.serve.api.schema.response import ResponseModel
 
-MOST_AT_ONCE = 1 << 20
-"""Characters of a text, or tokens: more are a second's work for nothing, since no context holds them."""
+MOST_TO_TOKENIZE = 1 << 20
+"""Most characters to tokenize, or tokens to detokenize, in one request: no context holds more."""
 
 
-class Model(Told):
-    """A name that requests may use."""
+class ModelCard(ResponseModel):
+    """A model name that requests may use, and the context it serves."""
 
     id: str
     object: Literal["model"] = "model"
@@ -24,25 +24,25 @@ class Model(Told):
     max_model_len: int | None
 
 
-class ModelList(Told):
-    """All names."""
+class ModelList(ResponseModel):
+    """All model names that requests may use."""
 
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelCard]
 
 
-class TokenizeRequest(Asked):
-    """Text, or a chat as its template renders it."""
+class TokenizeRequest(RequestModel):
+    """What to tokenize: a text, or a chat up to where the answer begins."""
 
     model: Name | None = None
-    prompt: Annotated[str, Field(max_length=MOST_AT_ONCE)] | None = None
-    messages: Annotated[list[AskedMessage], Field(min_length=1)] | None = None
+    prompt: Annotated[str, Field(max_length=MOST_TO_TOKENIZE)] | None = None
+    messages: Annotated[list[RequestMessage], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = Field(default=True, description="of prompts: the tokens that the tokenizer adds itself")
     return_token_strs: bool = False
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> TokenizeRequest:
+    def _either_prompt_or_messages(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
         if self.tools is not None and self.messages is None:
@@ -50,8 +50,8 @@ class TokenizeRequest(Asked):
         return self
 
 
-class Tokenized(Told):
-    """The ids."""
+class TokenizeResponse(ResponseModel):
+    """The token ids, and their texts if they were requested."""
 
     count: int
     max_model_len: int | None
@@ -59,26 +59,26 @@ class Tokenized(Told):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(Asked):
-    """Token ids."""
+class DetokenizeRequest(RequestModel):
+    """The token ids to turn into text."""
 
     model: Name | None = None
-    tokens: Annotated[TokenIds, Field(max_length=MOST_AT_ONCE)]
+    tokens: Annotated[TokenIds, Field(max_length=MOST_TO_TOKENIZE)]
 
 
-class Detokenized(Told):
-    """The text, special tokens included."""
+class DetokenizeResponse(ResponseModel):
+    """The text of the tokens, special tokens included."""
 
     prompt: str
 
 
-class Health(Told):
-    """`ok`; any other status comes as an error with status 503."""
+class HealthResponse(ResponseModel):
+    """The status `ok`: requests are taken. Otherwise the response is an error 503."""
 
     status: Literal["ok"] = "ok"
 
 
-class Version(Told):
-    """Of this server."""
+class VersionResponse(ResponseModel):
+    """The version of eyas that serves."""
 
     version: str

@@ -1,30 +1,32 @@
-"""Reading request bodies: never more than so many bytes, JSON and nothing else."""
+"""Reading requests: bodies of bounded size, JSON and nothing else, and clients that leave before they are answered."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
+from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eyas.serve.http.errors import ApiError
 
+T = TypeVar("T")
 _LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0
-"""What is read and dropped of a body that is too large: a client that is cut off while it sends never sees why."""
+"""How much of a body that is too large is read and dropped: a client cut off while it sends never sees the error."""
 _MOST_VALUES = 1 << 15
-"""Megabytes of small values that are each wrong take minutes to refuse, one by one."""
+"""Most values of a JSON body: megabytes of little wrong ones would take minutes to refuse."""
 
 
-class BodyLimit:
-    """ASGI middleware: 413 for bodies over `limit` bytes, declared or found out while reading; 408 for slow ones.
-
-    `seconds` may pass between two pieces.
-    """
+class BodyLimitMiddleware:
+    """ASGI middleware: 413 for bodies over `limit` bytes, declared or found out while reading; 408 for slow ones."""
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+        """`seconds`: how long a client may pause between two pieces of a body."""
         self._app, self._limit, self._seconds = app, limit, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +42,7 @@ class BodyLimit:
             return
         got, complete = 0, False
 
-        async def counted() -> Message:
+        async def limited_receive() -> Message:
             nonlocal got, complete
             if complete:  # nothing comes any more but the end of the connection
                 return await receive()
@@ -57,7 +59,7 @@ class BodyLimit:
                     raise self._too_large()
             return message
 
-        await self._app(scope, counted, send)
+        await self._app(scope, limited_receive, send)
 
     def _too_large(self) -> ApiError:
         message = f"the body is larger than {self._limit} bytes, the most this server reads"
@@ -74,11 +76,30 @@ async def _drop(receive: Receive) -> None:
             return
 
 
+class JsonRoute(APIRoute):
+    """A route that reads its body as a `JsonRequest`, and whose work is cancelled when the client leaves."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler, which finds the body read and parsed."""
+        handler = super().get_route_handler()
+
+        async def read_then_handle(request: Request) -> Response:
+            if self.body_field is None:
+                return await handler(request)
+            json_request = JsonRequest(request.scope, request.receive)
+            await json_request.body()
+            json_request.check_content_type()
+            await json_request.json()
+            return await _while_connected(json_request.receive, handler(json_request))
+
+        return read_then_handle
+
+
 class JsonRequest(Request):
     """A request whose JSON is bounded in depth and in values, strict UTF-8, and has no NaN."""
 
     async def json(self) -> Any:
-        """The body's value; ApiError says what is wrong with it."""
+        """Parse the body; ApiError 400 if it is not such JSON."""
         if not hasattr(self, "_json"):
             body = await self.body()
             try:
@@ -89,14 +110,14 @@ class JsonRequest(Request):
         return self._json
 
     def check_content_type(self) -> None:
-        """JSON must be declared, which also keeps other sites' forms out of a browser."""
+        """Raise ApiError 415 unless the body is declared as JSON, which forms of other sites can't do."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
 
 
 def _check_count(body: Any) -> None:
-    """ApiError if there are too many values; prompts of nothing but token ids don't count."""
+    """Raise ApiError 400 if there are too many values; prompts of nothing but token ids don't count."""
     given = [body.get(name) for name in ("prompt", "tokens")] if isinstance(body, dict) else []
     prompts = [*given, *(each for one in given if isinstance(one, list) for each in one[:_MOST_VALUES])]
     ids = {id(each) for each in prompts if isinstance(each, list) and set(map(type, each)) == {int}}
@@ -110,3 +131,24 @@ def _check_count(body: Any) -> None:
             message = f"the body has more than {_MOST_VALUES} values, token ids not counted: send less at a time"
             raise ApiError(400, message, code="too_many_values")
         left += inside.values() if isinstance(inside, dict) else inside
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await work and return its result; it is cancelled as soon as the client is gone."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "the client is gone", code="client_gone")
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)

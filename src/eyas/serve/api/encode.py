@@ -1,0 +1,157 @@
+"""From an API request to the engine's requests: prompts as token ids, sampling parameters, limits of the context."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from eyas.errors import RequestError
+from eyas.serve.api.schema.messages import RequestMessage
+from eyas.serve.api.schema.request import GenerationRequest
+from eyas.serve.http.errors import ApiError
+from eyas.text.template import encode_chat, encode_text
+from eyas.types import GrammarSpec, Request, SamplingParams
+
+_SAMPLING = (
+    "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty min_tokens ignore_eos".split()
+)
+_JAVASCRIPT_SAFE = 2**53
+"""Seeds drawn here stay below it: larger integers lose digits in JavaScript."""
+_SHRINKING = 4
+"""How many times shorter a text may become before it is tokenized (composed characters, collapsed spaces)."""
+
+
+@dataclass(frozen=True)
+class EncodedRequest:
+    """The engine's requests for one HTTP request: choice j of prompt p is `sequences[p * n + j]`."""
+
+    sequences: list[Request]
+    n: int
+    """Choices of each prompt."""
+    seed: int
+    """The seed of each prompt's first choice; choice j has seed + j."""
+    prompt_tokens: int
+    """Tokens of all prompts, each prompt counted once."""
+
+
+def chat_prompt(
+    tokenizer: Any,
+    messages: Sequence[RequestMessage],
+    tools: Sequence[dict[str, Any]],
+    template_variables: dict[str, Any] | None = None,
+) -> tuple[int, ...]:
+    """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
+
+    ApiError 400 if a variable for the template would change how `apply_chat_template` itself works.
+    """
+    reserved = set(template_variables or ()) & _reserved_variables(tokenizer)
+    if reserved:
+        raise ApiError(
+            400,
+            f"chat_template_kwargs may not set {sorted(reserved)[0]}: only what the template itself reads",
+            code="invalid_value",
+            param="chat_template_kwargs",
+        )
+    return encode_chat(tokenizer, [message.as_message() for message in messages], tools, **(template_variables or {}))
+
+
+def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Tokenize a prompt of the completions API, unless it is token ids already."""
+    return encode_text(tokenizer, prompt) if isinstance(prompt, str) else prompt
+
+
+def check_size(tokenizer: Any, characters: int, context: int | None) -> None:
+    """Raise ApiError 400 for a text that can't fit the context: tokenizing megabytes would take seconds."""
+    if context is not None and characters > _SHRINKING * context * _longest_piece(tokenizer):
+        message = f"the context holds {context} tokens; a text of {characters} characters has far more: shorten it"
+        raise ApiError(400, message, code="context_length_exceeded")
+
+
+def check_token_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise ApiError 400 for token ids outside the vocabulary."""
+    highest = max(tokens, default=0)
+    if highest >= vocab_size:
+        message = f"{param} has id {highest}, the vocabulary has {vocab_size}"
+        raise ApiError(400, message, code="invalid_value", param=param)
+
+
+def encode_request(
+    body: GenerationRequest,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    request_id: str,
+    context: int | None,
+    max_tokens: int | None,
+    logprobs: int | None,
+    grammar: GrammarSpec | None = None,
+) -> EncodedRequest:
+    """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`."""
+    seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
+    n = body.n or 1
+    sequences: list[Request] = []
+    for prompt in prompts:
+        answer_tokens = _answer_tokens(len(prompt), max_tokens, context)
+        for choice in range(n):
+            sequences.append(
+                Request(
+                    prompt=tuple(prompt),
+                    params=_sampling_params(body, answer_tokens, (seed + choice) % 2**63, logprobs),
+                    id=f"{request_id}-{len(sequences)}",
+                    trace=body.options.trace,
+                    speculate=body.options.speculate,
+                    grammar=grammar,
+                )
+            )
+    return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))
+
+
+def _sampling_params(body: GenerationRequest, max_tokens: int, seed: int, logprobs: int | None) -> SamplingParams:
+    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    if body.min_tokens is not None and body.min_tokens > max_tokens:
+        raise ApiError(
+            400,
+            f"min_tokens is {body.min_tokens}, but at most {max_tokens} tokens may follow",
+            code="invalid_value",
+            param="min_tokens",
+        )
+    return SamplingParams(
+        **{"temperature": 1.0, **given, "top_k": max(0, body.top_k or 0)},
+        max_tokens=max_tokens,
+        seed=seed,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        logprobs=logprobs,
+    )
+
+
+def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None) -> int:
+    """How many tokens the answer to a prompt of so many tokens may have."""
+    if prompt == 0:
+        raise RequestError("the prompt is empty: give it at least one token")
+    if context is None:
+        if max_tokens is None:
+            raise RequestError("this model's context has no end: say max_tokens")
+        return max_tokens
+    room = context - prompt
+    if room >= (1 if max_tokens is None else max_tokens):
+        return room if max_tokens is None else max_tokens
+    wanted = "" if max_tokens is None else f" and {max_tokens} are asked for: {prompt + max_tokens} in all"
+    raise ApiError(
+        400,
+        f"the context holds {context} tokens; the prompt has {prompt}{wanted}: shorten the prompt or lower max_tokens",
+        code="context_length_exceeded",
+        param="messages" if max_tokens is None else "max_tokens",
+    )
+
+
+@lru_cache(maxsize=8)
+def _longest_piece(tokenizer: Any) -> int:
+    return max(map(len, tokenizer.get_vocab()))
+
+
+def _reserved_variables(tokenizer: Any) -> set[str]:
+    return set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"kwargs"}

@@ -1,0 +1,117 @@
+"""What response bodies have in common, error bodies, and the responses of routes as `/openapi.json` documents them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+READING = (401, 500)
+"""Error statuses of routes that only read."""
+WITH_BODY = (400, 401, 404, 408, 413, 415, 500, 503)
+"""Error statuses of routes that take a body."""
+
+_DESCRIPTIONS = {
+    400: "a field is wrong, unknown or not supported, or the context is too small",
+    401: "the key is missing or wrong",
+    404: "no such model",
+    408: "the body stopped coming",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    429: "too many requests wait: try again after Retry-After seconds",
+    500: "the server failed",
+    503: "the model is being loaded, or the server is going down",
+    504: "the request took longer than this server allows",
+}
+
+
+class ResponseModel(BaseModel):
+    """A response body or a part of one. Bodies are written as plain JSON; these models document and test them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorDetail(ResponseModel):
+    """The error: a message for people, a type and a code for programs, and the field it is about."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(ResponseModel):
+    """The body of every response whose status is an error."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(ResponseModel):
+    """How many of the prompt tokens came from the cache."""
+
+    cached_tokens: int = Field(description="were not read again: requests before began alike")
+
+
+class SpeculationUsage(ResponseModel):
+    """Extension of usage: what speculation did for this request, all choices pooled (docs/metrics.md)."""
+
+    target_passes: int
+    accept_length: float = Field(description="tokens per target pass")
+    acceptance_rate: float = Field(description="accepted draft tokens / draft tokens on the offered depth")
+    accepted_by_position: list[float]
+    accepted_histogram: list[int] = Field(description="[i] = rounds that accepted exactly i draft tokens")
+    prefill_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+
+
+class Usage(ResponseModel):
+    """Tokens read and generated for a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    eyas: SpeculationUsage
+
+
+class EyasResponse(ResponseModel):
+    """Extension of responses: what makes them repeatable."""
+
+    seed: int = Field(description="choice i was sampled with seed + i; send it again for the same answers")
+
+
+class ResponseHead(ResponseModel):
+    """The fields that every generated response and every chunk of a stream has."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class FullResponse(ResponseHead):
+    """A response that isn't streamed: all choices, their usage and the seed."""
+
+    usage: Usage
+    eyas: EyasResponse
+
+
+class StreamChunk(ResponseHead):
+    """One event of a streamed response; the last event is `[DONE]`."""
+
+    usage: Usage | None = None
+    eyas: EyasResponse | None = None
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Document the error responses of a route."""
+    return {status: {"model": ErrorBody, "description": _DESCRIPTIONS[status]} for status in sorted(statuses)}
+
+
+def generation_responses(full: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Document the responses of a route that generates: a full response, a stream of chunks, or an error."""
+    data = {"type": "string", "description": f"the JSON of a {chunk.__name__}; the last event's is `[DONE]`"}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    success = {"model": full, "content": {"text/event-stream": {"itemSchema": event}}}
+    return {200: success, **error_responses(*WITH_BODY, 429, 504)}
