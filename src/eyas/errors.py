@@ -11,6 +11,10 @@ class UsageError(EyasError):
     """The call itself is wrong: a bad option, value or combination (exit code 2)."""
 
 
+class LockedError(UsageError):
+    """Another process is writing the same file or folder."""
+
+
 class ConfigError(UsageError):
     """A configuration file or key=value override is wrong."""
 
@@ -57,7 +61,7 @@ class ExportError(EyasError):
 
 
 class TrainingError(EyasError):
-    """A training run can't go on."""
+    """A training run can't go on: loss or gradients are no numbers, or a process failed."""
 
 
 class DrafterMismatchError(EyasError):

@@ -1,4 +1,4 @@
-"""The shared nouns: what goes into the engine and what comes out."""
+"""The types that go into the engine and come out of it: requests, sampling parameters, completions, statistics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SamplingParams(BaseModel):
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """What an answer must look like: only tokens are emitted after which it still can."""
+    """A grammar for constrained output: only tokens are emitted after which the answer can still match it."""
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "choice"]
     text: str = ""
@@ -47,7 +47,7 @@ class GrammarSpec:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What the target thought of an emitted token.
+    """The log-probability that the target gave an emitted token.
 
     Natural logarithms of the target's own distribution: the softmax of its unmodified logits, before bias,
     penalties, constraints, temperature and filters. A token that none of those favours can rank low here.
@@ -61,7 +61,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to continue."""
+    """A prompt to continue, and how."""
 
     prompt: tuple[int, ...]
     """Prompt token ids, at least one."""
@@ -72,7 +72,7 @@ class Request:
     trace: bool = False
     """Report the draft tree of each round in `Chunk.draft`."""
     grammar: GrammarSpec | None = None
-    """None = any text."""
+    """What the answer must look like; None = any text."""
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Stats:
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens that rounds emitted."""
+        """The tokens that rounds emitted: all but those that came out of prefill."""
         return self.tokens - self.prefill_tokens
 
     @property
@@ -181,7 +181,7 @@ class Stats:
 
 @dataclass
 class Completion:
-    """One finished sequence."""
+    """A finished sequence: its tokens, its text, why it ended, and its statistics."""
 
     id: str
     token_ids: list[int]
@@ -196,7 +196,7 @@ class Completion:
     """One a token, if they were asked for."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of one row."""
+        """The JSON object that `eyas generate --json` writes for a row."""
         row: dict[str, Any] = {
             "id": self.id,
             "token_ids": self.token_ids,
@@ -215,7 +215,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class DraftRound:
-    """The tree a round offered to one sequence, and the way the target walked through it."""
+    """The draft tree of a round for one sequence, and the path that the target accepted."""
 
     root: int
     """The token the tree grows from: the sequence's last one before the round."""
@@ -232,10 +232,10 @@ class DraftRound:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added to one sequence, for streaming."""
+    """What a step added to a sequence, for streaming."""
 
     index: int
-    """Which request of the call."""
+    """The request: its number in the call, or what `Engine.submit` returned."""
     token_ids: tuple[int, ...]
     accepted: int
     """How many of `token_ids`, from the first, were draft tokens."""
@@ -247,20 +247,12 @@ class Chunk:
     """One for each of `token_ids`, if they were asked for."""
 
 
-def _extend(counts: list[int], length: int) -> None:
-    """Pad a count vector with zeros to at least `length`."""
-    counts.extend([0] * (length - len(counts)))
-
-
-# What an engine may use.
-
-
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of an engine's load."""
+    """What an engine may use: how many sequences at once, how much cache, how long a queue."""
 
     max_running: int = 1
-    """Most sequences in slots."""
+    """The most sequences in slots at once."""
     max_cached_tokens: int | None = None
     """Most tokens the slot cache is allocated for (slots x columns, see `CacheRoom`); None = what memory allows."""
     max_waiting: int | None = None
@@ -279,15 +271,12 @@ class Limits:
             raise UsageError(f"prefix_tokens must be at least 0, got {self.prefix_tokens}")
 
 
-# What an engine says of itself.
-
-
 @dataclass(frozen=True)
 class EngineState:
-    """An engine between two steps."""
+    """A snapshot of an engine between two steps: what runs and waits, what is cached, what was counted."""
 
     running: int
-    """Sequences that decode."""
+    """Sequences that are decoding."""
     prefilling: int
     """Sequences in a slot whose prompt isn't read yet."""
     waiting: int
@@ -307,4 +296,9 @@ class EngineState:
     generated_tokens_total: int
     rounds_total: int
     finished_total: dict[str, int]
-    """By finish reason."""
+    """Finish reason -> number of sequences."""
+
+
+def _extend(counts: list[int], length: int) -> None:
+    """Pad a count vector with zeros to at least `length`."""
+    counts.extend([0] * (length - len(counts)))

@@ -1,4 +1,4 @@
-"""Where the embedded demo pair lies."""
+"""The embedded demo pair, the name `demo` for it, and the prompts of `eyas demo`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ def named_target(name: str | Path) -> str:
 
 
 def named_drafter(name: str | Path) -> str:
-    """The same for drafters."""
+    """The embedded drafter's folder for the name `demo`; any other name is returned as it is."""
     return str(DEMO_DRAFTER) if name == DEMO else str(name)
-
-
-# The prompts of `eyas demo`, written for it; none is part of an evaluation set or of the training data.
 
 
 PROMPTS: tuple[tuple[str, str], ...] = (

@@ -84,8 +84,6 @@ class Engine:
         """From now on keep up to `tokens` tokens' caches for requests that begin alike (prefix caching)."""
         self._runner.cache_prefixes(tokens)
 
-    # Requests
-
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""
         check_request(request.params, request.prompt, self._stop_ids(request), self.target.vocab_size)
@@ -125,8 +123,6 @@ class Engine:
 
     def _grammar(self, request: Request) -> Grammar | None:
         return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
-
-    # Steps
 
     def step(self) -> list[Chunk]:
         """Advance everything by one step; returns what was added and what ended, by `submit`'s index."""
@@ -290,8 +286,6 @@ class Engine:
         if not self._scheduler.busy and self._scheduler.room.shrink():
             self._runner.reshape(self._scheduler.room)
 
-    # What an engine says of itself
-
     @property
     def idle(self) -> bool:
         """Whether nothing is left to run or to hand out."""
@@ -327,8 +321,6 @@ class Engine:
             raise InvariantError("a finished sequence is still there")
         scheduler.check()
         self._runner.check(scheduler.in_slots, scheduler.room)
-
-    # Loops over steps
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Run all requests, `batch_size` at a time; completions in the order of the requests."""

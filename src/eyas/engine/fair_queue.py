@@ -3,7 +3,7 @@
 Every request gets a start tag: the queue's virtual time, or the moment its key's last request ends on that clock if
 that is later. The smallest tag goes first. A request lasts as long as the tokens it may come to, so keys that keep
 the queue filled are served in equal shares of tokens, and a key that comes new is served next, however many of
-another's wait. Sequences that were preempted come before all others, oldest first.
+another's wait. Preempted sequences come before all others, oldest first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from eyas.engine.sequence import SequenceState
 
 
 class FairQueue:
-    """Sequences that wait for a slot."""
+    """The sequences that wait for a slot, in the order in which they get one."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, SequenceState]] = []
         self._waiting: dict[int, SequenceState] = {}
         self._returned: list[tuple[int, SequenceState]] = []  # a heap too
-        self._ends: dict[str, float] = {}
+        self._key_ends: dict[str, float] = {}
         self._time = 0.0
         self._counts: Counter[str] = Counter()
 
@@ -36,30 +36,30 @@ class FairQueue:
         return self._waiting.get(sequence.index) is sequence
 
     def count(self, key: str) -> int:
-        """How many wait for `key`."""
+        """The number of sequences that wait for `key`."""
         return self._counts[key]
 
     def push(self, sequence: SequenceState) -> None:
-        """A new sequence, behind its key's others."""
-        start = max(self._time, self._ends.get(sequence.key, 0.0))
-        self._ends[sequence.key] = start + sequence.longest
+        """Queue a new sequence behind its key's others."""
+        start = max(self._time, self._key_ends.get(sequence.key, 0.0))
+        self._key_ends[sequence.key] = start + sequence.longest
         heapq.heappush(self._heap, (start, sequence.index, sequence))
         self._enter(sequence)
 
     def push_front(self, sequence: SequenceState) -> None:
-        """One that had a slot and lost it."""
+        """Queue a sequence that had a slot and lost it before all new ones."""
         heapq.heappush(self._returned, (sequence.index, sequence))
         self._enter(sequence)
 
     def peek(self) -> SequenceState | None:
-        """The next one; None if nobody waits."""
+        """The sequence that is next; None if none waits."""
         self._skip_removed()
         if self._returned:
             return self._returned[0][1]
         return self._heap[0][2] if self._heap else None
 
     def pop(self) -> SequenceState:
-        """Take the next one out. IndexError if nobody waits."""
+        """Remove and return the next sequence. IndexError if none waits."""
         self._skip_removed()
         if self._returned:
             sequence = heapq.heappop(self._returned)[1]
@@ -69,7 +69,7 @@ class FairQueue:
         return sequence
 
     def remove(self, sequence: SequenceState) -> None:
-        """Take one out wherever it stands."""
+        """Remove a sequence wherever it stands."""
         del self._waiting[sequence.index]
         self._counts[sequence.key] -= 1
         if not self._counts[sequence.key]:
@@ -77,10 +77,10 @@ class FairQueue:
         if not self._waiting:
             self._heap.clear()
             self._returned.clear()
-            self._ends.clear()
+            self._key_ends.clear()
             self._time = 0.0
-        elif len(self._ends) > 64 + 2 * len(self._counts):
-            self._ends = {key: end for key, end in self._ends.items() if end > self._time}
+        elif len(self._key_ends) > 64 + 2 * len(self._counts):
+            self._key_ends = {key: end for key, end in self._key_ends.items() if end > self._time}
 
     def _enter(self, sequence: SequenceState) -> None:
         self._waiting[sequence.index] = sequence

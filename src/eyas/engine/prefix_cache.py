@@ -1,9 +1,15 @@
-"""What sequences that begin alike share: a tree of blocks of tokens, each with what was cached for them.
+"""Prefix caching: requests that begin alike share what target and drafter have cached for their common tokens.
 
-A block is known by its tokens and by all that come before it, so a path from the root is a prefix some sequence had.
-Blocks hold `BLOCK` tokens; only a sequence's last may be shorter, and has no children. What is looked up may end inside
-a block: of what is cached for it the first part is as good. Blocks without children are forgotten when the room runs
-out, those not used for longest first. No tensors here: the payload is the caller's.
+`PrefixStore` is a radix tree of token blocks, each with a payload: a block is identified by its tokens and by all that
+come before it, so a path from the root is a prefix some sequence had. Blocks hold `BLOCK` tokens; only a sequence's
+last may be shorter, and has no children. A lookup may end inside a block, of whose payload the first part is used.
+Blocks without children are evicted when room runs out, least recently used first.
+
+`PrefixCache` makes the payloads: copies of a slot's columns in the target's cache and of the drafter's pairs. The pair
+at position i needs token i + 1, so a block of tokens [a, b) holds columns [a, b) and pairs [a - 1, b - 1). A prefix of
+B tokens thus gives B - 1 of both, and the next pass reads one token again. At least one pair must be read anew in any
+case: of all pairs the drafter keeps only the last one's state. Deferred pairs are kept unread, and replaced when they
+have been read.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ P = TypeVar("P")
 
 @dataclass(eq=False)
 class PrefixBlock(Generic[P]):
-    """Tokens `[start, start + len(tokens))` of all sequences that begin with its path."""
+    """A node of the radix tree: tokens `[start, start + len(tokens))` of all sequences that begin with its path."""
 
     tokens: tuple[int, ...]
     start: int
@@ -39,12 +45,12 @@ class PrefixBlock(Generic[P]):
 
 
 class PrefixStore(Generic[P]):
-    """At most `limit` tokens in blocks."""
+    """A radix tree of at most `limit` tokens with a payload for each block; knows nothing of tensors."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.size = 0
-        """Tokens held."""
+        """Number of tokens held."""
         self._root: PrefixBlock[P] = PrefixBlock((), 0, None, None)
         self._count = 0
         self._clock = 0
@@ -52,12 +58,12 @@ class PrefixStore(Generic[P]):
         self._entries = 0
 
     def match(self, tokens: Sequence[int]) -> list[tuple[int, int, P]]:
-        """The longest prefix of `tokens` that is held: each block's start, how much of it is shared, its payload."""
+        """The longest held prefix of `tokens`: each block's start, number of shared tokens, and payload."""
         self._clock += 1
         found: list[tuple[int, int, P]] = []
-        block, place = self._root, 0
-        while place < len(tokens):
-            rest = tuple(tokens[place : place + BLOCK])
+        block, start = self._root, 0
+        while start < len(tokens):
+            rest = tuple(tokens[start : start + BLOCK])
             child = block.children.get(rest)
             count = len(rest)
             if child is None:
@@ -65,8 +71,8 @@ class PrefixStore(Generic[P]):
             if child is None or child.payload is None:
                 break
             child.used = self._clock
-            found.append((place, count, child.payload))
-            block, place = child, place + count
+            found.append((start, count, child.payload))
+            block, start = child, start + count
             if count < BLOCK:
                 break
         return found
@@ -78,9 +84,10 @@ class PrefixStore(Generic[P]):
         renew: Callable[[P, int, int], P],
         tail: bool = True,
     ) -> None:
-        """Hold `tokens`: `save(start, stop)` makes the payload of a block that isn't there yet.
+        """Hold `tokens`: `save(start, stop)` makes the payload of a new block.
 
-        What is there already is replaced by `renew(payload, start, stop)`. Without `tail` only whole blocks are kept.
+        The payload of a block that is held already is replaced by `renew(payload, start, stop)`. Without `tail` only
+        whole blocks are kept.
         """
         self._clock += 1
         block = self._root
@@ -181,32 +188,24 @@ def _closest(block: PrefixBlock[P], tokens: tuple[int, ...]) -> tuple[PrefixBloc
     return best, most
 
 
-# Copies of what slots held, for sequences that begin alike: the target's columns and the drafter's pairs.
-#
-# The drafter's pair at position i needs token i + 1, so a block of tokens [a, b) holds the target's columns [a, b) and
-# the pairs [a - 1, b - 1). A prefix of B tokens thus gives B - 1 of both, and the next pass reads one token again. At
-# least one pair must be read anew in any case: of all pairs the drafter keeps only the last one's state. Pairs the
-# drafter hasn't read yet (nobody wanted a draft) are kept unread, and replaced when somebody has read them.
-
-
 @dataclass(frozen=True)
 class SavedBlock:
-    """What was cached for a block of tokens."""
+    """The payload of a block: what target and drafter have cached for its tokens."""
 
     columns: Saved
     pairs: SavedPairs | None
-    """None without a drafter, or where it wasn't told: the request didn't speculate."""
+    """None without a drafter, or where it didn't observe the request, which didn't speculate."""
 
 
 class PrefixCache:
-    """A store of prefixes and the slots they are copied from and to."""
+    """Prefixes, and the slots of target and drafter that they are copied from and to."""
 
     def __init__(self, target: Target, drafter: Drafter | None, limit: int) -> None:
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
         self._target, self._drafter = target, drafter
 
     def load(self, sequence: SequenceState) -> int:
-        """Copy the longest held prefix into a sequence's empty slot; returns how many tokens that were."""
+        """Copy the longest held prefix into a sequence's empty slot; returns its number of tokens."""
         slot = sequence.slot
         assert slot is not None
         found = self.store.match(sequence.window(0, sequence.known))
@@ -223,7 +222,7 @@ class PrefixCache:
         return reusable
 
     def save(self, sequence: SequenceState, tail: bool) -> None:
-        """Keep copies of what a sequence's slot holds; without `tail` only in whole blocks, as it goes on."""
+        """Keep copies of what a sequence's slot holds; without `tail` whole blocks only, as it goes on."""
         slot = sequence.slot
         assert slot is not None
         size = min(sequence.cached, sequence.known)
@@ -244,5 +243,4 @@ class PrefixCache:
         self.store.insert(sequence.window(0, size), save, renew, tail)
 
     def _drafter_of(self, sequence: SequenceState) -> Drafter | None:
-        """Who hears of the sequence."""
         return self._drafter if sequence.request.speculate else None

@@ -59,7 +59,7 @@ class RoundOutput(NamedTuple):
     failed: dict[int, str]
     """Row -> why its grammar can't be followed any further; its `tokens` are legal, and may be none."""
     draft: VerifiedDraft | None = None
-    """None after a plain round."""
+    """The trees that were verified and the paths taken; None after a plain round."""
     pass_tokens: int = 0
     """T, the tokens that the target pass ran."""
     draft_seconds: float = 0.0
@@ -163,7 +163,7 @@ def _walk(
     offered = depths.amax(1) if tree.size else torch.zeros_like(walk.accepted)
     summary = torch.stack((walk.accepted, offered, tree.valid.sum(1)), dim=1)
     outcome = torch.cat((summary, walk.tokens, walk.path), dim=1)  # [R, 3 + 2 * (D + 1)]
-    flat = outcome.flatten() if scores is None else torch.cat((outcome.flatten(), scores.pack()))
+    flat = outcome.flatten() if scores is None else torch.cat((outcome.flatten(), scores.flat()))
     fetched = flat.cpu()  # the host sync
 
     table = fetched[: outcome.numel()].view(outcome.shape).tolist()

@@ -1,4 +1,4 @@
-"""Who runs next: admission, prefill in pieces, preemption. It knows numbers and slots, no tensors.
+"""The scheduler: admission, chunked prefill, preemption, and how large the slot caches are. It holds no tensors.
 
 Sequences in slots stand in this order: those that decode, then those whose prompt isn't read yet, first come first.
 A step's prefill goes to the prefilling ones in that order, and no more are admitted than it reaches, so whoever is
@@ -19,31 +19,32 @@ from eyas.errors import InvariantError, QueueFullError, RequestError
 from eyas.types import Limits
 
 _HEADROOM = 64
-"""Tokens that everyone must be able to grow by when another is admitted: else it would be preempted soon after."""
+"""Tokens every running sequence must be able to grow by when another is admitted: else it is soon preempted."""
 
 Move = tuple[int, int]
-"""From one slot to another."""
+"""A move of a sequence: from slot, to slot."""
 
 
 class PrefillBatch(NamedTuple):
-    """Neighbouring sequences that read `counts` tokens of theirs in the same passes."""
+    """Sequences in neighbouring slots that prefill in the same passes, `counts` tokens of each."""
 
     sequences: list[SequenceState]
     counts: list[int]
 
     @property
     def rows(self) -> range:
+        """The range of their slots."""
         first = self.sequences[0].slot
         assert first is not None
         return range(first, first + len(self.sequences))
 
     @property
     def whole(self) -> bool:
-        """Will all of them have read what they must before they can decode?"""
+        """Whether all of them can decode after it."""
         return all(one.unread == count for one, count in zip(self.sequences, self.counts, strict=True))
 
     def windows(self) -> list[list[int]]:
-        """What each reads, and the token after it."""
+        """The tokens that each reads, and the one after them."""
         spans = zip(self.sequences, self.counts, strict=True)
         return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
 
@@ -53,7 +54,7 @@ class PrefillBatch(NamedTuple):
 
 
 class Scheduler:
-    """Sequences waiting, prefilling and decoding."""
+    """The sequences that wait, prefill and decode, and which of them go on."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -67,12 +68,12 @@ class Scheduler:
 
     @property
     def in_slots(self) -> list[SequenceState]:
-        """All that have a slot; a sequence's place in this list is its slot."""
+        """All sequences in slots; the index in this list is the slot."""
         return self.decoding + self.prefilling
 
     @property
     def busy(self) -> bool:
-        """Is there anything left to do?"""
+        """Whether any sequence is waiting or in a slot."""
         return bool(self.decoding or self.prefilling or self.waiting)
 
     def submit(self, sequence: SequenceState) -> None:
@@ -91,11 +92,11 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def retry_after(self) -> float:
-        """Seconds in which about a quarter of the queue should have moved on, between 1 and 60."""
+        """Seconds after which about a quarter of the queue should have been admitted, between 1 and 60."""
         return min(60.0, max(1.0, (self._pace or 0.0) * len(self.waiting) / 4))
 
     def admit(self, staging: int, now: float) -> SequenceState | None:
-        """Give the next waiting sequence a slot; None if nobody waits or there is no room for it in this step.
+        """Give the next waiting sequence a slot; None if none waits or there is no room for it in this step.
 
         `staging` is how many columns a decoding pass takes beyond the longest sequence.
         """
@@ -115,40 +116,40 @@ class Scheduler:
         return sequence
 
     def prefill_batches(self) -> list[PrefillBatch]:
-        """What to prefill in this step. Neighbours share passes unless most of the rectangle would be empty."""
+        """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty."""
         left = self.limits.prefill_chunk
-        pieces: list[PrefillBatch] = []
+        batches: list[PrefillBatch] = []
         for sequence in self.prefilling:
             count = sequence.unread if left is None else min(sequence.unread, left)
             if left is not None:
                 left -= count
             if not count:
                 continue
-            if pieces and self._shareable(pieces[-1], sequence, count):
-                pieces[-1].sequences.append(sequence)
-                pieces[-1].counts.append(count)
+            if batches and self._shareable(batches[-1], sequence, count):
+                batches[-1].sequences.append(sequence)
+                batches[-1].counts.append(count)
             else:
-                pieces.append(PrefillBatch([sequence], [count]))
-        return pieces
+                batches.append(PrefillBatch([sequence], [count]))
+        return batches
 
     def promote(self) -> None:
-        """Let those that have read their prompt decode."""
+        """Let the sequences that have read their prompt decode."""
         while self.prefilling and not self.prefilling[0].unread:
             self.decoding.append(self.prefilling.pop(0))
 
     def columns(self, staging: int) -> int:
-        """Columns that those in slots need now."""
+        """Cache columns that the sequences in slots need for their next pass."""
         decoding = max((one.known + staging for one in self.decoding), default=0)
         reading = max((one.known + 1 for one in self.prefilling), default=0)  # with the root: `PrefillBatch.whole`
-        together = max((_columns(piece.sequences, piece.counts) for piece in self.prefill_batches()), default=0)
+        together = max((_columns(batch.sequences, batch.counts) for batch in self.prefill_batches()), default=0)
         return max(decoding, reading, together)
 
     def fits(self, staging: int) -> bool:
-        """Is there room for all in slots?"""
+        """Whether the cache has room for the next round of all sequences in slots."""
         return self.room.fits(len(self.decoding) + len(self.prefilling), self.columns(staging))
 
     def overflow(self) -> list[SequenceState]:
-        """The youngest, as many as must go so that the others have room for a plain round; never all."""
+        """The youngest sequences, as many as must leave so that the others have room for a plain round; never all."""
         left, gone = sorted(self.in_slots, key=lambda one: one.index), []
         while len(left) > 1 and not self.room.fits(len(left), max(one.known for one in left) + 1):
             gone.append(left.pop())
@@ -176,7 +177,7 @@ class Scheduler:
         return moves
 
     def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
-        """Send sequences back to the head of the queue."""
+        """Send sequences back to the head of the queue; what they have emitted is read again later."""
         victims = list(victims)
         moves = self.drop(victims)
         for sequence in victims:
@@ -185,11 +186,11 @@ class Scheduler:
         return moves
 
     def expired(self, now: float) -> list[SequenceState]:
-        """Those whose deadline has passed."""
+        """The sequences whose deadline has passed at time `now`."""
         return [one for one in (*self.in_slots, *self.waiting) if one.expires is not None and one.expires <= now]
 
     def check(self) -> None:
-        """InvariantError if slots and order are not as they should be."""
+        """InvariantError unless slots, their order and the cache limit are as described above."""
         in_slots = self.in_slots
         if len(in_slots) > self.limits.max_running:
             raise InvariantError(f"{len(in_slots)} sequences are in slots, at most {self.limits.max_running} may be")
@@ -203,12 +204,12 @@ class Scheduler:
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 
-    def _shareable(self, piece: PrefillBatch, sequence: SequenceState, count: int) -> bool:
-        if sequence.slot != piece.rows.stop:  # somebody between them has nothing to read
+    def _shareable(self, batch: PrefillBatch, sequence: SequenceState, count: int) -> bool:
+        if sequence.slot != batch.rows.stop:  # somebody between them has nothing to read
             return False
-        if piece.whole and count < sequence.unread:  # it would keep the others from their first tokens
+        if batch.whole and count < sequence.unread:  # it would keep the others from their first tokens
             return False
-        sequences, counts = [*piece.sequences, sequence], [*piece.counts, count]
+        sequences, counts = [*batch.sequences, sequence], [*batch.counts, count]
         columns = _columns(sequences, counts)
         full = sum(one.cached for one in sequences) + sum(counts)
         return len(sequences) * columns <= 2 * full and self.room.fits(len(self.in_slots), columns)
@@ -221,21 +222,19 @@ class Scheduler:
 
 
 def _columns(sequences: list[SequenceState], counts: list[int]) -> int:
-    """Columns that a piece reaches up to, roots included."""
+    """Cache columns that a prefill batch reaches up to, roots included."""
     return max(one.cached for one in sequences) + max(counts) + 1
-
-
-# How large the slot caches should be: slots x columns, grown on demand within a limit.
-#
-# The cache is a rectangle, so its memory is slots x columns whatever the sequences' lengths. The limit holds for that
-# product: it is memory, not a count of the tokens in use.
 
 
 _GRANULE, _FLOOR = 64, 256
 
 
 class CacheRoom:
-    """The rectangle that is allocated and the largest that may be."""
+    """How large the slot caches should be: slots x columns, grown on demand within a limit.
+
+    The cache is a rectangle, so its memory is slots x columns whatever the sequences' lengths. The limit holds for that
+    product: it is memory, not the number of tokens in use.
+    """
 
     def __init__(self, most_slots: int, limit: int | None) -> None:
         self.slots = 0
@@ -247,11 +246,11 @@ class CacheRoom:
 
     @property
     def tokens(self) -> int:
-        """Allocated."""
+        """Number of tokens allocated, used or not."""
         return self.slots * self.columns
 
     def fits(self, slots: int, columns: int) -> bool:
-        """May there be so many? One slot may try whatever the limit allows."""
+        """Whether the limits allow such a rectangle; one slot may always try what the configured limit allows."""
         most = self._most(slots)
         return most is None or slots * columns <= most
 

@@ -1,4 +1,4 @@
-"""One request on its way: what it has emitted, how much of it is cached, when it is finished."""
+"""A request on its way through the engine: what it has emitted, how much of it is cached, when it is finished."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class SequenceState:
-    """A request that waits or runs. `slot` and `cached` are the scheduler's."""
+    """A request that waits or runs. The scheduler sets `slot`; `cached` grows with every pass."""
 
     index: int
-    """The order of arrival."""
+    """Its number in the order of arrival."""
     request: Request
     limit: int
-    """Most tokens it may emit."""
+    """The most tokens it may emit."""
     stop_ids: frozenset[int] = frozenset()
     key: str = ""
-    """Whom it is queued for: keys share the slots fairly."""
+    """The queue key: keys share the slots fairly."""
     expires: float | None = None
-    """When its deadline passes, on the scheduler's clock."""
+    """When its deadline passes, in `time.monotonic` seconds."""
     grammar: Grammar | None = None
-    """What its answer must look like."""
+    """The grammar its answer is held to; None = any text."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of its tokens, if the request wants them."""
+    """Those of its tokens, if the request asks for them."""
     error: str | None = None
-    """Why it can't go on, where that is its own affair."""
+    """Why it failed, where the cause is its own (its grammar) and not the engine's."""
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
     slot: int | None = None
-    """None = not in a slot."""
+    """None = it waits, or has ended."""
     cached: int = 0
-    """Tokens of it that its slot holds."""
+    """How many of its tokens its slot holds."""
     arrived: float = field(default_factory=time.monotonic)
 
     @property
     def root(self) -> int:
-        """Its last token, which the next pass starts from."""
+        """Its last token: the root of the next draft tree, not yet in the target's cache."""
         return self.tokens[-1] if self.tokens else self.request.prompt[-1]
 
     @property
     def known(self) -> int:
-        """Tokens that must be cached before it can decode: all but the root."""
+        """The tokens that must be cached before it can decode: all but the root."""
         return len(self.request.prompt) + len(self.tokens) - 1
 
     @property
     def unread(self) -> int:
-        """Tokens left to prefill."""
+        """The number of tokens left to prefill."""
         return max(0, self.known - self.cached)
 
     @property
     def longest(self) -> int:
-        """Most tokens it can come to, prompt and answer."""
+        """The most tokens it can come to, prompt and answer."""
         return len(self.request.prompt) + self.limit
 
     def window(self, start: int, stop: int) -> list[int]:

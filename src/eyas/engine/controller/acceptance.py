@@ -1,10 +1,17 @@
-"""What a draft's steps are worth: how often children of accepted nodes were accepted, on the fly.
+"""What the controller learns from drafts: how often their nodes are accepted, and how many good ones there are.
 
-A step's frequency depends on the drafter's probability for it, on whether it leads to the node's first child, and
-hardly on its depth; so all depths learn together. Frequencies start from a prior, fade with time, and never rise as the
-probability falls (pooled adjacent violators). The prior is the drafter's probability to a power, 1 if it is right about
-itself; the power, one number, is learnt from few nodes, long before every bin has seen enough.
-Shapes: G groups, K bins, n nodes, P powers.
+`Acceptance` is a running calibration of the drafter's probabilities. How often a child of an accepted node is accepted
+depends on the drafter's probability for it and on whether it is the node's first child, and hardly on its depth; so
+all depths learn together. Frequencies start from a prior, fade with time, and never rise as the probability falls
+(isotonic regression by pooling adjacent violators). The prior is the drafter's probability to a power, 1 if it is well
+calibrated; the power, one number, is learnt from few nodes, long before every bin has seen enough.
+
+`Supply` counts the candidates a row is offered, by depth and probability, for every beam width at once: a narrower beam
+offers the first w children of each node, and its beam is the first w of those among the wider one. Of what lies below
+the end of a draft only this is known: no deeper candidate is better than the best of the last level.
+
+Shapes: G groups, K bins, n nodes, P powers; R rows, W widths of the grid, D depths, F frontier nodes, C children of a
+level.
 """
 
 from __future__ import annotations
@@ -26,24 +33,27 @@ Mask = npt.NDArray[np.bool_]
 GROUPS = 2
 """Greedy rows and rows with a temperature: the noise that a coupled drafter shares changes what its numbers mean."""
 _PRIOR = 8.0
-"""Nodes that the prior of a bin counts for."""
+"""The number of nodes that the prior of a bin counts for."""
 _POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
-"""[P] what probabilities may have to be raised to: drafters are less sure than they could be, or more."""
+"""[P] the powers considered: drafters are under- or overconfident."""
 _DOUBT = 2.0
-"""Weight (in log-likelihood, an octave of power away) of the opinion that the drafter is right about itself."""
+"""Weight, in log-likelihood an octave of power away, of the prior that the drafter is well calibrated."""
 _FADE = 1.0 - 1.0 / 600.0
-"""What is left of a count after a round."""
+"""The factor by which counts decay each round."""
 
 
 class Acceptance:
-    """Offered and accepted children of accepted nodes."""
+    """Counts of offered and accepted children of accepted nodes, and the acceptance rates they make."""
 
     def __init__(self) -> None:
         self._offered: Array = np.zeros((GROUPS, 2, BINS))
         self._accepted: Array = np.zeros((GROUPS, 2, BINS))
 
     def learn(self, groups: Indices, later: Mask, bins: Indices, accepted: Mask) -> None:
-        """Verified nodes [n] whose parents were walked: `later` siblings or first ones, and whether each was walked."""
+        """Count verified nodes [n] whose parents were accepted.
+
+        `later` [n]: whether the node is not its parent's first child; `accepted` [n]: whether it was accepted itself.
+        """
         shape = self._offered.shape
         at = np.ravel_multi_index((groups, later.astype(np.int64), bins), shape)
         self._offered *= _FADE
@@ -52,24 +62,24 @@ class Acceptance:
         self._accepted += np.bincount(at, weights=accepted, minlength=self._offered.size).reshape(shape)
 
     def forget(self, kept: float) -> None:
-        """Let what was learnt weigh only `kept` of what it did."""
+        """Scale the weight of everything learnt by `kept`."""
         self._offered *= kept
         self._accepted *= kept
 
     def table(self) -> ValueTable:
-        """The values as they stand."""
+        """The current acceptance rates, by group, first or later child, and probability."""
         weight = self._offered + _PRIOR
-        values = (self._accepted + _PRIOR * self._told()) / weight
+        values = (self._accepted + _PRIOR * self._prior()) / weight
         for at in np.ndindex(values.shape[:2]):
             values[at] = never_rising(values[at], weight[at])
         return ValueTable(values)
 
-    def _told(self) -> Array:
-        """[G, 2, K] what the drafter's probabilities mean: raised to the likeliest power."""
-        told = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))  # [P, K]
+    def _prior(self) -> Array:
+        """[G, 2, K] the drafter's probabilities raised to the likeliest power."""
+        raised = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))  # [P, K]
         taken, refused = self._accepted[:, :, None], (self._offered - self._accepted)[:, :, None]  # [G, 2, 1, K]
-        likelihood = (taken * np.log(told) + refused * np.log1p(-told)).sum(3) - _DOUBT * np.log2(_POWERS) ** 2
-        out: Array = told[likelihood.argmax(2)]
+        likelihood = (taken * np.log(raised) + refused * np.log1p(-raised)).sum(3) - _DOUBT * np.log2(_POWERS) ** 2
+        out: Array = raised[likelihood.argmax(2)]
         return out
 
 
@@ -86,24 +96,16 @@ def never_rising(values: Array, weights: Array) -> Array:
     return np.concatenate([np.full(length, mean) for mean, _, length in blocks])
 
 
-# What a drafter has to offer: candidates a row, by depth and bin, for every beam width at once.
-#
-# A draft with a beam of W shows what each narrower beam would have offered: a narrower one offers the first w children
-# of each node, and its beam is the first w of those among the wider beam. Nothing below the end of a draft is known but
-# this: no deeper candidate is better than the best of the last level. Shapes: R rows, G groups, W widths of the grid, D
-# depths, K bins, F frontier nodes, C children of a level.
-
-
 _SUPPLY_FADE = 1.0 - 1.0 / 80.0
-"""What is left of a draft's weight after another was seen."""
+"""The factor by which a draft's weight decays with each later one."""
 _ROWS = 16
-"""Most rows of a batch that are looked at; others the next time."""
+"""The most rows of a batch that are analysed at once; others follow the next time."""
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
-"""Before any draft was seen: the probabilities of every node's children."""
+"""The probabilities assumed for every node's children before any draft was seen."""
 
 
 class Supply:
-    """Average candidates of a row."""
+    """The average number of candidates a row is offered, by group, beam width, depth and probability."""
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         self.widths = tuple(widths)
@@ -120,18 +122,18 @@ class Supply:
 
     @property
     def rates(self) -> Array:
-        """[G, W, D, K] candidates a row."""
+        """[G, W, D, K] average number of candidates a row."""
         more = self._sums / np.maximum(self._weights, 1e-9)
         out: Array = np.maximum(more.cumsum(1), 0.0)
         return out
 
     @property
     def best(self) -> Array:
-        """[G, D, K] how the best candidate of each depth is distributed."""
+        """[G, D, K] distribution over the bins of the best candidate of each depth."""
         return self._best_sums / np.maximum(self._best_weights, 1e-9)
 
     def learn(self, offered: BeamCandidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
-        """Take in a draft; `groups` [R], rows that aren't `drafting` [R] are left out."""
+        """Count a draft's candidates; `groups` [R], rows that aren't `drafting` [R] are left out."""
         rows = np.arange(len(groups)) if drafting is None else np.flatnonzero(drafting)
         if not len(rows):
             return
@@ -158,7 +160,7 @@ class Supply:
         _fold(self._best_sums, self._best_weights, tops, known)
 
     def forget(self, kept: float) -> None:
-        """Let what was learnt weigh only `kept` of what it did."""
+        """Scale the weight of everything learnt by `kept`."""
         for array in (self._sums, self._weights, self._best_sums, self._best_weights):
             array *= kept
 
@@ -188,7 +190,7 @@ class Supply:
 
 
 def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
-    """Add a draft; what it says nothing about doesn't fade."""
+    """Add a draft's counts; sums and weights decay only where it is `known`."""
     fade = np.where(known > 0, _SUPPLY_FADE, 1.0)
     sums *= fade
     weights *= fade
@@ -197,7 +199,7 @@ def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
 
 
 def _prior(width: int, depth: int) -> BeamCandidates:
-    """The draft of a text in which every node has the same children."""
+    """A draft in which every node has the same children: what is assumed at first."""
     spec = SharedTree(depth, width, 1, keeps_candidates=True)
     growth = spec.start(1, torch.device("cpu"))
     steps = torch.tensor(_PRIOR_CHILDREN[:width]).log()

@@ -1,4 +1,4 @@
-"""A short measurement at start-up: what passes, draft levels and observations take on this machine with this pair.
+"""Start-up calibration: seconds that passes, draft levels and observations take here, with this target and drafter.
 
 Everything runs through the target's and the drafter's own methods in scratch slots, which are gone afterwards. The
 sizes take turns, each first run is not counted (kernels prepare themselves for a new shape), and the fastest run stands
@@ -29,15 +29,15 @@ _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192)
 _PAIRS = (1, 4, 16, 64, 256)
 _WIDTHS = (1, 2, 4, 8)
 _LEVELS = 3
-"""A level's time is that of this many."""
+"""Levels that are timed together; a level's time is an equal share."""
 _SHORT, _LONG = 32, 544
-"""Columns held while measuring: a pass's time by column is the difference."""
+"""Cache columns held in two measurements; their difference gives a pass's time by column."""
 _MIDDLE = 256
-"""Columns held while rows of unequal length are compared with equal ones."""
+"""Cache columns held while rows of unequal length are compared with equal ones."""
 _EQUAL, _UNEQUAL = 3, (1, 3)
-"""Nodes a row; by how many every other row has more, and the rest fewer."""
+"""Nodes a row in equal batches; in unequal ones every other row has so many more, the rest so many fewer."""
 _FEWEST, _MOST = 2, 7
-"""Runs that count."""
+"""The fewest and the most counted runs of a size."""
 
 Runs = dict[tuple[str, int], list[float]]
 
@@ -56,7 +56,7 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
 
 
 def describe(target: Target, drafter: Drafter) -> str:
-    """What costs depend on."""
+    """What costs depend on, in words: model, precision, taps, device, threads, torch."""
     size = sum(weight.numel() for weight in target.model.parameters())
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
@@ -66,7 +66,7 @@ def describe(target: Target, drafter: Drafter) -> str:
 
 
 class _Bench:
-    """Scratch slots and what is timed in them."""
+    """Scratch slots, and the passes, drafts and observations that are timed in them."""
 
     def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
         self._target, self._drafter = target, drafter
@@ -83,7 +83,7 @@ class _Bench:
         self._read(range(batch_size), 1)
 
     def measure(self, seconds: float) -> Runs:
-        """Every size in turn, again and again; long ones less often."""
+        """Time every size in turn, several laps of it; long ones less often."""
         runs: Runs = {}
         work = dict(self._work())
         end = time.perf_counter() + seconds
@@ -96,7 +96,7 @@ class _Bench:
         return runs
 
     def table(self, runs: Runs) -> CostTable:
-        """Curves through the medians."""
+        """A cost table with curves through the fastest run of each size."""
         found = {name: min(taken[1:]) for name, taken in runs.items()}
 
         def points(kind: str) -> dict[int, float]:
@@ -247,15 +247,12 @@ def _curve(points: dict[int, float]) -> Curve:
     return Curve(sizes=tuple(map(float, sizes)), seconds=tuple(points[size] for size in sizes))
 
 
-# From a pair and a word to a controller: `auto` sizes trees, `auto:chain` chains.
-
-
 AUTO = ("auto", "auto:chain")
-"""What a tree's text may be to have a controller choose."""
+"""The tree specifications for which a controller chooses each round's tree."""
 
 
 def is_auto(tree: object) -> bool:
-    """Does `tree` ask for a controller? UsageError for a kind of auto that isn't known."""
+    """Whether `tree` asks for a controller. UsageError for an unknown kind of auto."""
     if not isinstance(tree, str) or tree.partition(":")[0] != "auto":
         return False
     if tree not in AUTO:
@@ -266,10 +263,10 @@ def is_auto(tree: object) -> bool:
 def make_controller(
     target: Target, drafter: NetworkDrafter, text: str, batch_size: int, costs: Path | CostTable | None = None
 ) -> Controller:
-    """The controller that `text` asks for, for batches of up to `batch_size`.
+    """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
-    `costs` is a table, or a file: read if it is there, else measured (seconds; all slots must be empty) and written.
-    None = measured and not kept. UsageError for a file that can't be used.
+    `costs` is a table, or a file that is read if it exists, else written after measuring for some seconds (all slots
+    must be empty). None = measured and not kept. UsageError for a file that can't be used.
     """
     offered = drafter.network.config.draft_vocab_size
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]

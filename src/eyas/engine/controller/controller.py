@@ -1,8 +1,8 @@
 """The controller: before each round, the tree shape that promises the most tokens per second, or none.
 
-It asks a gain model what each shape would bring and a cost model what it would take, changes its mind only for a clear
-gain, and spends a small share of the time on rounds of other shapes, to learn what the one in use can't show. The
-reasoning is in `docs/controller.md`.
+It asks a gain model what each shape would bring and a cost model what it would take, changes the shape only for a clear
+gain, and spends a small share of the time on probes, rounds of other shapes, to learn what the one in use can't show.
+The reasoning is in `docs/controller.md`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CHANGE = 1.01
 _THINKING, _ANALYSING = 0.002, 0.005
 """Shares of the time that planning, and analysing drafts, may take."""
 _FADE = 1.0 - 1.0 / 100.0
-"""What is left of running averages after a round."""
+"""The factor by which running averages decay each round."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 
 
 class Controller:
-    """Plans each round's tree and learns from how it went."""
+    """Plans the draft tree of each round and learns from how the round went."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Controller:
         self._choice: Prospect | None = None
         self._probe: Probe | None = None
         self._deferred = 0
-        """Tokens a row since the drafter last read."""
+        """Rounds since the drafter last read: tokens it has deferred in each row, roughly."""
         self._expected: set[int] = set()
-        """Lengths that the rows of the last round have now."""
+        """The committed lengths of the last round's rows after it."""
         self._emitted, self._seconds = 0.0, 0.0
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
@@ -98,7 +98,7 @@ class Controller:
         return None if prospect is None else self._spec(prospect, rows, groups)
 
     def learn(self, record: RoundRecord) -> None:
-        """Take in how a round went."""
+        """Update costs, gains and accounts from a measured round."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
         drafted = record.draft is not None
         self._learn_costs(record, whole)
@@ -247,23 +247,23 @@ class Controller:
 
 
 def _padded(tree: DraftTree, record: RoundRecord) -> int:
-    """Places that the rows of a pass lacked to the longest."""
+    """The padding of a pass: columns by which its rows are shorter than the longest, summed."""
     longest = 1 + int(tree.valid.sum(1).max())
     return max(0, record.rows * longest - record.tokens)
 
 
-# How often something may be done so that it takes no more than a share of the time.
-
-
 _EAGER = 6
-"""Times that come at doubling intervals whatever they cost."""
+"""How many of the first occasions come at doubling intervals, whatever they cost."""
 
 
 class Pace:
-    """Something that pays off in the long run, every so many rounds; in the beginning at doubling intervals."""
+    """When to do something that pays off in the long run, so that it takes no more than a share of the time.
+
+    In the beginning it comes at doubling intervals.
+    """
 
     def __init__(self, share: float, least: int, most: int) -> None:
-        """Every `least` to `most` rounds, taking `share` of the rounds' time if that allows it."""
+        """Do it every `least` to `most` rounds, within `share` of the rounds' time if that is possible."""
         self._share, self._least, self._most = share, least, most
         self._cost = 0.0
         self._since = most
@@ -271,7 +271,7 @@ class Pace:
         self._times = 0
 
     def due(self) -> bool:
-        """Is it time again?"""
+        """Whether it should be done now."""
         early = self._times < _EAGER and self._since >= 2**self._times // 2
         return (
             early
@@ -280,35 +280,32 @@ class Pace:
         )
 
     def round(self, seconds: float) -> None:
-        """A round went by."""
+        """Account for a round of so many seconds."""
         self._since += 1
         self._seconds += seconds
 
     def done(self, seconds: float) -> None:
-        """It was done and took `seconds`; slow ones are taken as noise by degrees."""
+        """Account for doing it, which took `seconds`; a single slow time counts little."""
         self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
         self._since, self._seconds = 0, 0.0
         self._times += 1
 
 
-# What the engine tells the controller after a round, and what the controller tells the world.
-
-
 @dataclass(frozen=True)
 class RoundRecord:
-    """One decoding round as it was measured; R rows."""
+    """The measurements of one decoding round, as the engine reports them; R rows."""
 
     rows: int
     lengths: Sequence[int]
     """[R] committed tokens of each row before the round."""
     spec: TreeSpec | None
-    """What `plan` gave; None = a plain round."""
+    """The tree that `plan` chose; None = a plain round."""
     draft: VerifiedDraft | None
     """The draft and the path of each row; None after a plain round."""
     draft_seconds: float
-    """Drafting, catching up on deferred tokens included."""
+    """Time of drafting, reading of deferred pairs included."""
     pass_seconds: float
-    """The target pass, the walk and the host's wait for them."""
+    """Time of the target pass, the walk and the host's wait for them."""
     tokens: int
     """T, the tokens of the target pass: rows + nodes."""
     emitted: int
@@ -321,18 +318,18 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What the controller does now; a plain round is depth, width and budget 0."""
+    """What the controller does at the moment; for a plain round depth, width and budget are 0."""
 
     depth: int = 0
     width: int = 0
     budget: int = 0
-    """Nodes a round for the whole batch."""
+    """Most nodes of a round, for the whole batch."""
     predicted_tokens_per_second: float = 0.0
-    """Of the shape in use, by the models."""
+    """Predicted for the shape in use."""
     plain_tokens_per_second: float = 0.0
-    """Of plain decoding with the same rows, by the models."""
+    """Predicted for plain decoding of the same rows."""
     measured_tokens_per_second: float = 0.0
-    """Running average over the last rounds."""
+    """A running average over the last rounds."""
     mean_depth: float = 0.0
     """Levels, width and nodes of a round so far, plain ones counted as 0."""
     mean_width: float = 0.0
@@ -340,4 +337,4 @@ class ControllerState:
     rounds: int = 0
     plain_rounds: int = 0
     probes: int = 0
-    """Rounds spent on other shapes to learn."""
+    """Rounds spent on other shapes in order to learn."""

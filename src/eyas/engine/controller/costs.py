@@ -1,9 +1,16 @@
-"""What things cost: seconds of a target pass, of drafting and of the drafter's observation, measured and corrected.
+"""The cost model: seconds of a target pass, of drafting and of the drafter's observation, measured and kept current.
 
-A pass over T tokens of R rows takes `pass(T) + row(R) + columns read * column`, and `padding(places)` if its rows are
-of different lengths: attention pads them to the longest. A draft takes one look at the roots' states and then, a level
-each, passes over R x width positions; observation is a drafter's pass over pairs. Curves are linear between measured
-points. `CostTable` is what a start-up calibration measured, `CostModel` keeps it current.
+A pass over T tokens of R rows takes `pass(T) + row(R) + columns read * column`, and `padding(columns)` if its rows are
+of different lengths: attention pads them to the longest. A draft reads the roots' states and then, a level each, passes
+over R x width positions; observation is a drafter's pass over pairs. Curves are linear between measured points.
+`CostTable` is what a start-up calibration measured, `CostModel` corrects it with every round.
+
+Corrections are robust against noise (`Residuals`). A round's error, the logarithm of measured / predicted, is the
+machine's speed at the time, which everything done around then shares, plus what is wrong with the prediction for that
+kind and size. Neither is known alone: a size always seen in slow times would be blamed for them. So both are fitted to
+the last rounds together: the speed at a time is the mean over the rounds around it, outliers down-weighted (Huber), a
+size's own error the median of what speed leaves over, in turn until they agree. A burst of noise changes the speed of
+its time and nothing else; a rare probe of another size is compared with the rounds around it.
 """
 
 from __future__ import annotations
@@ -21,108 +28,102 @@ from typing_extensions import Self
 
 from eyas.config import StrictModel
 from eyas.errors import UsageError
-
-# Running corrections of predicted seconds, robust against noise.
-#
-# A round's error, the logarithm of measured / predicted, is the machine's speed at the time, which everything done
-# around then shares, plus what is wrong with the prediction for that kind and size. Neither is known alone: a size
-# always seen in slow times would be blamed for them. So both are fitted to the last rounds together: the speed at a
-# time is the mean over the rounds around it, outliers down-weighted (Huber), a size's own error the median of what
-# speed leaves over, in turn until they agree. A burst of noise changes the speed of its time and nothing else; a rare
-# probe of another size is compared with the rounds around it.
-
+from eyas.files import write_text
 
 Array = npt.NDArray[np.float64]
 
 KINDS = ("pass", "draft", "observe")
 _ROUNDS = 600
-"""Rounds that are remembered."""
+"""The number of rounds that corrections are fitted to."""
 _WINDOW = 9
-"""Rounds around a time that tell its speed."""
+"""The number of rounds around a time that tell its speed."""
 _TURNS = 8
 _USUAL = 0.1
-"""An error that exceeds this, speed and size allowed for, loses weight."""
+"""Errors beyond this, after speed and size are allowed for, lose weight (Huber)."""
 _OCTAVE = 2
-"""Places an octave; errors of sizes that share a place are one."""
-_PLACES = 12 * _OCTAVE + 1
+"""Size bins an octave; sizes in one bin share an error."""
+_SIZE_BINS = 12 * _OCTAVE + 1
 _DOUBT = 0.5
 """An error seen n times counts n / (n + this)."""
 _PLENTY = 2.0
-"""A place seen n times has a say of n / (n + this) in its own correction and those around it."""
-_NEAR: Array = 2.0 ** (-2.5 * np.abs(np.subtract.outer(np.arange(_PLACES), np.arange(_PLACES))))
-"""What that is worth by distance: what pays is a matter of differences, which noise must not decide."""
+"""A bin seen n times has a weight of n / (n + this) in its own correction and those around it."""
+_NEAR: Array = 2.0 ** (-2.5 * np.abs(np.subtract.outer(np.arange(_SIZE_BINS), np.arange(_SIZE_BINS))))
+"""That weight by distance between bins: planning is about differences, which noise must not decide."""
 
 
-class Part(NamedTuple):
-    """One kind of work in a round."""
+class CostError(NamedTuple):
+    """The prediction error of one kind of work in a round."""
 
     kind: int
-    """Index into `KINDS`."""
+    """An index into `KINDS`."""
     size: float
     error: float
-    """log(measured / predicted), no correction applied."""
+    """log(measured / predicted), without corrections."""
 
 
 class Residuals:
-    """Speed by time, errors by kind and size: 1 to 4096, logarithmic, neighbours pooled, flat beyond the sizes seen."""
+    """The machine's speed by time, and errors by kind and size.
+
+    Sizes from 1 to 4096 fall into logarithmic bins; neighbours are pooled, and beyond the sizes seen errors are flat.
+    """
 
     def __init__(self) -> None:
-        self._rounds: deque[tuple[Part, ...]] = deque(maxlen=_ROUNDS)
-        self._errors: Array = np.zeros((len(KINDS), _PLACES))
-        self._seen: Array = np.zeros((len(KINDS), _PLACES))
-        self._corrections: Array = np.zeros((len(KINDS), _PLACES))
+        self._rounds: deque[tuple[CostError, ...]] = deque(maxlen=_ROUNDS)
+        self._errors: Array = np.zeros((len(KINDS), _SIZE_BINS))
+        self._seen: Array = np.zeros((len(KINDS), _SIZE_BINS))
+        self._corrections: Array = np.zeros((len(KINDS), _SIZE_BINS))
         self._log_speed = 0.0
         self._settled = True
 
-    def learn(self, parts: tuple[Part, ...]) -> None:
-        """A round, its pass first."""
+    def learn(self, parts: tuple[CostError, ...]) -> None:
+        """Remember the errors of a round, its pass first."""
         self._rounds.append(parts)
         self._settled = False
 
     def settle(self) -> None:
-        """Fit speed and errors to the rounds remembered; sizes not among them keep their errors."""
+        """Fit speed and errors to the remembered rounds; sizes not among them keep their errors."""
         if self._settled:
             return
         self._settled = True
         rounds = list(self._rounds)
         time = np.repeat(np.arange(len(rounds)), [len(parts) for parts in rounds])
         table = np.array([part for parts in rounds for part in parts], dtype=np.float64)  # [n, 3]
-        at = table[:, 0].astype(np.int64) * _PLACES + _places(table[:, 1])
+        at = table[:, 0].astype(np.int64) * _SIZE_BINS + _size_bins(table[:, 1])
         raw = table[:, 2]
         first = np.flatnonzero(np.diff(time, prepend=-1))  # the passes
         errors, seen = self._errors.ravel(), self._seen.ravel()
         present, group = np.unique(at, return_inverse=True)
         counts = np.bincount(group)
         order = np.argsort(group, kind="stable")
-        ends = counts.cumsum()
+        stops = counts.cumsum()
         weights = np.ones(len(rounds))
         for _ in range(_TURNS):
             passes = raw[first] - errors[at[first]]
             speed = _running_mean(passes, weights)
             weights = _USUAL / np.maximum(np.abs(passes - speed), _USUAL)
             left = (raw - speed[time])[order]
-            for index, end in enumerate(ends):
+            for index, stop in enumerate(stops):
                 count = counts[index]
-                errors[present[index]] = np.median(left[end - count : end]) * count / (count + _DOUBT)
+                errors[present[index]] = np.median(left[stop - count : stop]) * count / (count + _DOUBT)
         seen[present] = counts
         # what all sizes share is speed
         shared = float(np.average(errors[at[first]]))
         errors[seen > 0] -= shared
         self._log_speed = float(speed[-1]) + shared
         say = self._seen / (self._seen + _PLENTY)
-        heard = say @ _NEAR
-        self._corrections = (say * self._errors) @ _NEAR / np.where(heard > 0.0, heard, 1.0)
+        weight = say @ _NEAR
+        self._corrections = (say * self._errors) @ _NEAR / np.where(weight > 0.0, weight, 1.0)
 
     def factor(self, kind: int, size: Array) -> Array:
-        """What predictions for `size` are multiplied by."""
+        """The factor that corrects predictions for `size`."""
         at = np.log2(np.maximum(size, 1.0)) * _OCTAVE
-        out: Array = np.exp(np.interp(at, np.arange(_PLACES), self._corrections[kind]) + self._log_speed)
+        out: Array = np.exp(np.interp(at, np.arange(_SIZE_BINS), self._corrections[kind]) + self._log_speed)
         return out
 
 
-def _places(sizes: Array) -> npt.NDArray[np.int64]:
+def _size_bins(sizes: Array) -> npt.NDArray[np.int64]:
     found: npt.NDArray[np.int64] = np.rint(np.log2(np.maximum(sizes, 1.0)) * _OCTAVE).astype(np.int64)
-    return np.minimum(found, _PLACES - 1)
+    return np.minimum(found, _SIZE_BINS - 1)
 
 
 def _running_mean(series: Array, weights: Array) -> Array:
@@ -134,13 +135,13 @@ def _running_mean(series: Array, weights: Array) -> Array:
 
 _PASS, _DRAFT, _OBSERVE = range(len(KINDS))
 _INSTANT = 1e-9
-"""Seconds that nothing is predicted to fall below."""
+"""The least seconds that are ever predicted."""
 _SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 10.25, 0.25)))
-"""Tokens of the passes that a smaller one is compared with."""
+"""Tokens of the passes that a smaller pass is compared with."""
 
 
 class Curve(StrictModel):
-    """Seconds by size, linear between points and beyond the last two."""
+    """Seconds by size, linear between the points and beyond the last two."""
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -153,7 +154,7 @@ class Curve(StrictModel):
         return self
 
     def at(self, size: Array | float) -> Array:
-        """Seconds for `size`."""
+        """The seconds for `size`, an array or a number."""
         x = np.asarray(size, dtype=np.float64)
         inside = np.interp(x, self.sizes, self.seconds)
         if len(self.sizes) == 1:
@@ -164,10 +165,10 @@ class Curve(StrictModel):
 
 
 class CostTable(StrictModel):
-    """Measured once, on one machine, for one pair."""
+    """Costs as calibration measured them on one machine, for one target and drafter; saved as JSON."""
 
     measured_on: str
-    """Machine, models and precision in words; another's table is refused."""
+    """Machine, models and precision in words; a table measured on something else is refused."""
     pass_by_tokens: Curve
     """A pass of one row over T tokens."""
     pass_by_rows: Curve
@@ -200,9 +201,9 @@ class CostTable(StrictModel):
         return table
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the table to `path` as JSON. UsageError if that fails."""
         try:
-            path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            write_text(path, self.model_dump_json(indent=2) + "\n")
         except OSError as error:
             raise UsageError(f"can't write the costs to {path}: {error.strerror}") from error
 
@@ -269,14 +270,14 @@ class CostModel:
             return
         bare = float(self._bare_pass(np.asarray(float(tokens)), rows, lengths))
         bare += float(self.table.padding_by_places.at(float(padded))) if padded else 0.0
-        parts = [Part(_PASS, tokens, math.log(pass_seconds / bare))]
+        parts = [CostError(_PASS, tokens, math.log(pass_seconds / bare))]
         if levels and draft_seconds > 0.0:
             positions = float(rows * width)
             bare = float(self._bare_draft(rows, np.asarray(positions), np.asarray(float(levels))))
-            parts.append(Part(_DRAFT, positions, math.log(draft_seconds / bare)))
+            parts.append(CostError(_DRAFT, positions, math.log(draft_seconds / bare)))
         if pairs and observe_seconds > 0.0:
             bare = max(float(self.table.observe_by_pairs.at(float(pairs))), _INSTANT)
-            parts.append(Part(_OBSERVE, pairs, math.log(observe_seconds / bare)))
+            parts.append(CostError(_OBSERVE, pairs, math.log(observe_seconds / bare)))
         self._corrections(rows).learn(tuple(parts))
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""Rounds spent on other shapes, to learn what the shape in use can't show, within an allowance of time lost.
+"""Exploration: probes, rounds of other shapes than the one in use, within an allowance of lost time.
 
 While speculating there are three kinds: a plain round, which keeps the price of plain decoding right; a draft that is
 larger than the one in use, of which as ever only what pays is verified (on a CPU, and cheap); and a round that verifies
@@ -18,7 +18,7 @@ from eyas.engine.controller.planner import Prospect, Prospects
 _FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
 _FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
-"""A probe is taken to lose at least this part of its time, whatever the models say."""
+"""The least share of its time that a probe is taken to lose, whatever the models say."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Speculating rounds after which a plain one is due whatever it loses, if speculation promises less than so many times
 plain decoding: is that as slow as it was measured? The larger the promise, the less that is worth asking twice."""
@@ -29,41 +29,41 @@ _LOWER = {"lower": 3}
 
 
 class Probe(NamedTuple):
-    """Rounds of another shape."""
+    """A few rounds of another shape, spent on learning."""
 
     prospect: Prospect | None
-    """None = plain."""
+    """The shape's promise; None = plain rounds."""
     rounds: int
     least: float
     """Seconds that a round of it is taken to lose at the least: luck is not to call for another at once."""
     allowance: Allowance
     chooses: bool = False
-    """Is only what pays verified? Then a round of it loses `least`, whatever comes of it."""
+    """Whether only nodes that pay are verified; a round then counts as a loss of `least`, whatever comes of it."""
 
 
 class Allowance:
-    """Seconds that may be lost: a share of all time."""
+    """A budget of seconds that may be lost: a share of all time."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._credit = 0.0
 
     def earn(self, seconds: float) -> None:
-        """Time went by."""
+        """Add the share of `seconds` that went by."""
         self._credit += self._share * seconds
 
     def affords(self, cost: float) -> bool:
-        """Is there enough? What is saved beyond twice the cost is forgotten: no spree follows a quiet time."""
+        """Whether `cost` seconds may be lost now. Savings beyond twice that are dropped: no spree follows a lull."""
         self._credit = min(self._credit, 2.0 * cost)
         return self._credit >= cost
 
     def spend(self, cost: float) -> None:
-        """Seconds were lost."""
+        """Take `cost` lost seconds from the budget."""
         self._credit -= cost
 
 
 class Explorer:
-    """Proposes probes and keeps their accounts."""
+    """Proposes probes, and keeps the budget of each kind."""
 
     def __init__(self) -> None:
         self._plain, self._drafts = Allowance(_FOR_PLAIN), Allowance(_FOR_DRAFTS)
@@ -73,7 +73,7 @@ class Explorer:
         self._speculated = self._rested = 0
 
     def earn(self, seconds: float, speculating: bool) -> None:
-        """A round went by."""
+        """Account for a round of `seconds`, with or without speculation."""
         self._speculated += speculating
         self._rested = 0 if speculating else self._rested + 1
         beside, instead = (self._plain, self._drafts, self._larger), (self._drafting, self._speculating)

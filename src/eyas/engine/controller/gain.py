@@ -1,4 +1,4 @@
-"""What speculation brings: expected nodes and accepted tokens of every tree shape, learnt from the drafts made.
+"""The gain model: expected nodes and accepted tokens of every tree shape, learnt from the drafts made.
 
 A node is kept where its value, the chance that it is accepted, reaches a threshold; so a shape is a beam width, a depth
 and a threshold, and what a batch keeps is the sum of what its rows offer above it. That every row's average offer adds
@@ -21,21 +21,21 @@ from eyas.tree.values import BIN_EDGES, ValueTable, bins
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
 _HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
 THRESHOLDS: Array = np.array(_LOW + _HIGH)
-"""[L]"""
+"""[L] the thresholds of node values that shapes differ in."""
 _TOP, _BOTTOM = BIN_EDGES[:-1, None], np.maximum(BIN_EDGES[1:, None], np.log(THRESHOLDS))  # [K, 1], [K, L]
 _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
 """[K, L] the part of a bin that reaches a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
-"""[K, L] what its nodes are worth together."""
+"""[K, L] the value of those nodes together."""
 _TRIAL = 12
 """Rounds after which forecasts are judged."""
 _SURPRISE = 4.0
-"""Deviations (of as many independent tokens) beyond which they are wrong; tokens of a path go together."""
+"""Deviations (of as many independent tokens) beyond which forecasts are wrong; tokens of a path go together."""
 _AFTER_SURPRISE = 0.3
 
 
 class Forecast(NamedTuple):
-    """A round of a batch, by shape."""
+    """What a round of a batch is expected to bring, by shape."""
 
     nodes: Array  # [W, D, L] in the whole batch
     accepted: Array  # [W, D, L] draft tokens, likewise
@@ -43,7 +43,7 @@ class Forecast(NamedTuple):
 
 
 class GainModel:
-    """Acceptance and supply, and what they make together."""
+    """Acceptance rates and candidate counts, and the forecast that follows from both."""
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         self.widths, self.depth = tuple(widths), depth
@@ -52,7 +52,7 @@ class GainModel:
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
-        """Take in a round's draft (where its candidates were kept) and its outcome; `groups` [R]."""
+        """Learn from a verified draft, and from its candidates where they were kept; `groups` [R]."""
         tree = draft.tree
         alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
         if tree.candidates is not None:

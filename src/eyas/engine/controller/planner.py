@@ -1,4 +1,4 @@
-"""Which shape pays most: expected tokens of a round over its expected seconds, for every shape at once.
+"""The planner: expected tokens per second of every tree shape at once, and the shape that has the most.
 
 tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, columns) + observe(R + accepted))
 
@@ -20,11 +20,11 @@ from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.gain import Forecast
 
 _LONGEST = 2.0
-"""Nodes of the row that has the most, over a row's average."""
+"""Assumed ratio of the longest row's nodes to a row's average."""
 
 
 class Shape(NamedTuple):
-    """Indices into widths, depths - 1 and thresholds."""
+    """A tree shape, as indices into widths, depths - 1 and thresholds."""
 
     width: int
     depth: int
@@ -32,20 +32,20 @@ class Shape(NamedTuple):
 
 
 class Prospect(NamedTuple):
-    """What a shape promises for a round."""
+    """What a shape promises for a round of the batch."""
 
     shape: Shape
     nodes: float
     accepted: float
     seconds: float
     drafting: float
-    """How many of them drafting takes."""
+    """How many of the seconds drafting takes."""
     rate: float
-    """Tokens per second."""
+    """Expected tokens per second."""
 
 
 class Prospects:
-    """Every shape's promise for one batch, and plain decoding's."""
+    """The promises of all shapes, and of plain decoding, for one batch."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Prospects:
         depth: int,
         stops_early: bool,
     ) -> None:
-        """Depths up to `depth`; a draft that `stops_early` ends with its last worthy level."""
+        """Considers depths up to `depth`; a draft that `stops_early` ends with the last level worth going on from."""
         self._nodes, self._accepted = forecast.nodes[:, :depth].copy(), forecast.accepted[:, :depth]
         full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], self._nodes.shape)
         levels = np.broadcast_to(forecast.levels[:depth], full.shape).copy() if stops_early else full
