@@ -1,18 +1,287 @@
-"""Short hashes of files: what results and weights remember of the data behind them."""
+"""Files and folders that are replaced whole or not at all, locks between processes, and hashes of contents.
+
+What every writer of this module promises: once the call returns or its `with` block has ended, the new content is on
+the disk. A crash, a kill or a power cut before that leaves the old content; nobody ever reads a mix of the two, half a
+file or an empty one. An exception in the block discards the new content. Errors of the system, such as a full disk, are
+raised as OSError. Missing parent folders are made.
+
+How: new content is made in a temporary folder beside its final path, flushed to the disk, and renamed; then the folder
+that holds it is flushed, too. The temporary folder of NAME is `.NAME.tmp`, and whoever writes there holds a lock in it.
+So what a killed writer left is recognised and removed by the next writer of NAME, or by `remove_leftovers`.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
 
-from eyas.errors import DataError
+from eyas.errors import DataError, LockedError, UsageError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+TEMPORARY = ".tmp"
+"""Ends the names of temporary folders, which begin with a dot."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by `text` in UTF-8."""
+    with writing(path) as file:
+        file.write(text)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file by `data`."""
+    with writing(path, "wb") as file:
+        file.write(data)
+
+
+def write_json(path: Path, content: Any, *, ensure_ascii: bool = True) -> None:
+    """Replace a file by a JSON document with an indent of two."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=ensure_ascii) + "\n")
+
+
+@contextmanager
+def writing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """An open file that replaces `path` when the block ends; `mode` is "w" (UTF-8) or "wb".
+
+    While another process writes the same file, this one waits.
+    """
+    with StagedFiles() as staged:
+        yield staged.open(path, mode)
+
+
+@contextmanager
+def writing_path(path: Path) -> Iterator[Path]:
+    """A temporary path for libraries that open files themselves; the file there replaces `path` when the block ends.
+
+    Its permissions are those of any new file, whatever the library gives it.
+    """
+    with _Staging(path, wait=True) as staging:
+        staging.new.touch()
+        mode = staging.new.stat().st_mode
+        yield staging.new
+        staging.new.chmod(mode)
+        _sync(staging.new)
+        staging.publish()
+
+
+@contextmanager
+def writing_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to fill, which replaces `path` when the block ends.
+
+    Linux swaps the two in one step. Where the system can't, there is a moment without a folder: after a crash in it,
+    the old one lies in the temporary folder until the next writer puts it back. Raises LockedError if another process
+    is writing the same folder.
+    """
+    with _Staging(path, wait=False) as staging:
+        staging.new.mkdir()
+        yield staging.new
+        for folder, _, names in os.walk(staging.new, topdown=False):
+            for name in names:
+                _sync(Path(folder, name))
+            sync_folder(Path(folder))
+        staging.publish()
+
+
+def copy_folder(source: Path, path: Path) -> None:
+    """Replace the folder `path` by a copy of `source`."""
+    with writing_folder(path) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(f".*{TEMPORARY}"))
+
+
+class StagedFiles:
+    """Several files, written side by side, that replace others when the `with` block ends.
+
+    All are flushed to the disk before the first is renamed, so a full disk leaves every old file. They are renamed one
+    after the other, in the order in which they were opened: a crash in between leaves the first ones new and the others
+    old.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._opened: list[tuple[_Staging, IO[Any]]] = []
+
+    def __enter__(self) -> StagedFiles:
+        return self
+
+    def open(self, path: Path, mode: str = "w") -> IO[Any]:
+        """A file that will replace `path`; `mode` is "w" (UTF-8) or "wb". Don't close it."""
+        staging = self._stack.enter_context(_Staging(path, wait=True))
+        file = self._stack.enter_context(staging.new.open(mode, encoding=None if "b" in mode else "utf-8"))
+        self._opened.append((staging, file))
+        return file
+
+    def flush(self) -> None:
+        """Flush everything written so far to the disk."""
+        for _, file in self._opened:
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if kind is None:
+                self.flush()
+                for staging, file in self._opened:
+                    file.close()
+                    staging.publish()
+
+
+class _Staging:
+    """The temporary folder of a path, locked and empty: `new` is where to write what `publish` renames."""
+
+    def __init__(self, path: Path, *, wait: bool) -> None:
+        """`wait` for another process that writes the same path, or raise LockedError."""
+        self._path = Path(os.path.abspath(path))
+        self._folder = self._path.with_name(f".{self._path.name}{TEMPORARY}")
+        self._lock_file = self._folder / f".{self._path.name}.lock"
+        self._old = self._folder / f".{self._path.name}.old"
+        self._wait = wait
+        self.new = self._folder / self._path.name
+
+    def __enter__(self) -> _Staging:
+        _make_folder(self._path.parent)
+        self._acquire()
+        try:
+            if self._old.exists() and not self._path.exists():
+                self._old.rename(self._path)
+            self._clear()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        return self
+
+    def publish(self) -> None:
+        """Rename `new`, which is flushed to the disk, to the path."""
+        if not (self.new.is_dir() and self._path.exists()):
+            self.new.replace(self._path)
+        elif not _exchange(self.new, self._path):
+            self._path.rename(self._old)
+            self.new.rename(self._path)
+        sync_folder(self._path.parent)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            with suppress(OSError):  # the content is in its place, or an error is on its way already
+                self._clear()
+                self._lock_file.unlink()  # last: until then nobody else takes the folder for theirs
+                self._folder.rmdir()
+        finally:
+            os.close(self._descriptor)
+
+    def _acquire(self) -> None:
+        """Make the folder and lock it, and make sure that its last writer has not removed it in between."""
+        while True:
+            self._folder.mkdir(exist_ok=True)
+            try:
+                self._descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+            except FileNotFoundError:
+                continue
+            try:
+                self._lock()
+                if _is_open_as(self._lock_file, self._descriptor):
+                    return
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+            os.close(self._descriptor)
+
+    def _lock(self) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if self._wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise _locked(self._path) from None
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+
+    def _clear(self) -> None:
+        for path in self._folder.iterdir():
+            if path != self._lock_file:
+                _remove(path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary folders that killed writers left in `folder`; those of writers at work stay."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        try:
+            with _Staging(path.with_name(path.name[1 : -len(TEMPORARY)]), wait=False):
+                pass
+        except LockedError:
+            continue
+
+
+class FileLock:
+    """An advisory lock on a file, which is made if missing, or on a folder that exists.
+
+    It lasts until it is released, or until every process that inherited its descriptor has ended. Raises LockedError if
+    another process holds it and `wait` is False, UsageError where the system has no such locks.
+    """
+
+    def __init__(self, path: Path, *, shared: bool = False, wait: bool = False) -> None:
+        """`shared` locks exclude exclusive ones only."""
+        if fcntl is None:
+            raise UsageError(f"can't lock {path}: this system has no file locks (Python's fcntl module)")
+        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+        self._descriptor: int | None = os.open(path, flags, 0o666)
+        try:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(self._descriptor, kind | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            self.release()
+            raise _locked(path) from None
+        except BaseException:
+            self.release()
+            raise
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def fileno(self) -> int:
+        """The descriptor, for processes that are to inherit the lock."""
+        if self._descriptor is None:
+            raise ValueError("the lock has been released")
+        return self._descriptor
+
+    def release(self) -> None:
+        """Close the descriptor; more than once does no harm."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, so that files made or renamed in it are there after a power cut."""
+    if os.name == "nt":  # folders can't be opened there
+        return
+    try:
+        _sync(folder)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
 
 
 def file_hash(*paths: Path) -> str:
-    """16 hex digits over the contents of the files, one after the other; read piece by piece."""
+    """16 hex digits of SHA-256 over the contents of the files, one after the other. DataError for unreadable ones."""
     digest = hashlib.sha256()
     for path in paths:
         try:
@@ -24,30 +293,53 @@ def file_hash(*paths: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-# Putting a drafter directory in its place: whole or not at all.
+_NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
+"""What file systems without locks, or without flushing of folders, answer."""
 
 
-def place_folder(place: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder beside `place`, then put it there in place of what was there."""
-    beside, old = (place.with_name(f".{place.name}.{end}") for end in ("new", "old"))
-    for path in (beside, old):
-        shutil.rmtree(path, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
+def _locked(path: Path) -> LockedError:
+    return LockedError(f"another process is writing {path}: wait for it, or choose another output")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        write(beside)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    if place.exists():
-        os.replace(place, old)
-    os.replace(beside, place)
-    shutil.rmtree(old, ignore_errors=True)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def copy_folder(source: Path, place: Path) -> None:
-    """Replace `place` by a copy of `source`."""
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its parents, each on the disk when this returns."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
 
-    def write(beside: Path) -> None:
-        shutil.copytree(source, beside)
 
-    place_folder(place, write)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_open_as(path: Path, descriptor: int) -> bool:
+    """Whether `descriptor` is of the file that has this path now."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two paths in one step; False where the system or the file system can't."""
+    if sys.platform != "linux":
+        return False
+    at_fdcwd, rename_exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    swapped: int = renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange)
+    return swapped == 0

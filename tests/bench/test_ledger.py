@@ -32,7 +32,7 @@ def test_scores_are_kept_by_settings_weights_and_prompts(tmp_path: Path) -> None
     another = Ledger(tmp_path, {"dtype": "bfloat16"}, {"maths": "p"})
     another.open("step-1", "weights")
     assert another.scores("step-1") == {}
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

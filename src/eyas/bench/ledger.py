@@ -13,6 +13,7 @@ from typing import Any
 
 from eyas.bench.offline.candidates import TaskScore
 from eyas.errors import DataError
+from eyas.files import write_json
 
 
 class Ledger:
@@ -51,23 +52,10 @@ class Ledger:
         }
 
     def put(self, name: str, task: str, score: TaskScore) -> None:
-        """Keep a score; written at once, beside and renamed."""
+        """Keep a score: it is on the disk when this returns."""
         self._rows[name][task] = {"prompts": self._tasks[task], "score": score.as_dict()}
         content = {"settings": self.settings, "weights": self._weights[name], "tasks": self._rows[name]}
         write_json(self._path(name), content)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Replace a file by a JSON document."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file; nobody ever reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eyas.bench.ledger import write_json
 from eyas.bench.offline.runner import Task, read_tasks, run_group
 from eyas.data.chats.folder import splits, write_prompts
 from eyas.data.store import FeatureStore
@@ -20,11 +19,11 @@ from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
 from eyas.errors import DataError
-from eyas.files import file_hash
+from eyas.files import file_hash, write_json
 from eyas.sweep.config import ScoreConfig
 from eyas.sweep.trial import Trial
-from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.targets import Target, load_target, load_tokenizer
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import HELD_OUT_SHARE
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams, Stats

@@ -8,7 +8,6 @@ In it: `recipe.yaml`, `values.json`, the run itself under `run/`, `log.txt`, and
 from __future__ import annotations
 
 import copy
-import fcntl
 import hashlib
 import json
 import os
@@ -18,14 +17,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
-from eyas.bench.ledger import write_json
 from eyas.bench.offline.checkpoints import TrainingRun
 from eyas.config import assign, read_yaml, validated
 from eyas.errors import ConfigError, DataError
+from eyas.files import FileLock, write_json, write_text
 from eyas.sweep.config import Knob, SweepConfig
 from eyas.sweep.search import Listed, Search, Tpe, Values, draws, grid
 from eyas.train.drafter.config import DrafterTrainConfig
@@ -76,7 +75,7 @@ class Trial:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "values.json", {"asked": self.asked, "values": self.values})
         text = yaml.safe_dump(self.recipe, sort_keys=False)
-        (self.folder / "recipe.yaml").write_text(text, encoding="utf-8")
+        write_text(self.folder / "recipe.yaml", text)
 
 
 def train_command(recipe: Path) -> list[str]:
@@ -91,7 +90,7 @@ class Process:
         """Blocks while a process of an earlier, killed sweep still trains this trial."""
         trial.write()
         self.trial = trial
-        self._lock = lock(trial.folder / "lock")
+        self._lock = FileLock(trial.folder / "lock", wait=True)
         self._log = (trial.folder / "log.txt").open("ab")
         self._process = subprocess.Popen(
             train_command(trial.folder / "recipe.yaml"),
@@ -112,7 +111,7 @@ class Process:
         self._log.close()
         if code == 0:
             write_json(self.trial.folder / "trained.json", {"exit_code": 0})
-        self._lock.close()
+        self._lock.release()
         return None if code == 0 else failure(self.trial.folder / "log.txt", code)
 
     def stop(self) -> None:
@@ -120,14 +119,7 @@ class Process:
         self._process.terminate()
         self._process.wait()
         self._log.close()
-        self._lock.close()
-
-
-def lock(path: Path) -> TextIO:
-    """An exclusive lock that lasts until every process that inherited it is gone; waits for it."""
-    held = path.open("a", encoding="utf-8")
-    fcntl.flock(held, fcntl.LOCK_EX)
-    return held
+        self._lock.release()
 
 
 def failure(log: Path, code: int) -> str:

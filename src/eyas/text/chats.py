@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from eyas.errors import DataError
+from eyas.files import writing
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -145,7 +146,7 @@ def chat_line(chat: Chat) -> str:
 
 def write_chats(path: Path, chats: Iterable[Chat]) -> None:
     """Write chats to a JSON Lines file, one a line."""
-    with path.open("w", encoding="utf-8") as out:
+    with writing(path) as out:
         for chat in chats:
             out.write(chat_line(chat))
 

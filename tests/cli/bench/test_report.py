@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from eyas.bench.ledger import write_json
+from eyas.files import write_json
 
 from ...bench.report.test_page import checked
 from ...pairs import Pair, write_rows

@@ -25,7 +25,7 @@ from ..store.conftest import captured, prepare
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,8 @@ def test_any_shards_missing_are_made_again_the_same(whole: Path, tmp_path: Path)
     store = tmp_path / "store"
     (store / "manifest.json").unlink()
     (store / "train-00001.safetensors").unlink()
-    (store / "train-00000.safetensors.part").write_bytes(b"torn")
+    (store / ".train-00000.safetensors.tmp").mkdir()  # what a killed process was at
+    (store / ".train-00000.safetensors.tmp" / "train-00000.safetensors").write_bytes(b"torn")
     short = store / "validation-00000.safetensors"
     short.write_bytes(short.read_bytes()[:-5])
     before = (store / "train-00000.safetensors").stat().st_mtime_ns

@@ -20,6 +20,7 @@ from eyas.data.chats.prepare import prepare
 from eyas.data.chats.sources import parse_source
 from eyas.data.tokens.tokenize import tokenize_chat
 from eyas.errors import DataError, ModelError, UsageError
+from eyas.files import TEMPORARY
 from eyas.text.chats import Chat, exchange
 
 from ...pairs import tokenizer, write_rows
@@ -215,7 +216,7 @@ def test_nothing_usable_is_an_error(tmp_path: Path, model: str) -> None:
     with pytest.raises(DataError, match="1 x too long"):
         run(tmp_path, str(file), model=model, max_length=2)
     assert not (tmp_path / "out").exists()
-    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(TEMPORARY)] == []
 
 
 def test_a_template_that_cannot_be_marked_stops_the_run(tmp_path: Path, model: str, two: tuple[str, str]) -> None:
@@ -249,7 +250,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, two: tuple[str, str], monkey
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "eyas", "data", "prepare", "stdlib", "--output", str(tmp_path / "out")]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    spool = tmp_path / ".out.part" / "spool.jsonl"
+    spool = tmp_path / ".out.tmp" / "out" / "spool.jsonl"
     deadline = time.monotonic() + 60
     while not (spool.exists() and spool.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -260,7 +261,7 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.jsonl", [talk("q", "a")])
     run(tmp_path, str(file))
     assert [chat.id[:2] for chat in everything(tmp_path)] == ["a:"]
-    assert not spool.parent.exists()
+    assert not spool.parent.parent.exists()
 
 
 def test_a_folder_without_its_report_is_not_read(tmp_path: Path, two: tuple[str, str]) -> None:

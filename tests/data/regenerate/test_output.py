@@ -13,6 +13,7 @@ from eyas.data.chats.folder import read_report, splits, write_report
 from eyas.data.regenerate import Answer, Question, Reply, Rule, regenerate
 from eyas.data.regenerate.entries import Take, unanswered
 from eyas.errors import DataError, OutputError, UsageError
+from eyas.files import TEMPORARY
 from eyas.text.chats import Message, exchange, read_chats, write_chats
 
 
@@ -58,7 +59,8 @@ def folder(path: Path) -> Path:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(path.iterdir()) if file.name != "journal.jsonl"}
+    found = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+    return {name: data for name, data in found.items() if name != "journal.jsonl"}
 
 
 def test_a_folder_gives_a_folder(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_killed_while_finishing(tmp_path: Path, steps: int, monkeypatch: pytest.
             died = True
     if steps == 0:
         assert died
-        assert {name: data for name, data in contents(output).items() if not name.endswith(".part")} == old
+        assert {name: data for name, data in contents(output).items() if TEMPORARY not in name} == old
     elif died:
         with pytest.raises(DataError, match=r"has no report\.json"):
             splits(output)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas.errors import CheckpointError
-from eyas.files import place_folder
+from eyas.files import writing_folder
 from eyas.train.drafter.run import RunFolder, score
 
 
@@ -17,7 +17,7 @@ def drafter(value: float, by: str = "decoded_accept_length") -> Callable[[Path],
     """Writes what looks like a drafter directory."""
 
     def write(path: Path) -> None:
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"eyas": {"chosen_by": by, "validation": {by: value, "other": 9.0}}})
         (path / "config.json").write_text(text)
 
@@ -53,14 +53,15 @@ def test_going_over_steps_again_forgets_what_came_after(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     place = tmp_path / "drafter"
-    place_folder(place, drafter(1.0))
+    with writing_folder(place) as folder:
+        drafter(1.0)(folder)
 
     def fails(path: Path) -> None:
         drafter(2.0)(path)
         raise OSError("full")
 
-    with pytest.raises(OSError, match="full"):
-        place_folder(place, fails)
+    with pytest.raises(OSError, match="full"), writing_folder(place) as folder:
+        fails(folder)
     assert score(place) == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
 

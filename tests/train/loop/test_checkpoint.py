@@ -75,7 +75,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest
         return write
 
     monkeypatch.setattr(checkpoint, "write_tensors", counted(checkpoint.write_tensors))
-    monkeypatch.setattr(checkpoint, "write_text", counted(checkpoint.write_text) if writes < 2 else _full)
+    monkeypatch.setattr(checkpoint, "write_json", counted(checkpoint.write_json) if writes < 2 else _full)
     with pytest.raises(OSError, match="No space"):
         save_state(tmp_path, *model(2), TrainingProgress(9), {}, ALONE)
     other = model(4)
@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def _full(path: Path, text: str) -> None:  # noqa: ARG001
+def _full(path: Path, content: Any) -> None:  # noqa: ARG001
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

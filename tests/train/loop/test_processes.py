@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from eyas.errors import ConfigError
-from eyas.train.drafter.recipe import DrafterTrainConfig
+from eyas.files import TEMPORARY
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -117,7 +118,7 @@ def killed_run_equals_whole(sure_target: Path, chats: Path, tmp_path: Path, step
     assert len(names) >= 5
     for name in names:
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
-    assert not [path for path in killed.rglob("*") if path.name.endswith((".new", ".old", ".partial"))]
+    assert not [path for path in killed.rglob("*") if path.name.endswith(TEMPORARY)]
 
 
 def test_killed_runs_end_as_they_would_have(sure_target: Path, chats: Path, tmp_path: Path) -> None:

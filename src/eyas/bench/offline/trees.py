@@ -15,6 +15,7 @@ from eyas.bench.offline.candidates import Candidate, Criterion, Selection, choos
 from eyas.bench.offline.runner import PLAIN, Advance, Plan, Task, measure
 from eyas.engine import Engine
 from eyas.errors import CheckpointError, UsageError
+from eyas.files import write_json
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
@@ -120,7 +121,7 @@ class TreeSweep:
 
 
 def write_default_tree(drafter: Path, tree: str) -> None:
-    """Set `default_tree` in a drafter directory's config.json: beside and renamed, every other key as it was."""
+    """Set `default_tree` in a drafter directory's config.json; every other key stays as it was."""
     path = drafter / "config.json"
     try:
         text = path.read_text(encoding="utf-8")
@@ -132,10 +133,8 @@ def write_default_tree(drafter: Path, tree: str) -> None:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
     config["default_tree"] = tree
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(config, indent=2, ensure_ascii=text.isascii()) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_json(path, config, ensure_ascii=text.isascii())
     except OSError as error:
         raise CheckpointError(f"can't write {path}: {error.strerror}") from error
 

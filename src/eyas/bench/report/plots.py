@@ -81,13 +81,6 @@ def check_plot(path: Path | None) -> None:
         raise UsageError(f"{path}: there is no directory {path.parent} to write it to; make it first")
 
 
-def save(image: bytes, path: Path) -> None:
-    """Write an image, replacing an older one whole."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(image)
-    partial.replace(path)
-
-
 def seconds_axis(values: Sequence[float]) -> tuple[float, str]:
     """A unit that suits a span of seconds: what to divide by, and its name."""
     longest = max(values, default=0.0)

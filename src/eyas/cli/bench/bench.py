@@ -13,13 +13,13 @@ from eyas.cli.common.measuring import check_json, finish, plan_settings, setting
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
-    Given,
     JsonFile,
     MaybeTargetOptions,
     MeasureOptions,
     SamplingOptions,
     Trees,
 )
+from eyas.cli.common.verb import Given
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -45,12 +45,12 @@ def bench(
     More of it: `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees` the best draft tree of a
     drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a run.
     """
-    from eyas.bench.ledger import write_json
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.report import lines_of, means, report_dict, table_of
     from eyas.bench.offline.runner import Plan, measure, read_tasks
     from eyas.engine.controller import is_auto
     from eyas.errors import UsageError
+    from eyas.files import write_json
     from eyas.tree import parse_tree
 
     if not draft_model and (tree or coupled is not None):
@@ -67,7 +67,7 @@ def bench(
         engines = _engines(loaded, target.model, draft_model, specs, files, coupled is not False, batch_size)
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
-        what = f"{target.model}, {target.dtype}, {what}"
+        what = f"{target.model}, {settings['dtype']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
     console = output()
     if ends.endpoint is not None:

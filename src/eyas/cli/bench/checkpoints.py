@@ -38,16 +38,15 @@ def checkpoints(
     Results are kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too,
     are checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis.
     """
-    from eyas.bench.ledger import Ledger, write_json
+    from eyas.bench.ledger import Ledger
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.candidates import choose
     from eyas.bench.offline.checkpoints import CheckpointReport, TrainingRun
     from eyas.bench.offline.drafters import DrafterBench
     from eyas.bench.offline.runner import Plan, read_tasks
     from eyas.bench.report.figures import checkpoint_figure
-    from eyas.bench.report.plots import save
     from eyas.errors import DataError
-    from eyas.files import copy_folder, file_hash
+    from eyas.files import copy_folder, file_hash, write_bytes, write_json
     from eyas.targets import load_tokenizer
     from eyas.targets.fingerprint import fingerprint
     from eyas.tree import parse_tree
@@ -89,7 +88,7 @@ def checkpoints(
     report = CheckpointReport(trained, choose(candidates, by), settings, describe_machine(), errors)
     content = report.as_dict()
     write_json(run / "bench" / "checkpoints.json", content)
-    save(checkpoint_figure(trained, content), run / "bench" / "checkpoints.svg")
+    write_bytes(run / "bench" / "checkpoints.svg", checkpoint_figure(trained, content))
     if json is not None:
         write_json(json, content)
     console = output()

@@ -35,7 +35,6 @@ def report(
 
     It holds what is there: run `eyas bench checkpoints RUN` and `eyas bench trees` first to have their parts in it.
     """
-    from eyas.bench.ledger import write_text
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.checkpoints import TrainingRun
     from eyas.bench.report.page import render
@@ -49,6 +48,7 @@ def report(
         tree_section,
     )
     from eyas.data.chats.folder import read_report
+    from eyas.files import write_text
     from eyas.sweep.report import sweep_section
 
     if not output.parent.is_dir():

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli.common.display import note
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import MeasureOptions, RuntimeOptions
+from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def check_json(path: Path | None) -> None:
 def settings_of(
     model: str, loaded: Target, runtime: RuntimeOptions, measuring: MeasureOptions, params: SamplingParams
 ) -> dict[str, Any]:
-    """What a measurement was taken with, drafters and trees aside."""
+    """What a measurement was taken with, apart from drafters and trees."""
     return {
         "model": model,
-        "dtype": runtime.dtype,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
         "attention": runtime.attention,
         "compile": runtime.compile,
@@ -38,7 +38,7 @@ def settings_of(
 
 
 def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str, Any]:
-    """What was asked, and how often."""
+    """The settings of a measurement that don't depend on the target."""
     return {
         "batch_size": measuring.batch_size,
         "repeats": measuring.repeats,
@@ -52,13 +52,12 @@ def write_files(
     content: dict[str, Any], json: Path | None, figure: Callable[[dict[str, Any]], bytes], plot: Path | None
 ) -> None:
     """The report and its plot, whichever was asked for."""
-    from eyas.bench.ledger import write_json
-    from eyas.bench.report.plots import save
+    from eyas.files import write_bytes, write_json
 
     if json is not None:
         write_json(json, content)
     if plot is not None:
-        save(figure(content), plot)
+        write_bytes(plot, figure(content))
 
 
 def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:

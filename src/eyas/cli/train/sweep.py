@@ -9,7 +9,7 @@ from typer import Argument
 
 from eyas.cli.common.build import quiet
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.verb import FAILURE
 
 
 def sweep(
@@ -23,10 +23,9 @@ def sweep(
     beside it.
     """
     quiet()
-    from eyas.bench.ledger import write_json
     from eyas.bench.machine import describe_machine
-    from eyas.bench.report.plots import save
     from eyas.config import load_config
+    from eyas.files import write_bytes, write_json
     from eyas.sweep.config import SweepConfig
     from eyas.sweep.report import knob_figure, report_dict, table_of, trade_figure
     from eyas.sweep.sweep import Sweep
@@ -38,8 +37,8 @@ def sweep(
     report = report_dict(run, choice, describe_machine())
     write_json(config.output / "results.json", report)
     if choice is not None:
-        save(knob_figure(report), config.output / "knobs.svg")
-        save(trade_figure(report), config.output / "trade.svg")
+        write_bytes(config.output / "knobs.svg", knob_figure(report))
+        write_bytes(config.output / "trade.svg", trade_figure(report))
     console = output()
     console.print(table_of(run))
     if choice is not None:

@@ -24,7 +24,6 @@ from eyas.data.store.encoding import StateEncoding
 from eyas.data.store.layout import FinalKind, Layout, Size, size_of
 from eyas.data.store.manifest import (
     MANIFEST,
-    PART,
     SETTINGS,
     Manifest,
     Settings,
@@ -32,14 +31,15 @@ from eyas.data.store.manifest import (
     SplitFacts,
     TargetFacts,
     differences,
-    locked,
+    lock_store,
     read_settings,
     rows_hash,
-    write_json,
+    write_model,
 )
 from eyas.data.store.shard import shard_digest, write_shard
 from eyas.data.tokens.batches import padded
 from eyas.errors import StoreError
+from eyas.files import remove_leftovers
 from eyas.runtime import versions
 from eyas.targets import Target
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
@@ -116,14 +116,12 @@ class Capture:
                 f"{self.folder} holds another capture ({changed}): choose another folder, or delete this one"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder, alone=self._world == 1):
-            if self._world == 1:
-                for torn in self.folder.glob(f"*{PART}"):  # what a killed process was at
-                    torn.unlink()
+        with lock_store(self.folder, alone=self._world == 1):
+            remove_leftovers(self.folder)
             if before is None and self._rank == 0:
                 if self._world == 1 and any(self.folder.iterdir()):
                     raise StoreError(f"{self.folder} holds something else: choose an empty or a new folder")
-                write_json(self.folder / SETTINGS, self.settings)
+                write_model(self.folder / SETTINGS, self.settings)
             self.check_disk()
             yield
 
@@ -187,7 +185,7 @@ class Capture:
         if len(shards) < len(self.plans):
             return None
         manifest = Manifest(settings=self.settings, shards=shards, versions=versions())
-        write_json(self.folder / MANIFEST, manifest)
+        write_model(self.folder / MANIFEST, manifest)
         return manifest
 
     def _digest(self, plan: ShardPlan) -> str | None:

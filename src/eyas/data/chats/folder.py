@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import DataError
+from eyas.files import write_json, write_text
 from eyas.text.chats import Chat, held_out, read_chats
 
 SPLITS = ("train", "validation")
@@ -70,13 +70,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
     """Declare a chat folder whole: the last file, in one step."""
-    part = folder / (REPORT + ".part")
-    with part.open("w", encoding="utf-8") as out:
-        json.dump(report, out, ensure_ascii=False, indent=2)
-        out.write("\n")
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(folder / REPORT)
+    write_json(folder / REPORT, report, ensure_ascii=False)
 
 
 # Prompts to measure on, taken from chats that no training saw.
@@ -105,6 +99,5 @@ def write_prompts(path: Path, rows: Iterable[TokenRow], count: int) -> int:
     if not chosen:
         raise DataError("no held-out chat has a prompt to answer: hold out more chats, or give prompt files")
     lines = [json.dumps({"id": row.id, "token_ids": prompt_of(row)}) for row in chosen]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    write_text(path, "".join(line + "\n" for line in lines))
     return len(chosen)

@@ -7,8 +7,6 @@ hold one chat at a time. The folder appears whole, under its name, at the end.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +19,7 @@ from eyas.data.chats.duplicates import question_key
 from eyas.data.chats.folder import REPORT, SPLITS, read_report, split_file, write_report
 from eyas.data.chats.tally import DEFINITIONS, SourceTally, SplitTally
 from eyas.errors import DataError, UsageError
+from eyas.files import writing_folder
 from eyas.text.chats import chat_line, held_out
 
 
@@ -37,17 +36,12 @@ def prepare(config: PrepareConfig, progress: Progress = lambda *_: None) -> dict
     there = _existing(config.output, settings)
     if there is not None:
         return there
-    part = config.output.parent / f".{config.output.name}.part"
     try:
-        shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
-        part.mkdir(parents=True)
-        report = _write(config, fitter, part, progress) | {"settings": settings}
-        write_report(part, report)
-        part.replace(config.output)
+        with writing_folder(config.output) as folder:
+            report = _write(config, fitter, folder, progress) | {"settings": settings}
+            write_report(folder, report)
     except OSError as error:
         raise DataError(f"can't write {config.output}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return report
 
 
@@ -67,12 +61,12 @@ def _existing(output: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return report
 
 
-def _write(config: PrepareConfig, fitter: ChatFitter | None, part: Path, progress: Progress) -> dict[str, Any]:
+def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progress: Progress) -> dict[str, Any]:
     """Both passes; returns the report's figures."""
     tallies = [SourceTally(source.name) for source in config.sources]
     sides = {name: SplitTally() for name in SPLITS}
     weighted = any(source.weight is not None for source in config.sources)
-    spool = part / "spool.jsonl"
+    spool = folder / "spool.jsonl"
     with spool.open("wb+") as store, ExitStack() as files:
         found = gather(config, store, tallies, progress)
         if not any(map(len, found)):
@@ -80,7 +74,7 @@ def _write(config: PrepareConfig, fitter: ChatFitter | None, part: Path, progres
         asked = [source.weight or 1.0 for source in config.sources]
         weights = asked if weighted else [float(len(candidates) or 1) for candidates in found]
         most = min(config.samples or sum(map(len, found)), sum(map(len, found)))
-        out = {name: files.enter_context(split_file(part, name).open("w", encoding="utf-8")) for name in SPLITS}
+        out = {name: files.enter_context(split_file(folder, name).open("w", encoding="utf-8")) for name in SPLITS}
         drawn = [fitted(store, places, fitter, tally) for places, tally in zip(found, tallies, strict=True)]
         for done, (source, chat) in enumerate(take_turns(drawn, weights, config.samples, strict=weighted), start=1):
             side = SPLITS[held_out(question_key(chat), config.held_out_share)]
@@ -88,9 +82,6 @@ def _write(config: PrepareConfig, fitter: ChatFitter | None, part: Path, progres
             sides[side].add(chat)
             tallies[source].chats += 1
             progress("chats", done, most)
-        for file in out.values():
-            file.flush()
-            os.fsync(file.fileno())
     spool.unlink()
     total = sum(tally.chats for tally in tallies)
     if not total:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eyas.data.regenerate.batch_files import BatchAnswerer, Written
+from eyas.data.regenerate.batch_files import BatchAnswerer, BatchFile
 from eyas.data.regenerate.completions import CompletionSettings
 from eyas.data.regenerate.endpoint import Connection, EndpointAnswerer
 from eyas.data.regenerate.entries import Answer, Answerer, Question, Reply, Unanswered
@@ -14,6 +14,7 @@ __all__ = [
     "Answer",
     "Answerer",
     "BatchAnswerer",
+    "BatchFile",
     "CompletionSettings",
     "Connection",
     "EndpointAnswerer",
@@ -23,7 +24,6 @@ __all__ = [
     "Summary",
     "Tally",
     "Unanswered",
-    "Written",
     "regenerate",
     "write_requests",
 ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from eyas.data.regenerate.completions import CompletionSettings, GarbageError
 from eyas.data.regenerate.entries import Question, Reply, Take, unanswered
 from eyas.errors import DataError, OutputError, UsageError
+from eyas.files import StagedFiles
 
 REQUESTS, BYTES = 50_000, 200_000_000
 """The most that one file may hold."""
@@ -27,8 +27,8 @@ def batch_settings(completions: CompletionSettings) -> dict[str, Any]:
     return {"answered_by": "batch", **completions.model_dump(mode="json")}
 
 
-class Written(NamedTuple):
-    """What went into one file."""
+class BatchFile(NamedTuple):
+    """A file to upload, and how many requests it holds."""
 
     path: Path
     requests: int
@@ -40,31 +40,31 @@ def write_batch(
     completions: CompletionSettings,
     most_requests: int = REQUESTS,
     most_bytes: int = BYTES,
-) -> list[Written]:
+) -> list[BatchFile]:
     """Write requests to `path`, and what it can't hold to `NAME-2.jsonl`, `NAME-3.jsonl` and so on beside it.
 
     All files appear at the end, whole. Raises UsageError rather than write over a file, which may have been uploaded
     already; DataError for a request that no file can hold; OutputError.
     """
-    parts: list[_Part] = []
+    written: list[BatchFile] = []
+    size = 0  # of the last file, in bytes
     try:
-        for question in questions:
-            line = _request_line(question, completions)
-            if len(line) > most_bytes:
-                raise DataError(
-                    f"chat {question.id}: its request has {len(line)} bytes, a batch file holds {most_bytes}"
-                )
-            if not parts or parts[-1].requests == most_requests or parts[-1].bytes + len(line) > most_bytes:
-                parts.append(_Part(_numbered(path, len(parts) + 1)))
-            parts[-1].write(line)
-        for part in parts:
-            part.finish()
+        with StagedFiles() as staged:
+            for question in questions:
+                line = _request_line(question, completions)
+                if len(line) > most_bytes:
+                    raise DataError(
+                        f"chat {question.id}: its request has {len(line)} bytes, a batch file holds {most_bytes}"
+                    )
+                if not written or written[-1].requests == most_requests or size + len(line) > most_bytes:
+                    written.append(BatchFile(_unused(path, len(written) + 1), 0))
+                    file, size = staged.open(written[-1].path, "wb"), 0
+                file.write(line)
+                size += len(line)
+                written[-1] = BatchFile(written[-1].path, written[-1].requests + 1)
     except OSError as error:
         raise OutputError(f"can't write {path}: {error.strerror}; nothing is written, try again") from error
-    finally:
-        for part in parts:
-            part.clean_up()
-    return [Written(part.path, part.requests) for part in parts]
+    return written
 
 
 class BatchAnswerer:
@@ -132,33 +132,12 @@ class BatchAnswerer:
             return unanswered(question, f"the batch's result: {error}")
 
 
-class _Part:
-    """A file that is being written beside its place."""
-
-    def __init__(self, path: Path) -> None:
-        if path.exists():
-            raise UsageError(f"{path} exists and may have been uploaded: choose another name, or remove it")
-        self.path, self.requests, self.bytes = path, 0, 0
-        self._beside = path.with_name(path.name + ".part")
-        self._beside.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = self._beside.open("wb")
-
-    def write(self, line: bytes) -> None:
-        self._file.write(line)
-        self.requests += 1
-        self.bytes += len(line)
-
-    def finish(self) -> None:
-        self._file.close()
-        os.replace(self._beside, self.path)
-
-    def clean_up(self) -> None:
-        self._file.close()
-        self._beside.unlink(missing_ok=True)
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+def _unused(path: Path, number: int) -> Path:
+    """The path of file `number`, from 1; UsageError if it exists."""
+    numbered = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+    if numbered.exists():
+        raise UsageError(f"{numbered} exists and may have been uploaded: choose another name, or remove it")
+    return numbered
 
 
 def _request_line(question: Question, completions: CompletionSettings) -> bytes:

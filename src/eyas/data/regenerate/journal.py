@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import Any
 
 from eyas.data.regenerate.entries import ENTRY, Answer, Question, Unanswered
 from eyas.errors import DataError, OutputError, UsageError
+from eyas.files import FileLock, sync_folder
 
 
 class Journal:
@@ -30,12 +30,12 @@ class Journal:
         self._places: dict[tuple[str, int], tuple[int, str, bool]] = {}  # -> offset, digest, answered
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path)
             self._file = FileIO(path, "a")  # unbuffered: what a failed write left is never written later
             self._lines = path.open("rb")
         except OSError as error:
             raise OutputError(f"can't write the journal {path}: {error.strerror}") from error
         try:
-            self._lock()
             self._read(json.loads(json.dumps(settings)))
         except BaseException:
             self.close()
@@ -53,6 +53,7 @@ class Journal:
         """Let go of the file and its lock."""
         self._lines.close()
         self._file.close()
+        self._lock.release()
 
     @property
     def answered(self) -> int:
@@ -88,16 +89,6 @@ class Journal:
             ) from error
         return start
 
-    def _lock(self) -> None:
-        if sys.platform == "win32":
-            return
-        import fcntl
-
-        try:
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another process is writing {self.path}: wait for it, or choose another output") from None
-
     def _read(self, settings: dict[str, Any]) -> None:
         offset = 0
         for number, line in enumerate(self._lines, start=1):
@@ -117,7 +108,7 @@ class Journal:
         self._file.truncate(offset)
         if offset == 0:
             self._write(json.dumps({"settings": settings}))
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
 
     def _index(self, entry: Answer | Unanswered, offset: int) -> None:
         self._places[entry.id, entry.turn] = (offset, entry.asked, isinstance(entry, Answer))
@@ -130,14 +121,3 @@ class Journal:
                 f"{self.path} holds answers made with other settings ({told}): use the old ones to go on, or another "
                 "output to begin anew"
             )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a new file's name on the disk too."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,13 +1,11 @@
 """From the journal to the finished files: the same bytes in whatever order it was filled, however often interrupted.
 
-Every file is written beside its place and moved there whole; in a folder the report comes last.
+Every file is replaced whole; in a folder the report goes first and comes back last.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from eyas.data.regenerate.entries import Unanswered
 from eyas.data.regenerate.journal import Journal
 from eyas.data.regenerate.rewrite import Rewrite, Rule, replay
 from eyas.errors import DataError, OutputError, UsageError
+from eyas.files import StagedFiles, sync_folder
 from eyas.text.chats import Chat, chat_line, chat_rows
 
 SHOWN = 20
@@ -66,38 +65,28 @@ class Summary:
 def write_output(layout: Layout, rule: Rule, journal: Journal, settings: dict[str, Any]) -> Summary:
     """Write the finished chats in the order of the input. Raises OutputError; the journal stays what it is."""
     summary = Summary()
-    parts = {output: output.with_name(output.name + ".part") for _, output in layout.files}
     try:
-        _write_parts(layout, rule, journal, parts, summary)
-        if layout.folder is not None:
-            (layout.folder / REPORT).unlink(missing_ok=True)
-        for output, part in parts.items():
-            os.replace(part, output)
+        with StagedFiles() as staged:
+            files = {output: staged.open(output) for _, output in layout.files}
+            for output, row in layout.rows():
+                if isinstance(row, DataError):
+                    summary.unreadable.append(str(row))
+                    continue
+                chat = _finished(row, rule, journal, summary)
+                if chat is not None:
+                    files[output].write(chat_line(chat))
+            if layout.folder is not None:
+                staged.flush()  # a full disk is noticed while the old files are still declared whole
+                (layout.folder / REPORT).unlink(missing_ok=True)
+                sync_folder(layout.folder)
         if layout.folder is not None:
             write_report(layout.folder, {"made_by": "regenerate", "settings": settings, **summary.as_dict()})
     except OSError as error:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
         raise OutputError(
-            f"can't write {error.filename or layout.files[0][1]}: {error.strerror}. Every answer is safe in "
+            f"can't write {layout.folder or layout.files[0][1]}: {error.strerror}. Every answer is safe in "
             f"{journal.path}: mend that and run the same command again"
         ) from error
     return summary
-
-
-def _write_parts(layout: Layout, rule: Rule, journal: Journal, parts: dict[Path, Path], summary: Summary) -> None:
-    with ExitStack() as stack:
-        files = {output: stack.enter_context(part.open("w", encoding="utf-8")) for output, part in parts.items()}
-        for output, row in layout.rows():
-            if isinstance(row, DataError):
-                summary.unreadable.append(str(row))
-                continue
-            chat = _finished(row, rule, journal, summary)
-            if chat is not None:
-                files[output].write(chat_line(chat))
-        for file in files.values():
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _finished(chat: Chat, rule: Rule, journal: Journal, summary: Summary) -> Chat | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eyas.data.regenerate.batch_files import Written, batch_settings, write_batch
+from eyas.data.regenerate.batch_files import BatchFile, batch_settings, write_batch
 from eyas.data.regenerate.completions import CompletionSettings
 from eyas.data.regenerate.entries import Answer, Answerer, Reply
 from eyas.data.regenerate.journal import Journal
@@ -103,7 +103,7 @@ def regenerate(
 
 def write_requests(
     source: Path, output: Path, path: Path, completions: CompletionSettings, rule: Rule
-) -> list[Written]:
+) -> list[BatchFile]:
     """Write what is left to ask as batch files. `regenerate` with a `BatchAnswerer` of the same settings reads the
     results; with all turns, write and read again until nothing is left to ask."""
     place = layout(source, output)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,13 +13,12 @@ from pydantic import BaseModel, Field, ValidationError
 from eyas.config import StrictModel
 from eyas.data.store.layout import Layout, Size
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.errors import StoreError
+from eyas.errors import LockedError, StoreError
+from eyas.files import FileLock, write_text
 
 MANIFEST = "manifest.json"
 SETTINGS = "capture.json"
 """The settings alone, written first: what an unfinished capture is of."""
-PART = ".part"
-"""Ends the name of a file while it is being written."""
 
 
 class TargetFacts(StrictModel):
@@ -116,30 +112,20 @@ def read_settings(folder: Path) -> Settings | None:
     return _read(folder / SETTINGS, Settings) if (folder / SETTINGS).is_file() else None
 
 
-def write_json(path: Path, model: BaseModel) -> None:
-    """Write beside `path`, flush to disk, rename: nobody ever reads half."""
-    beside = path.with_name(f"{path.name}-{os.getpid()}{PART}")  # several processes may be writing the same
+def write_model(path: Path, model: BaseModel) -> None:
+    """Replace a JSON file of the store; several processes may write the same one. StoreError if it can't be written."""
     try:
-        with beside.open("w", encoding="utf-8") as out:
-            out.write(model.model_dump_json(indent=2) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(path)
+        write_text(path, model.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise StoreError(f"can't write {path}: {error.strerror}") from error
 
 
-@contextmanager
-def locked(folder: Path, alone: bool) -> Iterator[None]:
-    """Hold a folder, alone or with others that share it; StoreError if it is held otherwise. Ends with the process."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def lock_store(folder: Path, *, alone: bool) -> FileLock:
+    """Lock a store's folder for a capture, alone or shared among its processes; StoreError if another capture runs."""
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
+        return FileLock(folder, shared=not alone)
+    except LockedError:
         raise StoreError(f"another process is capturing into {folder}: wait for it, or choose another folder") from None
-    finally:
-        os.close(descriptor)
 
 
 def differences(before: Settings, now: Settings) -> list[str]:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from eyas.data.store.encoding import Encoded, pack_mask, unpack_mask
 from eyas.data.store.layout import METADATA_KEY, Layout, Size, header, in_file_order
-from eyas.data.store.manifest import PART
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
+from eyas.files import writing
 
 
 class StoredRow(NamedTuple):
@@ -36,28 +36,19 @@ class StoredRow(NamedTuple):
 
 
 def write_shard(path: Path, layout: Layout, size: Size, tensors: Mapping[str, Tensor], identity: str) -> None:
-    """Write `tensors`, complete but for the checksums, beside `path`, flush to disk, rename.
-
-    Raises StoreError if the disk doesn't take it; nothing is left behind then.
-    """
+    """Write the tensors of a shard. Raises StoreError if the disk doesn't take them; nothing is left behind then."""
     specs = layout.tensors(size)
     names = in_file_order(specs)
     data = [_bytes(tensors[name]) for name in names]
     digest = hashlib.sha256()
     for part in data:
         digest.update(part)
-    beside = path.with_name(path.name + PART)
     try:
-        with beside.open("wb") as out:
+        with writing(path, "wb") as out:
             out.write(header(specs, f"{identity}:{digest.hexdigest()}"))
             for part in data:
                 out.write(part)
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise StoreError(
             f"can't write {path} ({layout.shard_bytes(size):,} bytes): {error.strerror}. The shards before it are "
             "whole; make room and run the same command again, it goes on from here"
@@ -163,12 +154,3 @@ def _taught_before(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArra
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

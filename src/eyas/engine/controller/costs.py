@@ -202,6 +202,8 @@ class CostTable(StrictModel):
 
     def save(self, path: Path) -> None:
         """Write the table to `path` as JSON. UsageError if that fails."""
+        if not path.parent.is_dir():
+            raise UsageError(f"can't write the costs to {path}: there is no folder {path.parent}")
         try:
             write_text(path, self.model_dump_json(indent=2) + "\n")
         except OSError as error:

@@ -14,7 +14,8 @@ from eyas.drafters.checkpoint import save_network
 from eyas.drafters.files import read_json
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError
-from eyas.files import copy_folder, place_folder
+from eyas.files import copy_folder, writing_folder
+from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.provenance import Origin
 from eyas.train.drafter.validation import HeldOutDecoding, scored
 from eyas.train.loop.checkpoint import TrainingProgress
@@ -118,7 +119,8 @@ class RunFolder:
         for number, path in self.checkpoints().items():
             if number >= step:
                 shutil.rmtree(path)
-        place_folder(self.path / "checkpoints" / f"{PREFIX}{step:06d}", write)
+        with writing_folder(self.path / "checkpoints" / f"{PREFIX}{step:06d}") as folder:
+            write(folder)
         best = self.best()
         copy_folder(best, self.path / "best")
         for path in list(self.checkpoints().values())[: -self._keep if self._keep else 0]:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
-from eyas.data.tokens.batches import ChatBatches, learnable
+from eyas.data.tokens.batches import ChatBatches
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import DrafterMismatchError
+from eyas.files import write_text
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.loading import load_embedding_and_head, resolve_device
-from eyas.train.drafter.data import TrainingData, open_data, with_taps
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
+from eyas.train.drafter.data import open_data, with_taps
 from eyas.train.drafter.provenance import Origin
+from eyas.train.drafter.resolve import SizedConfig, resolved_dtype, sized
 from eyas.train.drafter.run import DrafterRun
+from eyas.train.drafter.settings import Outlook, announce
 from eyas.train.drafter.shape import fresh_network
 from eyas.train.drafter.validation import HeldOutDecoding
 from eyas.train.drafter.vocab_map import DraftVocabulary
-from eyas.train.loop.checkpoint import write_text
 from eyas.train.loop.distributed import Team, joined
-from eyas.train.loop.loop import ResolvedLoop, check_loop, resolved, train
+from eyas.train.loop.loop import check_loop, resolved, train
 from eyas.train.loss.objective import DraftObjective
 
 
@@ -37,42 +37,37 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
         check_loop(config.loop, team)
         computes = config.source != "offline" or (config.validation.decode and team.leads)
         load = load_target if computes else load_embedding_and_head
-        target = load(config.target, dtype=config.target_dtype, device=team.device)
-        tokenizer = load_tokenizer(config.target)
-        data = open_data(
-            config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
-        )
-        loop = resolved(config.loop, config.output, team)
-        return _train(config.model_copy(update={"loop": loop}), loop, team, target, tokenizer, data)
+        dtype = resolved_dtype(config, team)
+        target = load(config.target, dtype=dtype, device=team.device)
+        return _train(config, sized(config, target, dtype), team, target, load_tokenizer(config.target))
 
 
-def _train(
-    config: DrafterTrainConfig, loop: ResolvedLoop, team: Team, target: Target, tokenizer: Any, data: TrainingData
-) -> Path:
-    vocabulary = DraftVocabulary.chosen(
-        data.rows["train"], config.shape.draft_vocab_size or target.vocab_size, target, tokenizer
+def _train(written: DrafterTrainConfig, config: SizedConfig, team: Team, target: Target, tokenizer: Any) -> Path:
+    data = open_data(
+        config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
     )
-    torch.manual_seed(config.loop.seed)
-    shape = with_taps(config.shape, target, data.served_taps)
-    network = fresh_network(shape, target, vocabulary.ids)
-    taps = network.config.taps or network.config.default_taps(target.num_layers)
-    started = _started(network, taps, config, target)
     train_batches, held_out = (
         ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed)
         for rows in (data.rows["train"], data.rows["validation"])
     )
+    loop = resolved(config.loop, train_batches.per_epoch, config.output, team)
+    config = config.model_copy(update={"loop": loop})
+    size = config.shape.draft_vocabulary(target.vocab_size)
+    vocabulary = DraftVocabulary.chosen(data.rows["train"], size, target, tokenizer)
+    torch.manual_seed(loop.seed)
+    network = fresh_network(with_taps(config.shape, target, data.served_taps), target, vocabulary.ids)
+    taps = network.config.taps_of(target.num_layers)
+    started = _started(network, taps, config, target)
     objective = DraftObjective(
-        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, loop.bf16,
-        seed=config.loop.seed,
-    )  # fmt: skip
+        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, loop.bf16, loop.seed
+    )
     origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
     decoding = None
     if config.validation.decode and team.leads:
         decoding = HeldOutDecoding(target, tokenizer, data.rows["validation"], config.validation)
     run = DrafterRun(objective, data.features(held_out, taps), held_out.per_epoch, origin, decoding, config, team)
     if team.leads:
-        show(outlook(config, network, train_batches, vocabulary, target, started))
-        config.output.mkdir(parents=True, exist_ok=True)
+        announce(Outlook(written, config, loop, target, network, vocabulary, train_batches, started))
         write_text(config.output / "config.yaml", recipe_text(config))
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
     train(run, loop, config.output, team, identity)
@@ -91,52 +86,6 @@ def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainC
     path = local_directory(config.warm_start)
     known = warm_start(network, taps, load_network(path, target), config.warm_start)
     return f"{config.warm_start} ({known} of {network.config.draft_vocab_size} draft tokens known to it)"
-
-
-# What a run is going to do, told before it starts.
-
-
-_ADAM_BYTES = 4 + 4 + 8
-"""A trained float32 weight, its gradient and Adam's two moments."""
-
-
-def outlook(
-    config: DrafterTrainConfig,
-    network: DraftNetwork,
-    batches: ChatBatches,
-    vocabulary: DraftVocabulary,
-    target: Target,
-    started: str | None,
-) -> list[str]:
-    """Lines: what is trained, on what, how long, in how much memory."""
-    trained = _count(p for p in network.parameters() if p.requires_grad)
-    frozen = _count(p for p in network.parameters() if not p.requires_grad)
-    rows = [row for row in batches.rows if learnable(row)]
-    tokens, answers = sum(len(row.tokens) for row in rows), sum(int(row.loss_mask.sum()) for row in rows)
-    loop = config.loop
-    epochs = loop.steps * loop.accumulate / batches.per_epoch
-    held = trained * _ADAM_BYTES + frozen * 4
-    lines = [
-        f"{config.shape.kind} drafter: {trained:,} parameters trained, {frozen:,} frozen; "
-        f"taps {list(network.config.taps or network.config.default_taps(target.num_layers))}",
-        f"draft vocabulary: {vocabulary}",
-        f"{config.source}: {len(rows):,} chats, {tokens:,} tokens, {answers:,} of them answers; "
-        f"{batches.per_epoch:,} batches of up to {config.batch_tokens:,} tokens an epoch",
-        f"{loop.steps:,} steps of {loop.accumulate} batches = {epochs:.2f} epochs",
-        f"weights, gradients and optimizer: {held / 2**20:,.0f} MiB; activations and the target come on top",
-    ]
-    return lines if started is None else [*lines, f"starting from {started}"]
-
-
-def show(lines: Iterable[str]) -> None:
-    """Print to standard error."""
-    console = Console(stderr=True)
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _count(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(p.numel() for p in parameters)
 
 
 # Begin with the weights of another drafter of the same kind; another draft vocabulary is re-mapped by target ids.

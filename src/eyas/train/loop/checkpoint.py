@@ -7,7 +7,6 @@ of processes: a run may go on with another.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from eyas.errors import CheckpointError
+from eyas.files import remove_leftovers, write_json, writing_path
 from eyas.train.loop.distributed import Team, like, whole
 
 META = "state.json"
@@ -50,7 +50,6 @@ def save_state(
                 tensors[f"{number}.{index}.{key}"] = _stored(value)
     if not team.leads:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     files = {
         "weights": f"weights-{progress.step:06d}.safetensors",
         "optimizer": f"optimizer-{progress.step:06d}.safetensors",
@@ -59,7 +58,7 @@ def save_state(
     try:
         write_tensors(folder / files["weights"], weights)
         write_tensors(folder / files["optimizer"], tensors)
-        write_text(folder / META, json.dumps(meta, indent=2) + "\n")
+        write_json(folder / META, meta)
     finally:  # after a failure the state named before is still there, and what was half-written goes
         _remove_unnamed(folder)
 
@@ -101,23 +100,12 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file that is on the disk when this returns."""
-    try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:  # it wraps the operating system's error
-        raise OSError(f"can't write {path}: {error}") from error
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file in one go."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    """Replace a safetensors file; OSError if the disk doesn't take it."""
+    with writing_path(path) as file:
+        try:
+            save_file(dict(tensors), file)
+        except SafetensorError as error:  # it wraps the operating system's error
+            raise OSError(f"can't write {path}: {error}") from error
 
 
 def _restore(
@@ -158,7 +146,8 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _remove_unnamed(folder: Path) -> None:
+    remove_leftovers(folder)
     named = {META, *(_read_meta(folder)["files"].values() if (folder / META).exists() else ())}
     for path in folder.iterdir():
-        if path.name not in named:
+        if path.name not in named and path.is_file():
             path.unlink()

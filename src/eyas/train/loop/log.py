@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eyas.errors import ConfigError
-from eyas.train.loop.checkpoint import write_text
+from eyas.files import write_text
 
 Values = Mapping[str, float]
 
