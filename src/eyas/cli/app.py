@@ -1,10 +1,9 @@
-"""The `eyas` command and its verbs."""
+"""The `eyas` command: its verbs, and what all of them share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import Parameter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -15,8 +14,7 @@ from eyas.cli.bench.checkpoints import checkpoints
 from eyas.cli.bench.report import report
 from eyas.cli.bench.serve import serve as bench_serve
 from eyas.cli.bench.trees import trees
-from eyas.cli.common.guard import guarded
-from eyas.cli.common.options import Given, Spread
+from eyas.cli.common.verb import DefaultGroup, add_verb
 from eyas.cli.data.capture import capture as data_capture
 from eyas.cli.data.prepare import prepare as data_prepare
 from eyas.cli.data.regenerate import regenerate as data_regenerate
@@ -32,51 +30,6 @@ from eyas.cli.train.plan import plan
 from eyas.cli.train.sweep import sweep
 from eyas.cli.train.train import train
 
-# A verb group that is also a verb: where no verb of it is named, its first one is meant.
-
-
-class DefaultGroup(TyperGroup):
-    """`eyas bench --model ...` is `eyas bench measure --model ...`, help included.
-
-    Only what begins with a dash goes to the first verb, so a mistyped verb is still reported as one.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0].startswith("-"):
-            args = [self.list_commands(ctx)[0], *args]
-        return super().parse_args(ctx, args)
-
-
-# What makes a function a verb: option groups are spread, errors guarded, a returned number is the exit code.
-
-
-_CONTEXT = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-
-
-def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -> None:
-    """Register `function` as `eyas NAME`; its docstring is the help."""
-    spread = Spread(function)
-
-    def command(ctx: typer.Context, **values: Any) -> None:
-        with guarded(debug=bool(ctx.obj)):
-            code = function(**spread.gather(values, _given(ctx, values)))
-        if code:
-            raise typer.Exit(code)
-
-    parameters = [_CONTEXT, *spread.signature.parameters.values()]
-    command.__signature__ = spread.signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(name, help=function.__doc__)(command)
-
-
-def _given(ctx: typer.Context, values: dict[str, Any]) -> Given:
-    """On the command line or by an environment variable."""
-    sources = {name: ctx.get_parameter_source(name) for name in values}
-    return Given(
-        name for name, source in sources.items() if source is not None and not source.name.startswith("DEFAULT")
-    )
-
-
 VERBS: dict[str, Callable[..., int | None]] = {
     "demo": demo,
     "generate": generate,
@@ -91,7 +44,6 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "sweep": sweep,
 }
 
-# group -> its help and its verbs
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
     "data": (
         "From chats to what a drafter is trained on.",
@@ -102,8 +54,9 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"measure": bench, "checkpoints": checkpoints, "trees": trees, "serve": bench_serve, "report": report},
     ),
 }
-# groups whose first verb is meant where none is named
+"""Group -> its help and its verbs."""
 DEFAULTED = {"bench"}
+"""Groups whose first verb is meant where none is named."""
 
 
 def _typer(name: str, text: str) -> typer.Typer:
@@ -145,5 +98,5 @@ def _options(
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line of this process: the entry point of `eyas` and `python -m eyas`."""
     app(prog_name="eyas")

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from eyas.cli.app import add_verb
-from eyas.cli.common.options import Spread
+from eyas.cli.common.verb import Spread, add_verb
 
 
 @dataclass(frozen=True)

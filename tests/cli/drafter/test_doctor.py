@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.verb import FAILURE
 
 from ...doctor import faults
 from ...pairs import Pair

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from eyas.cli.common.display import note, row_bar
-from eyas.cli.common.options import DrafterFileOptions, Given, RuntimeOptions
+from eyas.cli.common.options import DrafterFileOptions, RuntimeOptions
+from eyas.cli.common.verb import Given
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:

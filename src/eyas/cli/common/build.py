@@ -1,4 +1,4 @@
-"""From option groups to engines and parameters. Combinations are checked before anything is loaded."""
+"""Sampling parameters, targets and engines from option groups; bad combinations are refused before loading."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from eyas.types import Limits, SamplingParams
     from eyas.verify import WalkRule
 
-METHODS = ("eagle1", "eagle3", "mla", "mlp")
 _OPTION_OF = {"max_tokens": "max_new_tokens", "stop_token_ids": "stop_token_id"}
+"""Sampling parameter -> the option that sets it, where the names differ."""
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:
-    """The parameters; UsageError names the option with the bad value."""
+    """The options as sampling parameters; UsageError names the option with the bad value."""
     from pydantic import ValidationError
 
     from eyas.types import SamplingParams
@@ -35,19 +35,24 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
 
 
 def tree_text(options: DraftOptions) -> str | None:
-    """The tree asked for; None = the drafter's own. Refuses combinations in which an option would be ignored."""
-    if options.method not in (None, *METHODS, "none"):
-        raise UsageError(f"unknown method {options.method!r}: write {', '.join(METHODS)} or none")
+    """The spec of the tree to draft; None = the drafter's own, or none for plain decoding.
+
+    Raises UsageError for unknown methods, and where an option would be ignored.
+    """
     if options.method == "none":
         _refuse_draft_options(options)
         return None
+    if options.method is not None:
+        _check_method(options.method)
     if options.draft_model is None:
         raise UsageError("speculation needs a drafter: give --draft-model, or --method none for plain decoding")
     if options.num_speculative_tokens is None:
         return options.tree
     count = options.num_speculative_tokens
     if options.tree is not None:
-        raise UsageError("--num-speculative-tokens and --tree both say what to draft: give one of them")
+        raise UsageError(
+            f"--num-speculative-tokens {count} and --tree {options.tree} both say what to draft: give one of them"
+        )
     if count == "auto":
         return count
     if not count.isdecimal() or int(count) < 1:
@@ -58,7 +63,7 @@ def tree_text(options: DraftOptions) -> str | None:
 def open_engine(
     target: TargetOptions, draft: DraftOptions, batch_size: int | None = None, limits: Limits | None = None
 ) -> Engine:
-    """Load everything."""
+    """Load target, drafter and tokenizer into an engine."""
     tree = tree_text(draft)
     quiet()
     from eyas.engine import load
@@ -83,7 +88,7 @@ def open_engine(
 
 
 def open_target(name: str, runtime: RuntimeOptions) -> Target:
-    """Load a target alone."""
+    """Load a target without a drafter."""
     quiet()
     from eyas.targets import load_target
 
@@ -97,7 +102,7 @@ def open_target(name: str, runtime: RuntimeOptions) -> Target:
 
 
 def walk_rule(acceptance: str | None) -> WalkRule | None:
-    """`typical[:EPSILON,DELTA]`, or None for the lossless walk."""
+    """The rule for `typical[:EPSILON,DELTA]`; None for the lossless walk. Raises UsageError for other names."""
     if acceptance is None:
         return None
     from eyas.verify import TypicalWalk
@@ -112,19 +117,18 @@ def walk_rule(acceptance: str | None) -> WalkRule | None:
     return TypicalWalk(*numbers)
 
 
-def numbers(text: str, option: str) -> list[float]:
-    """A comma-separated list."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
-
-
 def quiet() -> None:
-    """Keep transformers' progress bars out of the terminal."""
+    """Keep progress bars of transformers out of the terminal."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+def _check_method(method: str) -> None:
+    from eyas.drafters.registry import KINDS
+
+    if method not in KINDS:
+        raise UsageError(f"unknown method {method!r}: write {', '.join(KINDS)} or none")
 
 
 def _refuse_draft_options(options: DraftOptions) -> None:

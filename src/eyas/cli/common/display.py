@@ -1,4 +1,4 @@
-"""What the terminal shows: marked text, the legend, the line of figures."""
+"""What the terminal shows: streamed text with draft tokens marked, the line of figures, tables, progress."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def mark(text: str) -> str:
-    """Text that came from accepted draft tokens: underlined, and green unless NO_COLOR is set."""
+    """Mark the text of accepted draft tokens: underlined, and green unless NO_COLOR is set."""
     return typer.style(text, underline=True, fg=None if os.environ.get("NO_COLOR") else typer.colors.GREEN)
 
 
 class StreamedText:
-    """An answer as it grows on standard output, draft tokens marked if that is a terminal."""
+    """Writes an answer to standard output as it is decoded; on a terminal, accepted draft tokens are marked."""
 
     def __init__(self, tokenizer: Any, *, speculating: bool) -> None:
         from eyas.text.detokenizer import Detokenizer
@@ -34,11 +34,11 @@ class StreamedText:
             note(f"{mark('marked')}: drafted and accepted; unmarked: the target's own tokens")
 
     def add(self, chunk: Chunk) -> None:
-        """Write what a round added."""
-        for place, token in enumerate(chunk.token_ids):
+        """Write the text that a decoding round added."""
+        for index, token in enumerate(chunk.token_ids):
             piece = self._pieces.push(token)
             if piece:
-                sys.stdout.write(mark(piece) if self._marked and place < chunk.accepted else piece)
+                sys.stdout.write(mark(piece) if self._marked and index < chunk.accepted else piece)
         if chunk.completion is not None:
             sys.stdout.write(self._pieces.finish() + "\n")
         sys.stdout.flush()
@@ -59,12 +59,12 @@ def stats_line(stats: Stats, lossy: bool = False) -> str:
 
 
 def note(message: str) -> None:
-    """A line on standard error, where everything goes that is not output."""
+    """Write a line to standard error, where everything goes that is not output."""
     typer.echo(message, err=True)
 
 
 def output() -> Console:
-    """Standard output for tables: wrapped to a terminal, else wide and unwrapped, so that nothing is cut."""
+    """A console on standard output for tables: as wide as a terminal, else 200 columns, so that nothing is cut."""
     from rich.console import Console
 
     screen = sys.stdout.isatty()
@@ -72,20 +72,21 @@ def output() -> Console:
 
 
 @contextmanager
-def row_bar(total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error; yields what advances it by one."""
+def row_bar(total: int, *, hidden: bool = False) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error if that is a terminal; yields a function that advances it by one."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    hidden = hidden or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
 
 
 @contextmanager
 def counting() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Progress on standard error; yields what is told the stage, how many are done, and of how many if known."""
+    """Progress of several stages on standard error; yields a function of (stage, items done, items in all or None)."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -97,7 +98,7 @@ def counting() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextmanager
 def quietly_refreshing(view: Callable[[], Any], show: bool) -> Iterator[Callable[[], None]]:
-    """A live picture of `view()` on the terminal while the block runs; yields what redraws it (often enough)."""
+    """Draw `view()` on the terminal while the block runs; yields a function that redraws it if it is time to."""
     if not show:
         yield lambda: None
         return

@@ -1,15 +1,17 @@
-"""Every option that more than one verb takes, declared once."""
+"""Every option that more than one verb takes, declared once: single ones and, as dataclasses, groups of them.
+
+Second names of an option are those of vLLM, SGLang or llama.cpp for the same thing; `docs/options.md` lists all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from inspect import Parameter, Signature, signature
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
 
 from typer import Option
 
+from eyas.cli.common.aliases import ModelArgument, SpeculationAliases
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ Json = Annotated[bool, Option("--json", help="Write JSON to standard output.")]
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How a target is run."""
+    """Precision, device and kernels of the target."""
 
-    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32"
+    dtype: Annotated[
+        str, Option(help="float32, bfloat16 or float16; auto: what the checkpoint is stored in (the demo: float32).")
+    ] = "auto"
     device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None
     attention: Annotated[str | None, Option(help="sdpa or eager.")] = None
     compile: Annotated[bool, Option("--compile", help="Compile the target with torch.compile.")] = False
@@ -52,27 +56,32 @@ class RuntimeOptions:
 class TargetOptions(RuntimeOptions):
     """Which target, and how it is run."""
 
-    model: Annotated[str, Option(help="The target: a directory or Hub id.")] = field(kw_only=True)
+    ALIASES: ClassVar = ModelArgument
+    model: Annotated[str, Option("--model", "--model-path", help="The target: a directory or Hub id.")] = field(
+        kw_only=True
+    )
 
 
 @dataclass(frozen=True)
 class MaybeTargetOptions(RuntimeOptions):
-    """Where the target may be somebody else's."""
+    """The target, for verbs that can do without one."""
 
+    ALIASES: ClassVar = ModelArgument
     model: Annotated[
-        str | None, Option(help="The target: a directory or Hub id; needed unless there is --endpoint.")
+        str | None,
+        Option("--model", "--model-path", help="The target: a directory or Hub id; needed unless there is --endpoint."),
     ] = None
 
 
 @dataclass(frozen=True)
 class DrafterFileOptions:
-    """How a drafter directory is read."""
+    """How a drafter's directory is read."""
 
     draft_weights: Annotated[
         str | None, Option(help="Weight file in the drafter directory (a pickle is read only if named here).")
     ] = None
     ignore_config_key: Annotated[
-        list[str], Option(help="A key of the drafter's config.json to overlook; may be repeated.")
+        list[str], Option(help="A key of the drafter's config.json to ignore; may be repeated.")
     ] = field(default_factory=list)
 
 
@@ -80,14 +89,18 @@ class DrafterFileOptions:
 class DraftOptions(DrafterFileOptions):
     """Whether and how to speculate."""
 
-    draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None
+    ALIASES: ClassVar = SpeculationAliases
+    draft_model: Annotated[
+        str | None,
+        Option("--draft-model", "--speculative-draft-model-path", help="The drafter: a directory or Hub id."),
+    ] = None
     method: Annotated[
         str | None,
-        Option(help="eagle1, eagle3, mla or mlp (default: what the drafter's files say); none for plain decoding."),
+        Option(help="The kind that the drafter must be, such as eagle3 (default: any); none: plain decoding."),
     ] = None
     num_speculative_tokens: Annotated[
         str | None,
-        Option("--num-speculative-tokens", "-n", help="N: a chain of N draft tokens; auto: see --tree auto."),
+        Option("--num-speculative-tokens", "-n", help="N: a chain of N draft tokens; auto: the same as --tree auto."),
     ] = None
     tree: Annotated[
         str | None,
@@ -108,7 +121,7 @@ class DraftOptions(DrafterFileOptions):
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are chosen; the defaults are greedy."""
+    """How tokens are chosen; greedy by default."""
 
     max_new_tokens: MaxNewTokens = 256
     temperature: Annotated[float, Option(help="0 = greedy.")] = 0.0
@@ -128,7 +141,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What is measured on, and how often."""
+    """On which prompts to measure, and how often."""
 
     prompt_file: Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")] = (
         field(kw_only=True)
@@ -142,64 +155,6 @@ class MeasureOptions:
 JsonFile = Annotated[Path | None, Option("--json", dir_okay=False, help="Write everything to this file.")]
 
 
-# Option groups: a dataclass of `Annotated` fields stands for its options, so verbs share them without copies.
-#
-#     def generate(target: TargetOptions, json: bool = False) -> None: ...
-#
-# becomes a command with every option of `TargetOptions`, and is called with the group put together again.
-
-
-class Given(frozenset[str]):
-    """The names of the options that were given, and not left at their defaults. A verb that takes it is told."""
-
-
-class Spread:
-    """A function's signature with its groups taken apart, and the way back."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._groups: dict[str, type[Any]] = {}
-        self._given: str | None = None
-        parameters: list[Parameter] = []
-        hints = get_type_hints(function, include_extras=True)
-        for name, parameter in signature(function).parameters.items():
-            hint = hints[name]
-            if hint is Given:
-                self._given = name
-            elif isinstance(hint, type) and is_dataclass(hint):
-                self._groups[name] = hint
-                parameters += _options(hint)
-            else:
-                parameters.append(_keyword(name, parameter.default, hint))
-        self.signature = Signature(parameters)
-
-    def gather(self, values: dict[str, Any], given: Given | None = None) -> dict[str, Any]:
-        """The function's arguments from the options' values, and the names of those that were given."""
-        rest = dict(values) | ({} if self._given is None else {self._given: given or Given()})
-        groups = {
-            name: group(**{field.name: rest.pop(field.name) for field in fields(group)})
-            for name, group in self._groups.items()
-        }
-        return rest | groups
-
-
-def _options(group: type[Any]) -> list[Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [_keyword(field.name, _default(field), hints[field.name]) for field in fields(group)]
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default is not MISSING:
-        return field.default
-    return Parameter.empty if field.default_factory is MISSING else field.default_factory()
-
-
-def _keyword(name: str, default: Any, hint: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-# How features are stored, as the command line says it: for `data capture` and `plan`.
-
-
 Taps = Annotated[str, Option(help="Boundaries such as 2,16,29; auto: by the target's architecture.")]
 States = Annotated[str, Option(help="How states are stored: fp8, bf16 or float32.")]
 Final = Annotated[
@@ -208,7 +163,7 @@ Final = Annotated[
 
 
 def parse_taps(text: str) -> tuple[int, ...] | None:
-    """`auto` (None) or boundaries with commas between them."""
+    """Boundaries with commas between them; None for `auto`. Raises UsageError."""
     if text == "auto":
         return None
     try:
@@ -218,7 +173,7 @@ def parse_taps(text: str) -> tuple[int, ...] | None:
 
 
 def parse_states(text: str) -> StateEncoding:
-    """The encoding's name."""
+    """The name of a state encoding. Raises UsageError for others."""
     from eyas.data.store.encoding import StateEncoding
 
     for known in get_args(StateEncoding):
@@ -229,7 +184,7 @@ def parse_states(text: str) -> StateEncoding:
 
 
 def parse_final(text: str) -> tuple[FinalKind, int | None]:
-    """`answers`, `all`, or `top:K` with its K."""
+    """`answers`, `all`, or `top:K`: the kind and its K. Raises UsageError."""
     kind, _, count = text.partition(":")
     if kind == "top" and count.isdecimal() and int(count) > 0:
         return "top", int(count)

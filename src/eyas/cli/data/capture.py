@@ -25,7 +25,9 @@ def capture(
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass through the target, padding counted.")] = 8192,
     shard_mib: Annotated[float, Option(min=0.001, help="Most MiB of a shard.")] = 512,
     held_out_share: Annotated[float, Option(min=0, max=1, help="Validation's share of a .jsonl file.")] = 0.02,
-    dtype: Annotated[str, Option(help="The target's: bfloat16, float32 or float16.")] = "bfloat16",
+    dtype: Annotated[
+        str, Option(help="The target's: bfloat16, float32 or float16; auto: what its checkpoint is stored in.")
+    ] = "auto",
     device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what it will take, and stop.")] = False,
 ) -> None:

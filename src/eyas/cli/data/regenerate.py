@@ -12,8 +12,8 @@ import typer
 from typer import Option
 
 from eyas.cli.common.display import note, output
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions
+from eyas.cli.common.verb import FAILURE
 from eyas.cli.data.answerers import (
     AnswererOptions,
     BatchFileOptions,

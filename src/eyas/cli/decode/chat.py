@@ -1,4 +1,4 @@
-"""`eyas chat`: a conversation that keeps its cache between turns."""
+"""`eyas chat`: a conversation whose cache is kept between turns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typer import Option
 
 from eyas.cli.common.build import open_engine, sampling_params
 from eyas.cli.common.display import StreamedText, note, stats_line
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
+from eyas.cli.common.verb import FAILURE
 from eyas.errors import RequestError, UsageError
 
 
@@ -43,24 +43,24 @@ def chat(
             note("(a new conversation)")
             continue
         try:
-            asked = [*messages, Message(role="user", content=line)]
-            request = Request(encode_chat(engine.tokenizer, asked), params)
+            chat = [*messages, Message(role="user", content=line)]
+            request = Request(encode_chat(engine.tokenizer, chat), params)
             engine.check(request)
         except RequestError as error:
             note(f"error: {error} (/reset starts over)")
             code = FAILURE
             continue
-        live = StreamedText(engine.tokenizer, speculating=engine.speculation is not None)
+        text = StreamedText(engine.tokenizer, speculating=engine.speculation is not None)
         for chunk in conversation.turn(request):
-            live.add(chunk)
+            text.add(chunk)
             if chunk.completion is not None:
-                messages = [*asked, Message(role="assistant", content=chunk.completion.text)]
+                messages = [*chat, Message(role="assistant", content=chunk.completion.text)]
                 note(stats_line(chunk.completion.stats, chunk.completion.lossy))
     return code
 
 
 def _lines() -> Iterator[str]:
-    """What the user says, line by line; a prompt sign only for a person."""
+    """Lines of standard input that aren't empty; a prompt sign is shown if it is a terminal."""
     while True:
         if sys.stdin.isatty():
             sys.stderr.write("> ")

@@ -13,8 +13,8 @@ import typer
 from typer import Option
 
 from eyas.cli.common.display import output, quietly_refreshing
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import Json, MaxNewTokens
+from eyas.cli.common.verb import FAILURE
 from eyas.types import Completion, Request
 
 if TYPE_CHECKING:

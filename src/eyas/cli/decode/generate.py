@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +12,9 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.display import StreamedText, note, stats_line
-from eyas.cli.common.guard import FAILURE
+from eyas.cli.common.display import StreamedText, note, row_bar, stats_line
 from eyas.cli.common.options import BatchSize, DraftOptions, Json, MaybePromptFile, SamplingOptions, TargetOptions
+from eyas.cli.common.verb import FAILURE
 from eyas.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
@@ -45,10 +44,9 @@ def generate(
     rows = None if prompt_file is None else read_prompts(prompt_file)
     engine = open_engine(target, draft, batch_size)
     engine.check(Request((0,), params))  # what is wrong with every row is wrong with the options
-    dialogues = [Dialogue(row) for row in rows or [_option_row(prompt or "", raw, engine)]]
     if rows is None:
-        return _answer_one(engine, dialogues[0], params, json)
-    return _answer_all(engine, dialogues, params, json)
+        return _answer_one(engine, Dialogue(_row_of(prompt or "", raw, engine)), params, json)
+    return _answer_all(engine, [Dialogue(row) for row in rows], params, json)
 
 
 def _check_source(prompt: str | None, prompt_file: Path | None, raw: bool) -> None:
@@ -60,68 +58,64 @@ def _check_source(prompt: str | None, prompt_file: Path | None, raw: bool) -> No
         raise UsageError("--raw is about --prompt; in a file write `prompt` (raw) or `messages` (chat template)")
 
 
-def _option_row(text: str, raw: bool, engine: Engine) -> PromptRow | BadRow:
+def _row_of(prompt: str, raw: bool, engine: Engine) -> PromptRow | BadRow:
+    """The row that a prompt file would have in place of `--prompt`."""
     from eyas.text.chats import Message
     from eyas.text.prompts import PromptRow
 
     if raw or not getattr(engine.tokenizer, "chat_template", None):
-        return PromptRow("0", "--prompt", prompt=text)
-    return PromptRow("0", "--prompt", messages=(Message(role="user", content=text),))
+        return PromptRow("0", "--prompt", prompt=prompt)
+    return PromptRow("0", "--prompt", messages=(Message(role="user", content=prompt),))
 
 
 def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json: bool) -> int:
+    """Show text as it is written, or JSON at the end."""
     from eyas.text.dialogue import converse
 
-    live = None if json else StreamedText(engine.tokenizer, speculating=engine.speculation is not None)
+    text = None if json else StreamedText(engine.tokenizer, speculating=engine.speculation is not None)
     for _, chunk in converse(engine, [dialogue], params):
-        if live is not None:
-            live.add(chunk)
+        if text is not None:
+            text.add(chunk)
     if dialogue.error is not None:
         raise RequestError(dialogue.error)
-    _show(dialogue, json, header=False, text=False)
+    if json:
+        _print_json(dialogue)
+    else:
+        _note_stats(dialogue)
     return 0
 
 
 def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParams, json: bool) -> int:
-    """Rows are shown in the order of the file, each as soon as those before it are done."""
-    from eyas.text.dialogue import converse
-
-    shown = 0
-    with _progress(len(dialogues)) as advance:
-        for _, chunk in converse(engine, dialogues, params):
-            if chunk.completion is None:
-                continue
-            while shown < len(dialogues) and not dialogues[shown].open:
-                _show(dialogues[shown], json, header=True, text=True)
-                shown += 1
-                advance()
-    for dialogue in dialogues[shown:]:
-        _show(dialogue, json, header=True, text=True)
+    """Show rows in the order of the file; the bar is for a terminal that doesn't show the rows themselves."""
+    with row_bar(len(dialogues), hidden=sys.stdout.isatty()) as advance:
+        for dialogue in _in_order(engine, dialogues, params):
+            if dialogue.error is not None:
+                note(f"error: {dialogue.error}")
+            if json:
+                _print_json(dialogue)
+            elif dialogue.completions:
+                typer.echo(f"--- {dialogue.id}")
+                typer.echo("\n".join(completion.text for completion in dialogue.completions))
+                _note_stats(dialogue)
+            advance()
     return FAILURE if any(dialogue.error for dialogue in dialogues) else 0
 
 
-def _show(dialogue: Dialogue, json: bool, *, header: bool, text: bool) -> None:
-    if dialogue.error is not None:
-        note(f"error: {dialogue.error}")
-    if json:
-        typer.echo(jsonlib.dumps(dialogue.as_dict(), ensure_ascii=False))
-        return
-    if not dialogue.completions:
-        return
-    if header:
-        typer.echo(f"--- {dialogue.id}")
-    if text:
-        typer.echo("\n".join(completion.text for completion in dialogue.completions))
+def _in_order(engine: Engine, dialogues: list[Dialogue], params: SamplingParams) -> Iterator[Dialogue]:
+    """Answer all; yield each as soon as it and those before it are finished."""
+    from eyas.text.dialogue import converse
+
+    shown = 0
+    for _, chunk in converse(engine, dialogues, params):
+        while chunk.completion is not None and shown < len(dialogues) and not dialogues[shown].open:
+            yield dialogues[shown]
+            shown += 1
+    yield from dialogues[shown:]
+
+
+def _print_json(dialogue: Dialogue) -> None:
+    typer.echo(jsonlib.dumps(dialogue.as_dict(), ensure_ascii=False))
+
+
+def _note_stats(dialogue: Dialogue) -> None:
     note(stats_line(dialogue.stats(), any(completion.lossy for completion in dialogue.completions)))
-
-
-@contextmanager
-def _progress(rows: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error while standard output goes elsewhere (else the rows themselves are the progress)."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    hidden = sys.stdout.isatty() or not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden, redirect_stdout=False) as bar:
-        task = bar.add_task("rows", total=rows)
-        yield lambda: bar.advance(task)

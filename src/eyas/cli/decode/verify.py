@@ -1,17 +1,17 @@
-"""`eyas verify`: a losslessness certificate."""
+"""`eyas verify`: a certificate that speculation changes no token."""
 
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
-from eyas.cli.common.build import numbers, open_target, sampling_params
+from eyas.cli.common.build import open_target, sampling_params
 from eyas.cli.common.display import note, output
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
@@ -23,6 +23,7 @@ from eyas.cli.common.options import (
     TargetOptions,
     Trees,
 )
+from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +32,17 @@ if TYPE_CHECKING:
     from eyas.tree import TreeSpec
 
 
+@dataclass(frozen=True)
+class VerifyTargetOptions(TargetOptions):
+    """The target, in the precision in which every token is promised unless another is named."""
+
+    dtype: Annotated[
+        str, Option(help="float32, where every token is promised; bfloat16, float16 or auto, but for near-ties.")
+    ] = "float32"
+
+
 def verify(
-    target: TargetOptions,
+    target: VerifyTargetOptions,
     files: DrafterFileOptions,
     draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
     prompt_file: PromptFile,
@@ -46,10 +56,10 @@ def verify(
     json: Json = False,
 ) -> int:
     """Run with and without speculation over temperatures, trees and batch sizes, and compare every token."""
-    heats = numbers(temperatures, "--temperatures")
+    heats = _numbers(temperatures, "--temperatures")
     if not all(0 <= heat < inf for heat in heats):
         raise UsageError(f"--temperatures {temperatures}: a temperature is a number, at least 0")
-    sizes = numbers(batch_sizes, "--batch-sizes")
+    sizes = _numbers(batch_sizes, "--batch-sizes")
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier
@@ -58,14 +68,14 @@ def verify(
     from eyas.text.prompts import read_prompts
     from eyas.tree import parse_tree
 
-    asked = {text: parse_tree(text) for text in tree}
+    trees = {text: parse_tree(text) for text in tree}
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
     drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
     certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
     cells = []
-    for cell in certifier.cells(rows, CertificateGrid(heats, _trees(asked, drafter), [int(size) for size in sizes])):
+    for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
         cells.append(cell)
     certificate = Certificate(target.model, draft_model, loaded.dtype, cells)
@@ -78,13 +88,20 @@ def verify(
     return 0 if certificate.equal and not certificate.errors else FAILURE
 
 
-def _trees(asked: dict[str, TreeSpec], drafter: NetworkDrafter) -> dict[str, TreeSpec]:
-    """The trees asked for, or a chain and the drafter's own."""
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
+
+
+def _trees(given: dict[str, TreeSpec], drafter: NetworkDrafter) -> dict[str, TreeSpec]:
+    """The given trees for this drafter; if there are none, a chain and the drafter's own."""
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.tree import parse_tree
 
     own = drafter.network.config.default_tree or DEFAULT_TREE
-    trees = asked or {text: parse_tree(text) for text in ("chain:4", own)}
+    trees = given or {text: parse_tree(text) for text in ("chain:4", own)}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 
 
@@ -115,9 +132,9 @@ def _print(certificate: Certificate) -> None:
 
 
 def _describe(parted: Divergence) -> str:
-    place = f"row {parted.row}, turn {parted.turn}, position {parted.position}"
+    where = f"row {parted.row}, turn {parted.turn}, position {parted.position}"
     tokens = f"plain {parted.plain}, here {parted.speculative}"
     if parted.gap is None:
-        return f"{place}: {tokens}: one answer ends there: a real difference"
+        return f"{where}: {tokens}: one answer ends there: a real difference"
     kind = "near-tie" if parted.tie else "a real difference"
-    return f"{place}: {tokens}; gap {parted.gap:.3g} logits, near-tie up to {parted.tolerance:.3g}: {kind}"
+    return f"{where}: {tokens}; gap {parted.gap:.3g} logits, near-tie up to {parted.tolerance:.3g}: {kind}"

@@ -11,8 +11,8 @@ from typer import Option
 
 from eyas.cli.common.build import open_target
 from eyas.cli.common.display import counting, note, output
-from eyas.cli.common.guard import FAILURE
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetOptions
+from eyas.cli.common.verb import FAILURE
 
 if TYPE_CHECKING:
     from eyas.doctor.diagnosis import Diagnosis, Doctor

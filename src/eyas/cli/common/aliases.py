@@ -1,0 +1,194 @@
+"""Options in the words of vLLM and SGLang: what they mean here, and which have no counterpart.
+
+The reverse, our options in the words of other engines, is `eyas.interop.serving.options`. `docs/options.md` lists both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Protocol
+
+from typer import Argument, Option
+
+from eyas.errors import UsageError
+
+EPILOG = "Many options of vLLM and SGLang are understood, too: docs/options.md lists them."
+_ELSEWHERE = "or have vLLM serve it: eyas serve --engine vllm --engine-option=..."
+
+
+def option_name(name: str) -> str:
+    """An option as it is typed."""
+    return "--" + name.replace("_", "-")
+
+
+class Aliases(Protocol):
+    """A dataclass of options that stand for others; `required` says what to do where one of those is missing."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    required: ClassVar[Mapping[str, str]]
+
+    def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What was given, as it was spelled, and the values of the options it stands for. Raises UsageError."""
+
+
+@dataclass(frozen=True)
+class ModelArgument:
+    """The target as the first argument: `eyas generate MODEL` is `eyas generate --model MODEL`."""
+
+    required: ClassVar[Mapping[str, str]] = {"model": "which target? Give MODEL or --model: a directory or Hub id"}
+
+    model_argument: Annotated[
+        str | None, Argument(metavar="MODEL", help="The target: the same as --model.", show_default=False)
+    ] = None
+
+    def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """`--model`."""
+        if self.model_argument is not None:
+            yield "the argument MODEL", {"model": self.model_argument}
+
+
+@dataclass(frozen=True)
+class SpeculationAliases:
+    """How vLLM (one JSON object) and SGLang (several numbers) are told to speculate."""
+
+    required: ClassVar[Mapping[str, str]] = {}
+
+    speculative_config: Annotated[str | None, Option(hidden=True, metavar="JSON")] = None
+    speculative_algorithm: Annotated[str | None, Option(hidden=True)] = None
+    speculative_num_steps: Annotated[int | None, Option(hidden=True, min=1)] = None
+    speculative_eagle_topk: Annotated[int | None, Option(hidden=True, min=1)] = None
+    speculative_num_draft_tokens: Annotated[int | None, Option(hidden=True, min=2)] = None
+
+    def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """`--draft-model`, `--method`, and `--num-speculative-tokens` or `--tree`."""
+        if self.speculative_config is not None:
+            yield "--speculative-config", vllm_config(self.speculative_config)
+        if self.speculative_algorithm is not None:
+            yield "--speculative-algorithm", {"method": _algorithm(self.speculative_algorithm)}
+        shape = (self.speculative_num_steps, self.speculative_eagle_topk, self.speculative_num_draft_tokens)
+        if shape != (None, None, None):
+            yield _spelled(shape), {"tree": sglang_tree(*shape)}
+
+
+def vllm_config(text: str) -> dict[str, Any]:
+    """Our options for vLLM's `--speculative-config`; UsageError names every key that can't be honoured."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--speculative-config is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(
+            '--speculative-config must be a JSON object, such as {"method": "eagle3", "model": "DRAFTER", '
+            '"num_speculative_tokens": 3}'
+        )
+    unknown = [key for key in config if key not in VLLM_KEYS]
+    if unknown:
+        advice = "; ".join(f"{key}: {_ADVICE.get(key, 'has no counterpart, leave it out')}" for key in unknown)
+        raise UsageError(f"--speculative-config, {advice}; {_ELSEWHERE}")
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= VLLM_KEYS[key](value)
+    return found
+
+
+def _vllm_method(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise UsageError(f'--speculative-config, method: {value!r} is none; write "eagle" or "eagle3"')
+    if value in _OTHER_METHODS:
+        raise UsageError(
+            f"--speculative-config, method {value}: write eagle or eagle3, the methods with EAGLE drafters, {_ELSEWHERE}"
+        )
+    return {"method": "eagle1" if value == "eagle" else value}
+
+
+def _vllm_model(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise UsageError(f"--speculative-config, model: {value!r} is no directory and no Hub id")
+    return {"draft_model": value}
+
+
+def _vllm_tokens(value: Any) -> dict[str, Any]:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"--speculative-config, num_speculative_tokens: {value!r} is no number of at least 1")
+    return {"num_speculative_tokens": str(value)}
+
+
+def _one_device(value: Any) -> dict[str, Any]:
+    if value != 1:
+        raise UsageError(
+            f"--speculative-config, draft_tensor_parallel_size {value!r}: drafters run on one device here; {_ELSEWHERE}"
+        )
+    return {}
+
+
+VLLM_KEYS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "method": _vllm_method,
+    "model": _vllm_model,
+    "num_speculative_tokens": _vllm_tokens,
+    "draft_tensor_parallel_size": _one_device,
+}
+"""Keys of vLLM's speculative config that are honoured -> our options for a value. Raises UsageError for bad values."""
+_ADVICE = {
+    "disable_by_batch_size": "use --tree auto, which drafts less the more requests run",
+    "speculative_token_tree": "use --tree static:NAME or --tree dynamic:DEPTH,TOPK,NODES",
+    "quantization": "drafters are run in the target's dtype, leave it out",
+    "max_model_len": "a drafter's context is the target's, leave it out",
+    "rejection_sample_method": "the output is the target's own unless --acceptance is given",
+}
+_OTHER_METHODS = frozenset(
+    "ngram ngram_gpu suffix medusa mlp_speculator draft_model mtp deepseek_mtp dflash extract_hidden_states".split()
+)
+
+
+def _algorithm(name: str) -> str:
+    methods = {"EAGLE": "eagle1", "EAGLE3": "eagle3"}
+    if name.upper() not in methods:
+        raise UsageError(f"--speculative-algorithm {name}: eyas drafts with EAGLE drafters only: EAGLE or EAGLE3")
+    return methods[name.upper()]
+
+
+def sglang_tree(steps: int | None, topk: int | None, draft_tokens: int | None) -> str:
+    """The tree of SGLang's three numbers; its draft tokens include the root, those of `--tree` don't."""
+    if steps is None:
+        raise UsageError("--speculative-num-steps says how deep to draft: give it with the other two")
+    if topk in (None, 1):
+        if draft_tokens not in (None, steps + 1):
+            raise UsageError(
+                f"--speculative-num-draft-tokens {draft_tokens}: a chain of {steps} steps has {steps + 1} of them; for "
+                "a tree give --speculative-eagle-topk above 1"
+            )
+        return f"chain:{steps}"
+    if draft_tokens is None:
+        raise UsageError("--speculative-eagle-topk above 1 needs --speculative-num-draft-tokens: the size of the tree")
+    return f"dynamic:{steps},{topk},{draft_tokens - 1}"
+
+
+def _spelled(shape: tuple[int | None, ...]) -> str:
+    names = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
+    return " ".join(f"{name} {value}" for name, value in zip(names, shape, strict=True) if value is not None)
+
+
+_DEVICES = (
+    "a model runs on one device here; over several, another engine serves it: eyas serve --engine vllm "
+    "--engine-option=--tensor-parallel-size=N"
+)
+_MEMORY = "the cache grows as it is needed; --max-cached-tokens limits it"
+_PREFIXES = "--prefix-tokens limits what is kept of prompts that begin alike, 0 switches it off"
+_QUANTISED = f"weights are used as --dtype says, quantised ones can't be run; leave it out, {_ELSEWHERE}"
+_CODE = "no code of a checkpoint is run, only models that transformers knows; leave it out"
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("--tensor-parallel-size", "--tp", "--tp-size"), _DEVICES),
+    **dict.fromkeys(("--pipeline-parallel-size", "--pp", "--pp-size"), _DEVICES),
+    **dict.fromkeys(("--data-parallel-size", "--dp", "--dp-size", "--ep-size", "--enable-expert-parallel"), _DEVICES),
+    **dict.fromkeys(("--gpu-memory-utilization", "--mem-fraction-static"), _MEMORY),
+    **dict.fromkeys(("--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-radix-cache"), _PREFIXES),
+    **dict.fromkeys(("--quantization", "--kv-cache-dtype", "--load-format"), _QUANTISED),
+    "--trust-remote-code": _CODE,
+    **dict.fromkeys(("--enforce-eager", "--disable-cuda-graph"), "a target runs eagerly unless --compile is given"),
+    "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens that are read between two rounds",
+    "--ctx-size": "--max-model-len limits a sequence, --max-cached-tokens all of them together",
+    "--n-gpu-layers": "a model runs on one device as a whole: --device cuda",
+}
+"""Options of other engines that have no counterpart -> what to do."""

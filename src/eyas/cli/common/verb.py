@@ -1,0 +1,206 @@
+"""What makes a function a verb: its options are parsed, gathered into groups, its errors become exit codes.
+
+A group is a dataclass of `Annotated` fields that stands for its options, so that verbs share them without copies:
+
+    def generate(target: TargetOptions, json: bool = False) -> None: ...
+
+becomes a command with every option of `TargetOptions`, and is called with the group put together again. Exit codes:
+0 = success, 1 = failure, 2 = usage, 130 = interrupted; a verb may return one.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields, is_dataclass
+from inspect import Parameter, Signature, signature
+from typing import Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
+from eyas.errors import EyasError, UsageError
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+
+_CONTEXT = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+_ParseError: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's own, wherever typer has it from
+
+
+class Given(frozenset[str]):
+    """Names of the options that were given, not left at their defaults: a parameter of this type receives them."""
+
+
+def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -> None:
+    """Register `function` as `eyas NAME`; its docstring is the help."""
+    spread = Spread(function)
+
+    def command(ctx: typer.Context, **values: Any) -> None:
+        with guarded(debug=bool(ctx.obj)):
+            code = function(**spread.gather(values, _given(ctx, values)))
+        if code:
+            raise typer.Exit(code)
+
+    parameters = [_CONTEXT, *spread.signature.parameters.values()]
+    command.__signature__ = spread.signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(name, cls=VerbCommand, help=function.__doc__, epilog=EPILOG if spread.has_aliases else None)(command)
+
+
+def _given(ctx: typer.Context, values: Mapping[str, Any]) -> Given:
+    """Options on the command line or from an environment variable."""
+    sources = {name: ctx.get_parameter_source(name) for name in values}
+    return Given(
+        name for name, source in sources.items() if source is not None and not source.name.startswith("DEFAULT")
+    )
+
+
+class VerbCommand(TyperCommand):
+    """A command that says what to do in place of an option that only other engines have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _ParseError as error:
+            name = getattr(error, "option_name", "")
+            if name in REFUSED:  # its message, with advice in place of options that look alike
+                vars(error).update(message=f"No such option: {name}; {REFUSED[name]}", possibilities=None)
+            raise
+
+
+class DefaultGroup(TyperGroup):
+    """A group of verbs whose first verb is meant where none is named: `eyas bench ...` is `eyas bench measure ...`.
+
+    That holds if the first argument is an option, a path or a Hub id; a mistyped verb is still reported as one.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0].startswith("-") or "/" in args[0]:
+            args = [self.list_commands(ctx)[0], *args]
+        return super().parse_args(ctx, args)
+
+
+class Spread:
+    """A function's signature with its option groups taken apart; `gather` puts them together again.
+
+    A group may name `Aliases` as its `ALIASES`: further options that stand for options of the group.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._groups: dict[str, type[Any]] = {}
+        self._given: str | None = None
+        parameters: list[Parameter] = []
+        hints = get_type_hints(function, include_extras=True)
+        for name, parameter in signature(function).parameters.items():
+            hint = hints[name]
+            if hint is Given:
+                self._given = name
+            elif isinstance(hint, type) and is_dataclass(hint):
+                self._groups[name] = hint
+                parameters += _options(hint)
+            else:
+                parameters.append(_keyword(name, parameter.default, hint))
+        self.signature = Signature(parameters)
+
+    @property
+    def has_aliases(self) -> bool:
+        """Whether any group has aliases."""
+        return any(_aliases(group) is not None for group in self._groups.values())
+
+    def gather(self, values: Mapping[str, Any], given: Given | None = None) -> dict[str, Any]:
+        """The function's arguments from the options' values, `given` naming those that were given.
+
+        Raises UsageError where an alias contradicts the option it stands for, or a required option is missing.
+        """
+        rest, named = dict(values), set(given or ())
+        for group in self._groups.values():
+            aliases = _aliases(group)
+            if aliases is not None:
+                _resolve(aliases(**{field.name: rest.pop(field.name) for field in fields(aliases)}), rest, named)
+                _check_required(group, aliases, rest)
+        groups = {
+            name: group(**{field.name: rest.pop(field.name) for field in fields(group)})
+            for name, group in self._groups.items()
+        }
+        return rest | groups | ({} if self._given is None else {self._given: Given(named)})
+
+
+def _resolve(aliases: Aliases, values: dict[str, Any], given: set[str]) -> None:
+    """Give options the values that aliases say they have."""
+    for spelled, options in aliases.meaning():
+        for name, value in options.items():
+            if name in given and values[name] != value:
+                raise UsageError(
+                    f"{spelled} means {option_name(name)} {value}, and {values[name]} was given as well: leave out one"
+                )
+            values[name] = value
+            given.add(name)
+
+
+def _check_required(group: type[Any], aliases: type[Aliases], values: Mapping[str, Any]) -> None:
+    """Refuse what the parser let pass because an alias might have given it."""
+    for field in fields(group):
+        if _default(field) is Parameter.empty and values[field.name] is None:
+            raise UsageError(aliases.required[field.name])
+
+
+def _aliases(group: type[Any]) -> type[Aliases] | None:
+    return getattr(group, "ALIASES", None)
+
+
+def _options(group: type[Any]) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    own = [_keyword(field.name, _default(field), hints[field.name]) for field in fields(group)]
+    aliases = _aliases(group)
+    if aliases is None:
+        return own
+    own = [each.replace(default=None) if each.default is Parameter.empty else each for each in own]
+    return [*_options(aliases), *own]
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return Parameter.empty if field.default_factory is MISSING else field.default_factory()
+
+
+def _keyword(name: str, default: Any, hint: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+@contextmanager
+def guarded(debug: bool) -> Iterator[None]:
+    """Turn errors into messages and exit codes; a traceback is shown only with `debug`."""
+    log, warnings = logging.getLogger("eyas"), _Warnings(logging.WARNING)
+    log.addHandler(warnings)
+    try:
+        yield
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except EyasError as error:
+        _report(f"error: {error}", debug)
+        raise typer.Exit(USAGE if isinstance(error, UsageError) else FAILURE) from None
+    except Exception as error:  # noqa: BLE001  # the outermost handler
+        first = (str(error).strip() or "no message").splitlines()[0]
+        _report(f"unexpected {type(error).__name__}: {first} (run with --debug: `eyas --debug ...`)", debug)
+        raise typer.Exit(FAILURE) from None
+    finally:
+        log.removeHandler(warnings)
+
+
+class _Warnings(logging.Handler):
+    """Writes the library's log records to standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+
+
+def _report(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    typer.echo(message, err=True)
