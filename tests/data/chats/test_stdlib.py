@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from eyas.data.chats.stdlib import BODY_LINES, COMPLETE, Source, chats_of, sources
+from eyas.data.chats.stdlib import BODY_LINES, COMPLETE, LibraryModule, chats_of, sources
 
 TEXT = '''"""A module whose docstring is long enough to be an answer by itself."""
 
@@ -41,7 +41,7 @@ class Thing:
 
 
 def cut(text: str = TEXT) -> dict[str, tuple[str, str]]:
-    chats = list(chats_of(Source("pkg.mod", text, ast.parse(text))))
+    chats = list(chats_of(LibraryModule("pkg.mod", text, ast.parse(text))))
     return {c.id: (c.messages[0].content, c.messages[1].content) for c in chats}
 
 

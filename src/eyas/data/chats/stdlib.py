@@ -56,7 +56,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Source:
+class LibraryModule:
     """One module of the library: its dotted name, its text and its syntax tree."""
 
     name: str
@@ -64,7 +64,7 @@ class Source:
     tree: ast.Module
 
 
-def sources(root: Path | None = None) -> Iterator[Source]:
+def sources(root: Path | None = None) -> Iterator[LibraryModule]:
     """Every module under `root` (default: this interpreter's library) that parses, in a stable order."""
     base = root or Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(base.rglob("*.py")):
@@ -80,10 +80,10 @@ def sources(root: Path | None = None) -> Iterator[Source]:
             continue
         name = ".".join(part for part in parts if part != "__init__")
         if name and text.strip():
-            yield Source(name, text, tree)
+            yield LibraryModule(name, text, tree)
 
 
-def chats_of(source: Source) -> Iterator[Chat]:
+def chats_of(source: LibraryModule) -> Iterator[Chat]:
     """The chats one module yields: code to complete, and questions that its docstrings answer."""
     prose = _prose(source.tree)
     if prose:

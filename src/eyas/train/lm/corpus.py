@@ -1,11 +1,15 @@
-"""The demo target's corpus: maths chats, standard-library chats and plain source, tokenized and packed."""
+"""The demo target's corpus: maths chats, standard-library chats and plain source, tokenized and packed.
+
+Held out are chats of the given file by their ids, and of the standard library whole modules, with their source: a
+function whose source was read in training would be no held-out prompt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,22 +18,30 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from eyas.config import StrictModel
-from eyas.data.chats.stdlib import chats_of, sources
+from eyas.data.chats.stdlib import LibraryModule, chats_of, sources
 from eyas.data.tokens.tokenize import TokenRow, pack, tokenize_chat, tokenize_document
 from eyas.errors import DataError
+from eyas.files import writing_folder
 from eyas.text.chats import Chat, held_out, read_chats, write_chats
 from eyas.train.lm.tokenizer import DOCUMENT_END, train_tokenizer
 
+Source = Literal["chats", "library", "source"]
+"""The sources of text: the given chats, chats cut from the standard library, and its plain source."""
+
+
+_WEIGHTS: dict[Source, float] = {"chats": 0.45, "library": 0.35, "source": 0.20}
+
 
 class CorpusConfig(StrictModel):
-    """Where the chats come from and how the three sources are mixed (by tokens)."""
+    """Where the chats come from, which are left out, and how the sources are mixed (by tokens)."""
 
     chats: Path  # JSON Lines of chats, e.g. grade-school maths
     vocab_size: int = Field(default=4096, ge=512)
     length: int = Field(default=1024, gt=1)
     held_out_share: float = Field(default=0.02, ge=0, lt=1)
+    longest_answer: int | None = Field(default=None, gt=0)  # tokens; chats with longer answers are not trained on
     seed: int = 0
-    weights: dict[str, float] = Field(default_factory=lambda: {"chats": 0.45, "library": 0.35, "source": 0.20})
+    weights: dict[Source, float] = Field(default_factory=lambda: dict(_WEIGHTS))
 
 
 @dataclass(frozen=True)
@@ -37,39 +49,63 @@ class Corpus:
     """Packed blocks. Legend: N blocks of length S."""
 
     tokenizer: Any
-    train: dict[str, Tensor]  # name -> [N, S]
-    held_out: Tensor  # [N, S] held-out chats, sources alternating
+    train: dict[Source, Tensor]  # name -> [N, S], for the sources that have a weight
+    held_out: Tensor  # [N, S] held-out chats, given ones and the library's alternating
 
 
 def build_corpus(config: CorpusConfig, folder: Path, tokenizer_from: Path | None = None) -> Corpus:
     """Cut, tokenize, pack; the tokenizer is that of `tokenizer_from`, or in `folder`, or a new one."""
     folder.mkdir(parents=True, exist_ok=True)
     modules = list(sources())
-    library = list({chat.id: chat for module in modules for chat in chats_of(module)}.values())
+    library = {chat.id: (chat, module.name) for module in modules for chat in chats_of(module)}
     chats = list(read_chats(config.chats))
-    write_chats(folder / "library_chats.jsonl", library)
-    texts = [module.text for module in modules]
-    place = tokenizer_from or folder / "tokenizer"
-    if not place.exists():
+    write_chats(folder / "library_chats.jsonl", [chat for chat, _ in library.values()])
+    tokenizer = _tokenizer(config, folder, tokenizer_from, chats, [chat for chat, _ in library.values()], modules)
+
+    groups: dict[Source, list[tuple[Chat, str]]] = {
+        "chats": [(chat, chat.id) for chat in chats],  # each with the name that decides whether it is held out
+        "library": list(library.values()),
+    }
+    train: dict[Source, Tensor] = {}
+    unseen: list[Tensor] = []
+    for name, group in groups.items():
+        kept, left_out = [], []
+        for chat, key in group:
+            row = tokenize_chat(tokenizer, chat)
+            if held_out(key, config.held_out_share):
+                left_out.append(row)
+            elif config.longest_answer is None or row.loss_mask.sum() <= config.longest_answer:
+                kept.append(row)
+        train[name] = _blocks(kept, config)
+        unseen.append(_blocks(left_out, config))
+    end_id = tokenizer.convert_tokens_to_ids(DOCUMENT_END)
+    texts = [module.text for module in modules if not held_out(module.name, config.held_out_share)]
+    train["source"] = _blocks([tokenize_document(tokenizer, text, end_id) for text in texts], config)
+    count = min(len(blocks) for blocks in unseen)
+    return Corpus(
+        tokenizer,
+        {name: blocks for name, blocks in train.items() if name in config.weights},
+        torch.stack([blocks[:count] for blocks in unseen], dim=1).flatten(0, 1),
+    )
+
+
+def _tokenizer(
+    config: CorpusConfig,
+    folder: Path,
+    tokenizer_from: Path | None,
+    chats: Sequence[Chat],
+    library: Sequence[Chat],
+    modules: Sequence[LibraryModule],
+) -> Any:
+    """The tokenizer of a trained model's folder, or one trained on the corpus and kept in `folder`."""
+    path = tokenizer_from or folder / "tokenizer"
+    if not path.exists():
         # Twice the chats, once the source: the merges should serve what is asked most.
         reading = [m.content or "" for chat in (*chats, *chats, *library, *library) for m in chat.messages]
-        train_tokenizer([*reading, *texts], config.vocab_size, 2048).save_pretrained(place)
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    end_id = tokenizer.convert_tokens_to_ids(DOCUMENT_END)
-    train: dict[str, Tensor] = {}
-    unseen: list[Tensor] = []
-    for name, group in (("chats", chats), ("library", library)):
-        kept = [chat for chat in group if not held_out(chat.id, config.held_out_share)]
-        train[name] = _pack(tokenizer, kept, config)
-        unseen.append(_pack(tokenizer, [c for c in group if held_out(c.id, config.held_out_share)], config))
-    documents = [tokenize_document(tokenizer, text, end_id) for text in texts]
-    train["source"] = _blocks(documents, config)
-    count = min(len(blocks) for blocks in unseen)
-    return Corpus(tokenizer, train, torch.stack([b[:count] for b in unseen], dim=1).flatten(0, 1))
-
-
-def _pack(tokenizer: Any, chats: Iterable[Chat], config: CorpusConfig) -> Tensor:
-    return _blocks([tokenize_chat(tokenizer, chat) for chat in chats], config)
+        texts = [module.text for module in modules]
+        with writing_folder(path) as made:
+            train_tokenizer([*reading, *texts], config.vocab_size, 2048).save_pretrained(made)
+    return AutoTokenizer.from_pretrained(path)
 
 
 def _blocks(rows: list[TokenRow], config: CorpusConfig) -> Tensor:
@@ -77,13 +113,13 @@ def _blocks(rows: list[TokenRow], config: CorpusConfig) -> Tensor:
     return torch.from_numpy(pack([rows[i] for i in order], config.length))
 
 
-# Blocks of several sources in fixed proportions; batch n is a pure function of n and the seed.
-
-
 class Mixture:
-    """Sources take turns by largest remainder; each goes through its own shuffled epochs."""
+    """Blocks of several sources in fixed proportions; batch n is a pure function of n and the seed.
 
-    def __init__(self, sources: Mapping[str, Tensor], weights: Mapping[str, float], seed: int) -> None:
+    Sources take turns by largest remainder; each goes through its own shuffled epochs.
+    """
+
+    def __init__(self, sources: Mapping[Source, Tensor], weights: Mapping[Source, float], seed: int) -> None:
         if sources.keys() != weights.keys():
             raise DataError(f"weights name {sorted(weights)}, the corpus holds {sorted(sources)}")
         self._names = sorted(sources)
