@@ -55,8 +55,8 @@ def draft(drafter: TableModel, state: Tensor, spec: TreeSpec, coupling: Coupling
         steps += 1
 
 
-def place_states(tree: DraftTree, state: Tensor) -> Tensor:
-    """[B, 1 + N] the model's state at the root and after every node."""
+def node_states(tree: DraftTree, state: Tensor) -> Tensor:
+    """[B, 1 + N] the model's state at every node, by node index."""
     states = state.unsqueeze(1).repeat(1, 1 + tree.size)
     for i in range(tree.size):
         parent = states.gather(1, tree.parents[:, i : i + 1] + 1)
@@ -74,7 +74,7 @@ def generate(
     coupled: bool = True,
 ) -> tuple[Tensor, float]:
     """Answers [B, L] of all slots and the accept length; no `drafter` or `spec` = plain decoding."""
-    rows = len(sampler.slots.seed)
+    rows = len(sampler.state.seed)
     state = torch.zeros(rows, dtype=torch.int64)
     done = torch.zeros(rows, dtype=torch.int64)
     out = torch.empty(rows, 0, dtype=torch.int64)
@@ -84,7 +84,7 @@ def generate(
             tree = DraftTree.empty(rows, CPU)
         else:
             tree = draft(drafter, state, spec, sampler.coupling(range(rows), coupled))
-        states = place_states(tree, state)
+        states = node_states(tree, state)
         result = walk(NodeLogits.of(target.table[states]), tree, sampler, range(rows))
         count = result.accepted + 1
         sampler.commit(range(rows), result.tokens, count)
@@ -108,9 +108,9 @@ def admit_all(params: list[SamplingParams], vocab_size: int) -> Sampler:
 
 def restart(sampler: Sampler, seeds: Tensor) -> None:
     """Make every slot a fresh request with a new seed (no penalties)."""
-    sampler.slots.seed.copy_(seeds)
-    sampler.slots.position.fill_(len(PROMPT))
-    sampler.slots.generated.zero_()
+    sampler.state.seed.copy_(seeds)
+    sampler.state.position.fill_(len(PROMPT))
+    sampler.state.generated.zero_()
 
 
 def exact_distribution(target: TableModel, params: SamplingParams, length: int) -> Tensor:

@@ -137,18 +137,18 @@ def test_a_tokenizer_is_needed() -> None:
         compile_grammar(object(), GrammarSpec("json_object"))
 
 
-def ends(params: SamplingParams, eos_ids: list[int], vocab_size: int = 10_000) -> Any:
+def end_ids(params: SamplingParams, eos_ids: list[int], vocab_size: int = 10_000) -> Any:
     return end_tokens(compile_grammar(pairs.tokenizer(), GrammarSpec("json_object")), params, eos_ids, vocab_size)
 
 
 def test_ends() -> None:
     special = pairs.tokenizer().convert_tokens_to_ids("<|user|>")
     text = tokens("a")[0]
-    assert ends(SamplingParams(), [1, 99_999]) == {1}
-    assert ends(SamplingParams(stop_token_ids=(special, text)), [1]) == {1, special}
-    assert ends(SamplingParams(stop_token_ids=(special,)), []) == {special}
+    assert end_ids(SamplingParams(), [1, 99_999]) == {1}
+    assert end_ids(SamplingParams(stop_token_ids=(special, text)), [1]) == {1, special}
+    assert end_ids(SamplingParams(stop_token_ids=(special,)), []) == {special}
     with pytest.raises(RequestError, match="end token"):
-        ends(SamplingParams(stop_token_ids=(text,)), [])
+        end_ids(SamplingParams(stop_token_ids=(text,)), [])
     with pytest.raises(RequestError, match="ignore_eos"):
-        ends(SamplingParams(ignore_eos=True), [1])
+        end_ids(SamplingParams(ignore_eos=True), [1])
     assert grammar_of(Request((1,)), None, [], 10) is None

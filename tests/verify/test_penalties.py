@@ -109,7 +109,7 @@ def test_tables_wait_for_a_request_that_needs_them() -> None:
     sampler = admit_all([SamplingParams(temperature=1.0), SamplingParams(min_tokens=0)], VOCAB)
     sampler.path(range(2)).sample(torch.zeros(2, VOCAB))
     sampler.commit(range(2), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, dtype=torch.int64))
-    tables = (sampler.slots.bias, sampler.slots.stops, sampler.slots.prompt, sampler.slots.counts)
+    tables = (sampler.state.bias, sampler.state.stops, sampler.state.prompt, sampler.state.counts)
     assert tables == (None, None, None, None)
     sampler.admit(1, SamplingParams(frequency_penalty=1.0), PROMPT, ())
     path = sampler.path(range(2))

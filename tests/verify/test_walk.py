@@ -1,4 +1,4 @@
-"""The walk against a plain Python one on random trees."""
+"""The walk against one written in plain Python, on random trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from eyas.tree import DraftTree, NodeLogits
 from eyas.types import SamplingParams
 from eyas.verify import SeededWalk, gumbel
-from eyas.verify.walk import _sampled
+from eyas.verify.walk import _sampled_walk
 
 from .emulation import CPU, PROMPT, admit_all
 
@@ -35,19 +35,19 @@ def random_tree(rows: int, nodes: int, generator: torch.Generator) -> DraftTree:
 
 
 def walk_by_hand(logits: Tensor, tree: DraftTree, row: int, params: SamplingParams) -> tuple[list[int], list[int]]:
-    place, tokens, path = 0, [], []
+    at, tokens, path = 0, [], []
     while True:
-        scores = logits[row, place]
+        scores = logits[row, at]
         if params.temperature:
             position = torch.tensor([[len(PROMPT) + len(tokens)]])
             scores = scores / params.temperature
             scores = scores + gumbel(torch.tensor([params.seed]), position, torch.arange(VOCAB))[0, 0]
-        path.append(place)
+        path.append(at)
         tokens.append(int(scores.argmax()))
         for node in range(tree.size):
-            named = tree.parents[row, node] + 1 == place and tree.tokens[row, node] == tokens[-1]
+            named = tree.parents[row, node] + 1 == at and tree.tokens[row, node] == tokens[-1]
             if named and tree.valid[row, node]:
-                place = node + 1
+                at = node + 1
                 break
         else:
             return tokens, path
@@ -82,7 +82,7 @@ def test_the_greedy_shortcut_changes_nothing(seed: int, nodes: int, ties: bool) 
     sampler = admit_all([SamplingParams()] * 3, VOCAB)
     short, long = (
         SeededWalk()(NodeLogits.of(logits), tree, sampler, range(3)),
-        _sampled(NodeLogits.of(logits), tree, sampler, range(3)),
+        _sampled_walk(NodeLogits.of(logits), tree, sampler, range(3)),
     )
     for name in ("tokens", "path", "accepted"):
         assert torch.equal(getattr(short, name), getattr(long, name))

@@ -1,4 +1,4 @@
-"""Verification is sampling: the seeded sampler, and the walk that applies it along a draft tree."""
+"""Verification as sampling: the seeded sampler, the walk that applies it along a draft tree, and grammars."""
 
 from eyas.verify.constraint import LegalTree, grammar_of
 from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, lark_literal, lark_marker

@@ -1,10 +1,11 @@
-"""Where one sequence stands in its grammar, and which nodes of a draft tree the grammar allows.
+"""Constrained output: where each sequence stands in its grammar, and which tokens and tree nodes the grammar allows.
 
-All of it is host work on small objects: a matcher is copied in about a microsecond, so every place of a tree gets its
-own, and what a branch does to its copy can't harm the sequence.
+Following a grammar is host work on small objects: a matcher is copied in about a microsecond, so every node of a tree
+gets its own, and what happens on a branch can't harm the sequence. A grammar says when an answer may end, the model
+says with which token: end tokens are allowed where the grammar is satisfied, and nothing else is once it is complete.
 
-Ends: a grammar says when an answer may end, the model says with which token. The end tokens are allowed where the
-grammar is satisfied, and nothing else is once it has nothing to add.
+Shapes: B rows, N nodes, V the target's vocabulary, M masks, W 32-bit words of a mask. A node index counts the root as 0
+and node i as i + 1.
 """
 
 from __future__ import annotations
@@ -25,90 +26,13 @@ from eyas.types import Request, SamplingParams
 from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines
 
 Mask = NDArray[np.uint32]
-"""[words]: token t is legal if bit t % 32 of word t // 32 is set."""
-
-
-@dataclass(frozen=True)
-class GrammarState:
-    """A place some legal path reaches."""
-
-    matcher: Any  # llguidance.LLMatcher; None behind an end token, where nothing matters any more
-
-
-class Constraint:
-    """One sequence's walk through a grammar. `ends` are the tokens that end an answer without being part of it."""
-
-    def __init__(self, grammar: Grammar, ends: Collection[int]) -> None:
-        self.words = (grammar.vocabulary.vocab_size + 31) // 32
-        """Length of a mask over the tokenizer's vocabulary."""
-        self.error: str | None = None
-        """Why the sequence can't go on: the grammar has run into a limit."""
-        self.root_mask: Mask | None = None
-        """The mask of where it stands, if somebody has made it already."""
-        self._ends = frozenset(ends)
-        self._foreign_end = grammar.vocabulary.eos_token  # allowed by llguidance, which may only have guessed it
-        self.here = GrammarState(grammar.matcher.deep_copy())
-
-    def consume(self, tokens: Sequence[int]) -> int:
-        """Go on by emitted tokens; how many of them are legal, which is all unless `error` is set.
-
-        What follows an end token is not looked at.
-        """
-        self.root_mask = None
-        for count, token in enumerate(tokens):
-            if self.here.matcher is None:
-                break
-            below = self._below(self.here, token)
-            if below is None:
-                self.error = self._reason(token)
-                return count
-            self.here = below
-        return len(tokens)
-
-    def standings(
-        self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]
-    ) -> dict[int, GrammarState]:
-        """The places of a tree's legal paths, the root's 0 and node i's i + 1. Parents come before children."""
-        found = {0: self.here}
-        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-            above = found.get(parent + 1)
-            if valid[node] and above is not None and above.matcher is not None:
-                below = self._below(above, token)
-                if below is not None:
-                    found[node + 1] = below
-        return found
-
-    def close(self, mask: Mask, standing: GrammarState) -> None:
-        """Set the end tokens' bits of the `mask` that llguidance has made for a standing.
-
-        A matcher that has hit a limit allows nothing but the end, which `consume` finds out.
-        """
-        failed = standing.matcher.is_error()
-        if failed:
-            mask[:] = 0
-        if failed or standing.matcher.is_accepting():
-            for token, legal in ((self._foreign_end, False), *((end, True) for end in self._ends)):
-                word, bit = divmod(token, 32)
-                mask[word] = mask[word] | np.uint32(1 << bit) if legal else mask[word] & ~np.uint32(1 << bit)
-
-    def _reason(self, token: int) -> str:
-        """Why it can't go on by `token`."""
-        self.here.matcher.compute_bitmask()
-        found = first_lines(self.here.matcher.get_error()) or f"token {token} is outside it"
-        return f"the grammar can't be followed any further: {found}"
-
-    def _below(self, above: GrammarState, token: int) -> GrammarState | None:
-        """Where `token` leads, None if it is illegal."""
-        if token in self._ends and above.matcher.is_accepting():
-            return GrammarState(None)
-        matcher = above.matcher.deep_copy()
-        return GrammarState(matcher) if matcher.try_consume_tokens([token]) == 1 else None
+"""[W]: token t is legal if bit t % 32 of word t // 32 is set."""
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
-    """What a request's answer must look like, compiled (once: it is remembered); None if it may be anything.
+    """A request's grammar, compiled or from the cache of compiled ones; None if the answer is unconstrained.
 
-    RequestError if it can't be followed.
+    Raises RequestError if the grammar can't be compiled or the answer couldn't end.
     """
     if request.grammar is None:
         return None
@@ -118,120 +42,205 @@ def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab
 
 
 def end_tokens(grammar: Grammar, params: SamplingParams, eos_ids: Collection[int], vocab_size: int) -> frozenset[int]:
-    """With which tokens an answer in a grammar ends: the target's end tokens, and stop tokens that are no text.
+    """The tokens that end a constrained answer: the target's end tokens, and stop tokens that stand for no text.
 
-    RequestError if there are none.
+    Raises RequestError if there are none.
     """
     if params.ignore_eos:
-        raise RequestError("ignore_eos can't be kept with a grammar: once it is complete only an end may follow")
+        raise RequestError("ignore_eos can't be combined with a grammar: once it is complete only an end may follow")
     vocabulary = grammar.vocabulary
-    ends = {*eos_ids, *(token for token in params.stop_token_ids if vocabulary.is_special_token(token))}
-    ends = {token for token in ends if 0 <= token < min(vocab_size, vocabulary.vocab_size)}
-    if not ends:
+    ids = {*eos_ids, *(token for token in params.stop_token_ids if vocabulary.is_special_token(token))}
+    ids = {token for token in ids if 0 <= token < min(vocab_size, vocabulary.vocab_size)}
+    if not ids:
         raise RequestError("a grammar needs an end token to finish with: the target has none, give stop_token_ids")
-    return frozenset(ends)
+    return frozenset(ids)
 
 
-# Which tokens are legal at the places of a batch of draft trees.
-#
-# Shapes: B rows, N nodes, V the target's vocabulary, M masks, W 32-bit words of a mask. Place 0 is the root, place i +
-# 1 node i. Token t is bit t % 32 of word t // 32.
+@dataclass(frozen=True)
+class GrammarState:
+    """The state of a grammar after some legal tokens."""
+
+    matcher: Any  # llguidance.LLMatcher; None after an end token, where anything may follow
 
 
-Place = tuple[int, int, Constraint, GrammarState]
-"""Row, place, and what stands there."""
+class Constraint:
+    """One sequence's way through a grammar. `end_ids` are the tokens that end an answer without being part of it."""
+
+    def __init__(self, grammar: Grammar, end_ids: Collection[int]) -> None:
+        self.words = (grammar.vocabulary.vocab_size + 31) // 32
+        """W of a mask over the tokenizer's vocabulary, which may differ from the target's."""
+        self.error: str | None = None
+        """Why the sequence can't go on: the grammar has reached one of its limits."""
+        self.root_mask: Mask | None = None
+        """The mask at `state`, once it has been computed."""
+        self.state = GrammarState(grammar.matcher.deep_copy())
+        """The state after all emitted tokens."""
+        self._end_ids = frozenset(end_ids)
+        self._guessed_end = grammar.vocabulary.eos_token  # allowed by llguidance, which may have guessed it wrongly
+
+    def consume(self, tokens: Sequence[int]) -> int:
+        """Advance by emitted tokens; returns how many of them are legal: all, unless that sets `error`.
+
+        Tokens after an end token are not examined.
+        """
+        self.root_mask = None
+        for count, token in enumerate(tokens):
+            if self.state.matcher is None:
+                break
+            after = self._after(self.state, token)
+            if after is None:
+                self.error = self._reason(token)
+                return count
+            self.state = after
+        return len(tokens)
+
+    def reach(self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]) -> dict[int, GrammarState]:
+        """Node index -> state, of the nodes of a tree that only legal tokens lead to. Parents precede children."""
+        found = {0: self.state}
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            above = found.get(parent + 1)
+            if valid[node] and above is not None and above.matcher is not None:
+                after = self._after(above, token)
+                if after is not None:
+                    found[node + 1] = after
+        return found
+
+    def set_end_bits(self, mask: Mask, matcher: Any) -> None:
+        """Correct the bits of end tokens in a mask that llguidance has computed for `matcher`.
+
+        A matcher that has reached a limit allows nothing but the end; `consume` then reports the limit.
+        """
+        failed = matcher.is_error()
+        if failed:
+            mask[:] = 0
+        if failed or matcher.is_accepting():
+            for token, legal in ((self._guessed_end, False), *((end, True) for end in self._end_ids)):
+                word, bit = divmod(token, 32)
+                mask[word] = mask[word] | np.uint32(1 << bit) if legal else mask[word] & ~np.uint32(1 << bit)
+
+    def _reason(self, token: int) -> str:
+        """Why the sequence can't go on with `token`."""
+        self.state.matcher.compute_bitmask()
+        found = first_lines(self.state.matcher.get_error()) or f"token {token} is outside it"
+        return f"the grammar can't be followed any further: {found}"
+
+    def _after(self, state: GrammarState, token: int) -> GrammarState | None:
+        """The state after one more token; None if it is illegal."""
+        if token in self._end_ids and state.matcher.is_accepting():
+            return GrammarState(None)
+        matcher = state.matcher.deep_copy()
+        return GrammarState(matcher) if matcher.try_consume_tokens([token]) == 1 else None
 
 
 class LegalTree:
-    """A batch of trees as their rows' constraints see it (None: a row without one).
+    """A batch of draft trees pruned by their rows' constraints (None = an unconstrained row).
 
-    Making it moves the trees to the host: the one sync that constrained rows add. The masks are made when the logits
-    are restricted, which on an accelerator is while the target's pass runs.
+    Making it moves the trees to the host: the one sync that constrained rows add. The masks are computed when the
+    logits are restricted, which on an accelerator is while the target's pass runs.
     """
 
     def __init__(self, constraints: Sequence[Constraint | None], tree: DraftTree, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         table = torch.stack((tree.tokens, tree.parents, tree.valid.long()), dim=1).tolist()
         keep = [valid for _, _, valid in table]
-        self._places: list[Place] = []
+        self._nodes: list[_Node] = []
         for row, (constraint, (tokens, parents, valid)) in enumerate(zip(constraints, table, strict=True)):
             if constraint is not None:
-                found = constraint.standings(tokens, parents, valid)
-                keep[row] = [node + 1 in found for node in range(tree.size)]
-                self._places += [(row, place, constraint, s) for place, s in found.items() if s.matcher is not None]
+                states = constraint.reach(tokens, parents, valid)
+                keep[row] = [node + 1 in states for node in range(tree.size)]
+                self._nodes += [
+                    _Node(row, node, constraint, state.matcher)
+                    for node, state in states.items()
+                    if state.matcher is not None
+                ]
         pruned = torch.tensor(keep, dtype=torch.bool, device=tree.tokens.device).reshape(tree.valid.shape)
         self.tree = replace(tree, valid=pruned, counted=sum(map(sum, keep)))
-        """The trees without their illegal nodes: the target needn't see those."""
+        """The trees without their illegal nodes, which the target needn't verify."""
 
     def restrict(self, logits: NodeLogits) -> LegalLogits:
-        """The target's logits, what is illegal ruled out where it is read."""
+        """The target's logits, with illegal tokens ruled out where they are read."""
         rows, device = logits.index.shape[0], logits.index.device
-        legal = _legal_tokens(self._places, self.tree.size, rows, self._vocab_size, device)
+        legal = _legal_tokens(self._nodes, self.tree.size, rows, self._vocab_size, device)
         return LegalLogits(logits.rows, logits.index, legal)
 
 
 @dataclass(frozen=True)
 class LegalTokens:
-    """Masks, and which one holds where."""
+    """Masks of legal tokens, and which mask holds at each node."""
 
     words: Tensor  # [M, W] int32
-    index: Tensor  # [B, 1 + N] the mask of each place
+    index: Tensor  # [B, 1 + N] into `words`, by node index
     vocab_size: int
 
-    def at(self, places: Tensor) -> Tensor:
-        """[B, V] bool: the tokens that are legal at `places` [B]; a place past the last one is the last one."""
-        places = places.clamp(max=self.index.shape[1] - 1)
-        words = self.words[self.index.gather(1, places.unsqueeze(1)).squeeze(1)]  # [B, W]
+    def at(self, nodes: Tensor) -> Tensor:
+        """[B, V] bool: the tokens that are legal at node indexes `nodes` [B]; an index beyond the last is the last."""
+        nodes = nodes.clamp(max=self.index.shape[1] - 1)
+        words = self.words[self.index.gather(1, nodes.unsqueeze(1)).squeeze(1)]  # [B, W]
         bits = torch.arange(32, dtype=torch.int32, device=words.device)
         return ((words.unsqueeze(2) >> bits) & 1).flatten(1)[:, : self.vocab_size].to(torch.bool)
 
 
 @dataclass(frozen=True)
 class LegalLogits(NodeLogits):
-    """Logits of which only legal tokens' are finite."""
+    """The target's logits, minus infinity for illegal tokens."""
 
     legal: LegalTokens
 
     def best(self) -> Tensor:
-        rows, places = self.index.shape
-        at = torch.arange(places, device=self.index.device).unsqueeze(1).expand(places, rows)
-        return torch.stack([self.at(place).argmax(dim=-1) for place in at], dim=1)
+        rows, nodes = self.index.shape
+        at = torch.arange(nodes, device=self.index.device).unsqueeze(1).expand(nodes, rows)
+        return torch.stack([self.at(node).argmax(dim=-1) for node in at], dim=1)
 
-    def at(self, places: Tensor) -> Tensor:
-        return super().at(places).masked_fill(~self.legal.at(places), -math.inf)
+    def at(self, nodes: Tensor) -> Tensor:
+        return super().at(nodes).masked_fill(~self.legal.at(nodes), -math.inf)
 
 
 def legal_roots(constraints: Sequence[Constraint | None], vocab_size: int, device: torch.device) -> LegalTokens:
-    """What is legal as the next token of each row; the masks are kept for the row's tree."""
-    places = [(row, 0, c, c.here) for row, c in enumerate(constraints) if c is not None and c.here.matcher is not None]
-    return _legal_tokens(places, 0, len(constraints), vocab_size, device)
+    """The tokens that are legal next in each row. The masks are kept for the roots of the rows' trees."""
+    nodes = [
+        _Node(row, 0, constraint, constraint.state.matcher)
+        for row, constraint in enumerate(constraints)
+        if constraint is not None and constraint.state.matcher is not None
+    ]
+    return _legal_tokens(nodes, 0, len(constraints), vocab_size, device)
 
 
-def _legal_tokens(places: Sequence[Place], nodes: int, rows: int, vocab_size: int, device: torch.device) -> LegalTokens:
+@dataclass(frozen=True)
+class _Node:
+    """A node of a constrained row's tree."""
+
+    row: int
+    index: int
+    constraint: Constraint
+    matcher: Any
+
+
+def _legal_tokens(nodes: Sequence[_Node], size: int, rows: int, vocab_size: int, device: torch.device) -> LegalTokens:
+    """The masks of `nodes`, for `rows` trees of `size` nodes; everything is legal at all other nodes."""
     width = (vocab_size + 31) // 32
-    table = np.zeros((1 + len(places), width), dtype=np.uint32)
-    table[0] = 0xFFFFFFFF  # for places where anything goes
-    index = np.zeros((rows, 1 + nodes), dtype=np.int64)
-    for k, ((row, place, _, _), mask) in enumerate(zip(places, _masks(places), strict=True), 1):
+    table = np.zeros((1 + len(nodes), width), dtype=np.uint32)
+    table[0] = 0xFFFFFFFF  # where anything goes
+    index = np.zeros((rows, 1 + size), dtype=np.int64)
+    for k, (node, mask) in enumerate(zip(nodes, _masks(nodes), strict=True), 1):
         table[k, : len(mask)] = mask[:width]
-        index[row, place] = k
+        index[node.row, node.index] = k
     words = torch.from_numpy(table.view(np.int32)).to(device)
     return LegalTokens(words, torch.from_numpy(index).to(device), vocab_size)
 
 
-def _masks(places: Sequence[Place]) -> list[Mask]:
-    """The masks of places, in llguidance's threads; those of roots are made once."""
-    masks = [constraint.root_mask if place == 0 else None for _, place, constraint, _ in places]
+def _masks(nodes: Sequence[_Node]) -> list[Mask]:
+    """The mask at each node, computed in llguidance's threads; a root's is computed once."""
+    masks = [node.constraint.root_mask if node.index == 0 else None for node in nodes]
     missing = [k for k, mask in enumerate(masks) if mask is None]
     if missing:
-        made = np.zeros((len(missing), places[0][2].words), dtype=np.uint32)
-        # copies: a mask that runs into a limit breaks its matcher
-        jobs = [(places[k][3].matcher.deep_copy(), row) for row, k in enumerate(missing)]
+        made = np.zeros((len(missing), nodes[0].constraint.words), dtype=np.uint32)
+        # copies: a mask that reaches a limit breaks its matcher
+        jobs = [(nodes[k].matcher.deep_copy(), row) for row, k in enumerate(missing)]
         executor().unsafe_compute_mask_ptr(jobs, made.ctypes.data, made.strides[0], len(jobs))
         for (matcher, row), k in zip(jobs, missing, strict=True):
-            _, place, constraint, _ = places[k]
-            constraint.close(made[row], GrammarState(matcher))
+            node = nodes[k]
+            node.constraint.set_end_bits(made[row], matcher)
             masks[k] = made[row]
-            if place == 0:
-                constraint.root_mask = made[row]
+            if node.index == 0:
+                node.constraint.root_mask = made[row]
     return [mask for mask in masks if mask is not None]

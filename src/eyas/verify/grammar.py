@@ -1,7 +1,7 @@
-"""A grammar made ready for a tokenizer: llguidance compiles it, within limits, or says what is wrong with it.
+"""Grammars compiled for a tokenizer by llguidance, within limits.
 
-What users send is hostile until proven otherwise: texts are bounded, llguidance counts what parsing costs, and its
-first mask is computed here, so whoever compiles a grammar before queueing a request learns then that it can't run.
+Grammars come from users and may be hostile: their length and nesting are bounded, llguidance limits what parsing may
+cost, and the first mask is computed here, so a grammar that can't run is refused before its request is queued.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from eyas.errors import RequestError, UsageError
 from eyas.types import GrammarSpec
 
-MOST_TEXT = 1 << 16
-"""Characters of a grammar."""
-MOST_DEPTH = 64
-"""Brackets inside brackets: parsers of nested texts recurse, and a stack that overflows takes the process along."""
+MAX_CHARACTERS = 1 << 16
+"""The longest grammar that is accepted."""
+MAX_DEPTH = 64
+"""The deepest nesting of brackets: parsers recurse, and a stack overflow would end the process."""
 WHITESPACE = r"[ \t\r\n]{1,64}"
-"""Where JSON may have white space; bounded, because models can get lost in blanks."""
+"""A regular expression of the white space that JSON output may have; bounded, as models can go on with blanks."""
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -31,23 +31,23 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""llguidance's own, or less: a step of a sane grammar needs a hundredth of them."""
+"""llguidance's own limits, or lower ones: a step of a sane grammar needs a hundredth of them."""
 _KEPT = 64
-"""Compiled grammars remembered, so that checking a request and running it compile once."""
+"""Compiled grammars in the cache, so that checking a request and running it compile once."""
 _kept: OrderedDict[tuple[Any, GrammarSpec], Grammar] = OrderedDict()
 _lock = Lock()
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A compiled grammar. Its matcher stands at the beginning and is never moved: sequences take copies."""
+    """A compiled grammar. Its matcher stays in the initial state: sequences take copies of it."""
 
     matcher: Any  # llguidance.LLMatcher
     vocabulary: Any  # llguidance.LLTokenizer
 
     @property
-    def spent(self) -> bool:
-        """Has it run into a limit? Its copies share an automaton that only grows."""
+    def exhausted(self) -> bool:
+        """Whether it has reached a limit: the copies of its matcher share an automaton that only grows."""
         matcher = self.matcher.deep_copy()
         matcher.compute_bitmask()
         failed: bool = matcher.is_error()
@@ -55,17 +55,17 @@ class Grammar:
 
 
 def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
-    """`spec` compiled for a fast Hugging Face tokenizer; the same objects again from memory.
+    """`spec` compiled for a fast Hugging Face tokenizer, or from the cache.
 
-    RequestError says what is wrong with the grammar; UsageError that this model can't be constrained at all.
+    Raises RequestError if something is wrong with the grammar, and UsageError if this model can't be constrained.
     """
     if tokenizer is None:
         raise RequestError("a grammar needs a tokenizer: the target was loaded without one")
     key = tokenizer, spec
     with _lock:
         grammar = _kept.pop(key, None)
-    if grammar is None or grammar.spent:
-        grammar = _compiled(*key)
+    if grammar is None or grammar.exhausted:
+        grammar = _compile(*key)
     with _lock:
         _kept[key] = grammar
         if len(_kept) > _KEPT:
@@ -74,7 +74,7 @@ def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
 
 
 def grammar_source(spec: GrammarSpec) -> str:
-    """What llguidance compiles. RequestError if it can't be read, or is longer or nested deeper than is taken."""
+    """The grammar in llguidance's own syntax. Raises RequestError if it is malformed, too long or nested too deep."""
     _check_size(spec.text)
     try:
         return _SOURCES[spec.kind](spec.text)
@@ -82,7 +82,7 @@ def grammar_source(spec: GrammarSpec) -> str:
         raise RequestError(f"the {spec.kind} grammar can't be read: {error}") from error
 
 
-def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
+def _compile(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     vocabulary = _vocabulary(tokenizer)
     library, source = _library(), grammar_source(spec)
     matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=library.LLParserLimits(**LIMITS))
@@ -95,13 +95,13 @@ def _compiled(tokenizer: Any, spec: GrammarSpec) -> Grammar:
 
 @lru_cache(maxsize=1)
 def executor() -> Any:
-    """llguidance's threads, which compute masks while Python is free to do something else."""
+    """llguidance's thread pool, which computes masks without holding Python's lock."""
     return _library().LLExecutor()
 
 
 @lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Any) -> Any:
-    """llguidance's trie of a tokenizer: about a second for a large one."""
+    """llguidance's trie of a tokenizer's vocabulary; building one takes about a second for a large tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -143,14 +143,14 @@ def _lark(text: str) -> str:
 
 
 def lark_literal(text: str) -> str:
-    """`text` as a literal of a Lark grammar: JSON's form, but without a bare DEL."""
+    """`text` as a literal of a Lark grammar: a JSON string, but with DEL escaped."""
     return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def lark_marker(text: str, tokenizer: Any) -> str:
-    """A mark such as `<tool_call>` as a Lark grammar has to write it: a token of its own where it is one, else text.
+    """A marker such as `<tool_call>` in a Lark grammar: a token of its own if the tokenizer has it, else a literal.
 
-    llguidance takes added tokens in angle brackets for special ones, whatever the tokenizer says.
+    llguidance treats added tokens in angle brackets as special tokens, whatever the tokenizer says.
     """
     number = tokenizer.get_added_vocab().get(text)
     alone = number is not None and _vocabulary(tokenizer).is_special_token(number)
@@ -175,8 +175,8 @@ _SOURCES: dict[str, Callable[[str], str]] = {
 
 
 def _check_size(text: str) -> None:
-    if len(text) > MOST_TEXT:
-        raise RequestError(f"the grammar has {len(text)} characters, at most {MOST_TEXT} are taken")
+    if len(text) > MAX_CHARACTERS:
+        raise RequestError(f"the grammar has {len(text)} characters, at most {MAX_CHARACTERS} are accepted")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -188,10 +188,10 @@ def _check_size(text: str) -> None:
             deepest = max(deepest, depth)
         elif character in ")]}":
             depth -= 1
-    if deepest > MOST_DEPTH:
-        raise RequestError(f"the grammar nests {deepest} brackets deep, at most {MOST_DEPTH} are taken")
+    if deepest > MAX_DEPTH:
+        raise RequestError(f"the grammar nests {deepest} brackets deep, at most {MAX_DEPTH} are accepted")
 
 
 def first_lines(message: str) -> str:
-    """The beginning of what llguidance says, in one line."""
+    """The beginning of llguidance's error message, in one line."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:300]

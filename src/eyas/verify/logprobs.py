@@ -1,9 +1,10 @@
 """Log-probabilities of emitted tokens under the target's own distribution.
 
 They are the log-softmax of its unmodified logits: no bias, penalty, grammar, temperature or filter. Speculation
-changes them as little as it changes the logits, by the rounding of sums that are split differently.
+changes them only by the rounding of sums that are split differently.
 
-Shapes: A rows that ask, S = D + 1 tokens a round emits at most, K alternatives, V vocabulary.
+Shapes: R rows of the round, A of them that want log-probabilities, S = D + 1 tokens a round emits at most, K
+alternatives, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from eyas.verify.walk import Walk
 
 @dataclass(frozen=True)
 class EmittedLogprobs:
-    """A round's log-probabilities on the device, to be moved with what else the host is told."""
+    """A round's log-probabilities on the device, to be fetched together with the rest of the round's outcome."""
 
     wanted: Mapping[int, int]
-    """The rows that ask, and for how many alternatives."""
-    values: Tensor  # [A, S, 1 + K] float32: the emitted token's, the alternatives'
-    ids: Tensor  # [A, S, K] the alternatives
+    """Row -> number of alternatives it wants."""
+    values: Tensor  # [A, S, 1 + K] float32: of the emitted token, then of the alternatives
+    ids: Tensor  # [A, S, K] token ids of the alternatives
 
     @staticmethod
     def of(logits: NodeLogits, walk: Walk, wanted: Mapping[int, int]) -> EmittedLogprobs:
-        """Of the tokens of a walk, from the target's own logits; one place of each asking row at a time."""
+        """Those of a walk's tokens, from the target's `logits`; `wanted` is as the attribute."""
         rows = torch.tensor(list(wanted), device=walk.path.device)  # [A]
         most = max(wanted.values())
         values, ids = [], []
-        for places, tokens in zip(walk.path[rows].unbind(1), walk.tokens[rows].unbind(1), strict=True):
-            raw = logits.rows[logits.index[rows, places]].to(torch.float32)  # [A, V]
+        for nodes, tokens in zip(walk.path[rows].unbind(1), walk.tokens[rows].unbind(1), strict=True):
+            raw = logits.rows[logits.index[rows, nodes]].to(torch.float32)  # [A, V]
             top = raw.topk(most, dim=-1)
             emitted = raw.gather(1, tokens.clamp(min=0).unsqueeze(1))
             values.append(torch.cat((emitted, top.values), dim=1) - raw.logsumexp(dim=-1, keepdim=True))
             ids.append(top.indices)
         return EmittedLogprobs(wanted, torch.stack(values, dim=1), torch.stack(ids, dim=1))
 
-    def pack(self) -> Tensor:
-        """[A * S * (1 + 2 K)] int64, the floats' bits among them: what `read` takes."""
+    def flat(self) -> Tensor:
+        """Values and ids as one int64 tensor [A * S * (1 + 2 K)], floats as their bits, for `read` on the host."""
         bits = self.values.contiguous().view(torch.int32).to(torch.int64)
         return torch.cat((bits, self.ids), dim=2).flatten()
 
-    def read(self, packed: Tensor, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """On the host: for each asking row one entry a token of `tokens` [R][<= S]."""
-        asking, steps, width = self.values.shape
-        table = packed.view(asking, steps, 2 * width - 1)
+    def read(self, flat: Tensor, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Row -> log-probabilities of its `tokens` [R][<= S], from the fetched tensor `flat`."""
+        rows, steps, width = self.values.shape
+        table = flat.view(rows, steps, 2 * width - 1)
         values = table[..., :width].to(torch.int32).view(torch.float32).tolist()
         ids = table[..., width:].tolist()
         found = {}

@@ -1,6 +1,9 @@
-"""The sampling state of one walk: it starts at the committed state and never changes it.
+"""Sampling along one path: penalties, filters and Gumbel noise turn the target's logits into tokens.
 
-Shapes: B rows, V vocabulary, P positions whose noise is made in one go.
+Every penalty and filter is an exact identity for a row that has it off, so a row's result doesn't depend on its
+neighbours.
+
+Shapes: B rows, V vocabulary, P positions whose noise is computed together.
 """
 
 from __future__ import annotations
@@ -13,22 +16,23 @@ from torch import Tensor
 from eyas.verify.state import Needs, SamplingState
 
 _NOISE_BLOCK = 1 << 18
-"""Most noise values made in one go when there is more than one position; it keeps temporaries in cache."""
+"""Most noise values computed together, unless one position has more; it keeps temporaries in the CPU's cache."""
 
 
 class PathState:
-    """Samples tokens for the slots `rows`, one level after the other.
+    """Samples tokens for the slots `rows`, one level of a walk after the other.
 
-    `steps` is how many levels the walk will sample at most. It only says how much noise to make at once.
+    It starts at the committed sampling state and never changes it. The walk samples at most `steps` levels, which only
+    decides how much noise is computed together.
     """
 
-    def __init__(self, slots: SamplingState, needs: Needs, rows: range, steps: int = 1) -> None:
+    def __init__(self, state: SamplingState, needs: Needs, rows: range, steps: int = 1) -> None:
         self.needs = needs
-        self._slots = slots
+        self._state = state
         self._rows = slice(rows.start, rows.stop)
         self._step = 0
-        self._counts: Tensor | None = None  # [B, V], our own copy once a token was appended
-        self._block = min(steps, max(1, _NOISE_BLOCK // max(1, len(rows) * slots.vocab_size)))
+        self._counts: Tensor | None = None  # [B, V], a copy once a token was appended
+        self._block = min(steps, max(1, _NOISE_BLOCK // max(1, len(rows) * state.vocab_size)))
         self._noise: Tensor | None = None  # [B, P, V], the first of them for step `_noise_start`
         self._noise_start = 0
 
@@ -41,108 +45,99 @@ class PathState:
         return self.scores(warped).argmax(dim=-1)
 
     def scores(self, warped: Tensor) -> Tensor:
-        """[B, V] what `choose` takes the argmax of: `warped` logits and the noise of this position."""
+        """[B, V] `warped` logits plus the noise of this position; `choose` takes their argmax."""
         if not self.needs.noise:
             return warped
-        scale = self._slots.noise_scale[self._rows].unsqueeze(1)
+        scale = self._state.noise_scale[self._rows].unsqueeze(1)
         return torch.addcmul(warped, self._noise_here(), scale)
 
     def warped(self, logits: Tensor) -> Tensor:
-        """`logits` [B, V] in float32 with every parameter but the noise applied; -inf = ruled out.
+        """`logits` [B, V] in float32 with every sampling parameter but the noise applied; -inf = ruled out.
 
-        Greedy rows are not divided by a temperature and not filtered. What a grammar rules out is -inf already; it
-        wins over bans: where they leave nothing of what is legal, they are not applied.
+        Greedy rows are neither divided by a temperature nor filtered. Tokens that a grammar rules out are -inf already.
+        Grammars win over bans: where bans would leave no legal token, they are not applied.
         """
-        needs, slots, rows = self.needs, self._slots, self._rows
+        needs, state, rows = self.needs, self._state, self._rows
         given = logits = logits.to(torch.float32)
         if needs.bias:
-            logits = logits + slots.make_table("bias")[rows]
+            logits = logits + state.make_table("bias")[rows]
         if needs.history:
-            counts = slots.make_table("counts")[rows] if self._counts is None else self._counts
+            counts = state.make_table("counts")[rows] if self._counts is None else self._counts
             if needs.repetition:
-                seen = slots.make_table("prompt")[rows] | (counts > 0)
-                logits = penalise_repetition(logits, seen, slots.repetition[rows])
+                seen = state.make_table("prompt")[rows] | (counts > 0)
+                logits = penalise_repetition(logits, seen, state.repetition[rows])
             if needs.counts:
-                logits = penalise_counts(logits, counts, slots.presence[rows], slots.frequency[rows])
+                logits = penalise_counts(logits, counts, state.presence[rows], state.frequency[rows])
         if needs.min_tokens:
-            early = slots.generated[rows] + self._step < slots.min_tokens[rows]
-            logits = forbid(logits, slots.make_table("stops")[rows], early)
+            early = state.generated[rows] + self._step < state.min_tokens[rows]
+            logits = forbid(logits, state.make_table("stops")[rows], early)
         if needs.grammar:
             nothing = logits.amax(dim=-1, keepdim=True) == -math.inf
             logits = torch.where(nothing, given, logits)
         if needs.temperature:
-            logits = logits / slots.divisor[rows].unsqueeze(1)
+            logits = logits / state.divisor[rows].unsqueeze(1)
         if needs.top_k:
-            logits = keep_top_k(logits, slots.top_k[rows], needs.top_k)
+            logits = keep_top_k(logits, state.top_k[rows], needs.top_k)
         if needs.top_p:
-            logits = keep_top_p(logits, slots.top_p_cut[rows])
+            logits = keep_top_p(logits, state.top_p_cut[rows])
         if needs.min_p:
-            logits = keep_min_p(logits, slots.min_p[rows])
+            logits = keep_min_p(logits, state.min_p[rows])
         return logits
 
     def advance(self, tokens: Tensor) -> None:
-        """Append `tokens` [B] to the path."""
+        """Append the chosen `tokens` [B] to the path."""
         self._step += 1
         if self.needs.history:
             if self._counts is None:
-                self._counts = self._slots.make_table("counts")[self._rows].clone()
+                self._counts = self._state.make_table("counts")[self._rows].clone()
             index = tokens.unsqueeze(1)
             self._counts.scatter_add_(1, index, torch.ones_like(index, dtype=self._counts.dtype))
 
     def _noise_here(self) -> Tensor:
-        """[B, V] noise of the current position, made for the next few positions at once."""
+        """[B, V] noise of the current position, computed for the next few positions together."""
         if self._noise is None or self._step >= self._noise_start + self._noise.shape[1]:
-            device = self._slots.position.device
+            device = self._state.position.device
             ahead = torch.arange(self._step, self._step + self._block, device=device)  # [P]
-            positions = self._slots.position[self._rows].unsqueeze(1) + ahead
-            self._noise = gumbel(self._slots.seed[self._rows], positions, self._slots.token_ids)
+            positions = self._state.position[self._rows].unsqueeze(1) + ahead
+            self._noise = gumbel(self._state.seed[self._rows], positions, self._state.token_ids)
             self._noise_start = self._step
         return self._noise[:, self._step - self._noise_start]
 
 
-# Changes to the logits that depend on the tokens so far; each an exact identity for a row that has it off.
-#
-# Shapes: B rows, V vocabulary.
-
-
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Weaken tokens `seen` [B, V] in prompt or answer by `penalty` [B] (CTRL, arXiv 1909.05858; 1 = off)."""
+    """Weaken tokens `seen` [B, V] in prompt or answer by the factor `penalty` [B] (CTRL, arXiv 1909.05858; 1 = off)."""
     factor = penalty.unsqueeze(1)
     return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
 
 
 def penalise_counts(logits: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
-    """OpenAI's penalties: `presence` [B] once, `frequency` [B] each of `counts` [B, V] times."""
+    """OpenAI's penalties: subtract `presence` [B] once and `frequency` [B] for each of `counts` [B, V] occurrences."""
     return logits - (frequency.unsqueeze(1) * counts + presence.unsqueeze(1) * (counts > 0))
 
 
 def forbid(logits: Tensor, tokens: Tensor, active: Tensor) -> Tensor:
-    """Rule out the `tokens` [B, V] (bool) in the rows that are `active` [B] (bool)."""
+    """Rule out `tokens` [B, V] bool in the rows that are `active` [B] bool."""
     return logits.masked_fill(tokens & active.unsqueeze(1), -math.inf)
 
 
-# Filters of a distribution, with the numbers of `transformers`' logits warpers but one parameter per row.
-#
-# Each is an exact identity for a row that has it off, so a row's result doesn't depend on its neighbours.
-#
-# Shapes: B rows, V vocabulary.
-
-
-TOP_P_OFF = -1.0
-"""A `cut` that no cumulative probability is at or below."""
-
-
 def keep_top_k(logits: Tensor, k: Tensor, largest: int) -> Tensor:
-    """The `k` [B] best of each row (0 = all); ties with the k-th stay. `largest` = the greatest k."""
+    """Keep the `k` [B] best tokens of each row (0 = all) and ties with the k-th; `largest` is the greatest k.
+
+    The filters compute what transformers' logits warpers do, but with one parameter per row.
+    """
     best = logits.topk(largest, dim=-1).values  # [B, largest]
     kth = best.gather(1, (k - 1).clamp(min=0).unsqueeze(1)).masked_fill_((k == 0).unsqueeze(1), -math.inf)
     return logits.masked_fill(logits < kth, -math.inf)
 
 
+TOP_P_OFF = -1.0
+"""A `cut` below every cumulative probability, which keeps all tokens."""
+
+
 def keep_top_p(logits: Tensor, cut: Tensor) -> Tensor:
-    """The smallest set of best tokens with probability top_p, given `cut` [B] = 1 - top_p, or TOP_P_OFF."""
+    """Keep the smallest set of best tokens with probability top_p, given `cut` [B] = 1 - top_p, or TOP_P_OFF."""
     ascending, order = logits.sort(dim=-1, stable=True)
-    # summed in float64, rounded to float32: no device's way of splitting the sum shows
+    # summed in float64, rounded to float32: the order in which a device adds doesn't show
     cumulative = ascending.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64).to(torch.float32)
     drop = cumulative <= cut.unsqueeze(1)
     drop[:, -1] = False
@@ -150,20 +145,9 @@ def keep_top_p(logits: Tensor, cut: Tensor) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
-    """Tokens at least `min_p` [B] times as probable as the best one (0 = all)."""
+    """Keep tokens at least `min_p` [B] times as probable as the best one (0 = all)."""
     probs = logits.softmax(dim=-1)
     return logits.masked_fill(probs < min_p.unsqueeze(1) * probs.amax(dim=-1, keepdim=True), -math.inf)
-
-
-# Gumbel noise as a pure function of (seed, position, token id).
-#
-# Adding it to the log-probabilities and taking the argmax draws an exact sample (the Gumbel-max trick), so the same
-# triple gives the same token whatever the batch, the slot or the speculation. A token's hash is the `token + 1`-th
-# output of the SplitMix64 generator (Steele, Lea, Flood 2014) whose state starts at `mix(mix(seed) + position)`. It is
-# integer arithmetic, hence the same on every device, and so are the uniforms made of it (52 bits, exact in float64);
-# two logarithms, rounded from float64 to float32, follow.
-#
-# Shapes: B rows, P positions of each row, V token ids.
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -173,7 +157,14 @@ _UNIFORM_BITS = 52
 
 
 def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """[B, P, V] float32 Gumbel noise of `seeds` [B], `positions` [B, P] and `token_ids` [V], all int64."""
+    """[B, P, V] float32 Gumbel noise: a pure function of `seeds` [B], `positions` [B, P], `token_ids` [V], all int64.
+
+    Adding it to log-probabilities and taking the argmax draws an exact sample (the Gumbel-max trick), so the same
+    seed, position and probabilities give the same token whatever the batch, the slot or the speculation. A token's hash
+    is the `token + 1`-th output of the SplitMix64 generator (Steele, Lea, Flood 2014) whose state starts at
+    `mix(mix(seed) + position)`. That is integer arithmetic, hence the same on every device, as are the uniforms made of
+    it (52 bits, exact in float64); two logarithms follow, rounded from float64 to float32.
+    """
     keys = _mix_(_mix_(seeds.clone()).unsqueeze(1) + positions)  # [B, P]
     bits = _mix_(keys.unsqueeze(2) + (token_ids + 1) * _GOLDEN)
     bits = _shift_right(bits, 64 - _UNIFORM_BITS)
@@ -183,7 +174,7 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer on int64 that wraps around, in place."""
+    """SplitMix64's finalizer in wrapping int64 arithmetic, in place."""
     for shift, factor in _ROUNDS:
         x ^= _shift_right(x, shift)
         x *= factor
@@ -192,5 +183,5 @@ def _mix_(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """`x >> bits` with zeros shifted in: torch's own shift of a signed integer repeats the sign."""
+    """Logical right shift; torch's own shift of a signed integer repeats the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

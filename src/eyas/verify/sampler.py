@@ -1,9 +1,10 @@
-"""The sampler: every slot's parameters, seed and token counts, and what they turn logits into.
+"""The sampler: the sampling parameters, seed and token counts of every slot, its grammar, and coupling for drafters.
 
-A token is a pure function of (target logits, parameters, seed, tokens before it, position). Plain decoding
-and speculation call the same function, so speculation can't change the output.
+A token is a pure function of (target logits, parameters, seed, tokens before it, position). Plain decoding and
+speculation call the same function, so speculation can't change the output.
 
-Shapes: B rows = a contiguous range of slots, D + 1 tokens a round emits at most, V vocabulary.
+Shapes: B rows = a contiguous range of slots, D + 1 tokens a round emits at most, W nodes of one tree level, V
+vocabulary, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from eyas.verify.state import Needs, SamplingState
 
 
 class Sampler:
-    """Sampling state of `slots` sequences; a round is of a contiguous range of them."""
+    """The sampling state of up to `slots` sequences; a round samples for a contiguous range of them."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
-        self.slots = SamplingState(slots, vocab_size, device)
+        self.state = SamplingState(slots, vocab_size, device)
         self._needs = [Needs()] * slots
         self._constraints: list[Constraint | None] = [None] * slots
         self._logprobs: list[int | None] = [None] * slots
@@ -43,11 +44,11 @@ class Sampler:
         emitted: Sequence[int] = (),
         grammar: Grammar | None = None,
     ) -> None:
-        """Start a request in `slot`, or go on with one that has `emitted` tokens already.
+        """Start a request in `slot`, or resume one that has `emitted` tokens already.
 
-        RequestError if it names tokens the target doesn't have, or can't be held to its grammar.
+        Raises RequestError if it names tokens the target doesn't have, or can't be held to its grammar.
         """
-        vocab_size = self.slots.vocab_size
+        vocab_size = self.state.vocab_size
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
         check_request(params, prompt, stops, vocab_size)
         stops = {token for token in stops if 0 <= token < vocab_size}
@@ -56,7 +57,7 @@ class Sampler:
         if grammar is not None:
             constraint = Constraint(grammar, end_tokens(grammar, params, eos_ids, vocab_size))
             constraint.consume(emitted)
-        self.slots.write(
+        self.state.write(
             slot,
             {
                 "seed": params.seed,
@@ -73,41 +74,41 @@ class Sampler:
                 "frequency": params.frequency_penalty,
             },
         )
-        self.slots.write_table("bias", slot, list(params.logit_bias), list(params.logit_bias.values()))
-        self.slots.write_table("stops", slot, sorted(stops) if needs.min_tokens else [], 1.0)
-        self.slots.write_table("prompt", slot, list(prompt) if needs.repetition else [], 1.0)
+        self.state.write_table("bias", slot, list(params.logit_bias), list(params.logit_bias.values()))
+        self.state.write_table("stops", slot, sorted(stops) if needs.min_tokens else [], 1.0)
+        self.state.write_table("prompt", slot, list(prompt) if needs.repetition else [], 1.0)
         counts = Counter(emitted) if needs.history else {}
-        self.slots.write_table("counts", slot, list(counts), [float(count) for count in counts.values()])
+        self.state.write_table("counts", slot, list(counts), [float(count) for count in counts.values()])
         self._needs[slot], self._constraints[slot], self._logprobs[slot] = needs, constraint, params.logprobs
         self._union.clear()
 
     def move(self, source: int, target: int) -> None:
-        """Let slot `target` become what `source` is."""
-        self.slots.move(source, target)
+        """Copy everything of slot `source` to slot `target`."""
+        self.state.move(source, target)
         self._needs[target] = self._needs[source]
         self._constraints[target] = self._constraints[source]
         self._logprobs[target] = self._logprobs[source]
         self._union.clear()
 
     def commit(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
-        """The first `counts` [B] of `tokens` [B, D + 1] were emitted by the slots `rows`."""
+        """Advance the slots `rows` by the first `counts` [B] of `tokens` [B, D + 1], on the device."""
         here = slice(rows.start, rows.stop)
-        self.slots.position[here] += counts
-        self.slots.generated[here] += counts
+        self.state.position[here] += counts
+        self.state.generated[here] += counts
         if self.needs(rows).history:
             kept = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
-            table = self.slots.make_table("counts")
+            table = self.state.make_table("counts")
             table[here].scatter_add_(1, tokens.clamp(min=0), kept.to(table.dtype))
 
     def legal(self, rows: range, tree: DraftTree) -> LegalTree | None:
-        """The trees of the slots `rows` as their grammars see them; None if none of them has one."""
+        """The trees of the slots `rows` as their grammars allow them; None if no slot has a grammar."""
         constraints = self._constraints[rows.start : rows.stop]
-        return LegalTree(constraints, tree, self.slots.vocab_size) if any(constraints) else None
+        return LegalTree(constraints, tree, self.state.vocab_size) if any(constraints) else None
 
     def consume(self, rows: range, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
-        """Tell the grammars what the slots `rows` emitted, after the host knows it.
+        """Advance the grammars of the slots `rows` by the emitted `tokens`, on the host.
 
-        For each row whose grammar has run into a limit: how many of its tokens are legal, and what went wrong.
+        Returns, for each row whose grammar has reached a limit, how many of its tokens are legal and what went wrong.
         """
         failed = {}
         for row, (constraint, emitted) in enumerate(
@@ -120,82 +121,75 @@ class Sampler:
         return failed
 
     def logprobs(self, rows: range) -> dict[int, int]:
-        """Which of the slots `rows` (0 = the first of them) want log-probabilities, and of how many alternatives."""
+        """Row (0 = the first of the slots `rows`) -> number of alternatives, for rows that want log-probabilities."""
         wanted = enumerate(self._logprobs[rows.start : rows.stop])
         return {row: count for row, count in wanted if count is not None}
 
     def path(self, rows: range, steps: int = 1) -> PathState:
-        """The state of one walk of at most `steps` tokens in each of the slots `rows`."""
-        return PathState(self.slots, self.needs(rows), rows, steps)
+        """The state of a walk of at most `steps` tokens in each of the slots `rows`."""
+        return PathState(self.state, self.needs(rows), rows, steps)
 
     def coupling(self, rows: range, enabled: bool) -> Coupling:
-        """What lets the drafters of the slots `rows` share the sampler's noise, if `enabled`."""
+        """Ranking for the drafts of the slots `rows`, with the sampler's noise if `enabled`."""
         constraints = self._constraints[rows.start : rows.stop]
-        legal = legal_roots(constraints, self.slots.vocab_size, self.slots.seed.device) if any(constraints) else None
-        return Coupling(self.slots, self.needs(rows), rows, enabled, legal)
+        legal = legal_roots(constraints, self.state.vocab_size, self.state.seed.device) if any(constraints) else None
+        return Coupling(self.state, self.needs(rows), rows, enabled, legal)
 
     def needs(self, rows: range) -> Needs:
-        """The steps that the slots `rows` need."""
+        """The steps of sampling that any of the slots `rows` needs."""
         if rows not in self._union:
             self._union[rows] = Needs.union(self._needs[rows.start : rows.stop])
         return self._union[rows]
-
-
-# Gumbel coupling: the drafter ranks its candidates with the noise that the target will sample with.
-#
-# The target emits argmax(its warped logits + noise). A drafter that adds the same noise to its own logits proposes what
-# the target will draw far more often than one that proposes its most likely tokens (arXiv 2408.07978). The output can't
-# change: noise or not, the draft is only a guess.
-#
-# Shapes: B rows, W nodes of one tree level, Vd draft vocabulary.
 
 
 _ILLEGAL = -1e9
 
 
 class Coupling:
-    """Turns drafter logits into log-probabilities to rank by, for the slots `rows`."""
+    """Turns drafter logits into log-probabilities to rank children by, for the slots `rows`.
+
+    Gumbel coupling: the target emits argmax(its warped logits + noise), so a drafter that adds the same noise to its
+    own logits proposes what the target will draw far more often than one that proposes its most likely tokens (arXiv
+    2408.07978). The output can't change: with or without noise, the draft is only a guess.
+    """
 
     def __init__(
-        self, slots: SamplingState, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
+        self, state: SamplingState, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
     ) -> None:
-        """`legal` says what may follow the root: nothing else is worth proposing there."""
-        self._slots = slots
+        """`legal` are the tokens that may follow the root: no others are worth proposing there."""
+        self._state = state
         self._needs = needs
         self._rows = slice(rows.start, rows.stop)
         self._noisy = enabled and needs.noise
         self._legal = legal
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
-        """[B, W, Vd] float32 log-probabilities, temperature applied, given the noise if coupled.
+        """[B, W, Vd] float32 log-probabilities of drafter `logits` [B, W, Vd], with temperature and noise applied.
 
-        `steps_ahead` is 0 for the root's children, 1 for theirs, and so on. `target_ids` [Vd] are the
-        target's ids of the draft vocabulary, None if it is the target's own.
+        `steps_ahead` is 0 for the root's children, 1 for theirs, and so on. `target_ids` [Vd] are the target's ids of
+        the draft vocabulary, None if it is the target's own.
         """
-        slots, rows = self._slots, self._rows
+        state, rows = self._state, self._rows
         logits = logits.to(torch.float32)
         if self._needs.temperature:
-            logits = logits / slots.divisor[rows, None, None]
+            logits = logits / state.divisor[rows, None, None]
         if self._noisy:
-            ids = slots.token_ids if target_ids is None else target_ids
-            noise = gumbel(slots.seed[rows], slots.position[rows].unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
-            logits = torch.addcmul(logits, noise, slots.noise_scale[rows, None, None])
+            ids = state.token_ids if target_ids is None else target_ids
+            noise = gumbel(state.seed[rows], state.position[rows].unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
+            logits = torch.addcmul(logits, noise, state.noise_scale[rows, None, None])
         if self._legal is not None and steps_ahead == 0:
-            legal = self._legal.at(torch.zeros_like(slots.position[rows]))  # [B, V]
+            legal = self._legal.at(torch.zeros_like(state.position[rows]))  # [B, V]
             legal = legal if target_ids is None else legal[:, target_ids]
-            # finite: a draft vocabulary may have nothing that is legal
+            # finite: a draft vocabulary may hold no legal token
             logits = logits.masked_fill(~legal.unsqueeze(1), _ILLEGAL)
         return logits.log_softmax(dim=-1)
 
 
-# Which requests can be sampled at all.
-
-
 def check_request(params: SamplingParams, prompt: Sequence[int], stops: Collection[int], vocab_size: int) -> None:
-    """RequestError if a request names tokens the target doesn't have, or leaves it none to emit.
+    """Raise RequestError if a request names tokens the target doesn't have, or leaves it none to emit.
 
-    `stops` are the request's stop ids and the target's. The target's may lie outside its vocabulary (some
-    configs' do): they are never sampled.
+    `stops` are the stop ids of the request and of the target. The target's may lie outside its vocabulary, as in some
+    configs: those are never sampled.
     """
     if not prompt:
         raise RequestError("the prompt is empty: give it at least one token, such as the target's BOS token")

@@ -1,4 +1,4 @@
-"""What the sampler remembers of each slot, on the device.
+"""The sampling state of every slot, on the device, and which steps of sampling its request needs.
 
 Shapes: S slots, V vocabulary.
 """
@@ -15,7 +15,7 @@ from eyas.types import SamplingParams
 
 
 class SamplingState:
-    """Small columns always there, [S, V] tables made when the first request needs them."""
+    """A column [S] for each number; tables [S, V] are allocated when the first request needs them."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         def column(dtype: torch.dtype) -> Tensor:
@@ -24,13 +24,13 @@ class SamplingState:
         self.token_ids = torch.arange(vocab_size, device=device)  # [V]
         self.seed = column(torch.int64)
         self.position = column(torch.int64)
-        """Index, in the whole sequence, of the next token to be sampled."""
+        """Index of the next token to be sampled in the whole sequence, prompt included."""
         self.generated = column(torch.int64)
-        """Answer tokens so far."""
+        """Number of answer tokens so far."""
         self.min_tokens = column(torch.int64)
         self.top_k = column(torch.int64)
         self.divisor = column(torch.float32)
-        """The temperature; 1 for greedy rows."""
+        """The temperature of sampled rows; 1 for greedy ones."""
         self.noise_scale = column(torch.float32)
         """1 for sampled rows, 0 for greedy ones."""
         self.top_p_cut = column(torch.float32)
@@ -49,12 +49,12 @@ class SamplingState:
         return self.token_ids.shape[0]
 
     def write(self, slot: int, values: Mapping[str, int | float]) -> None:
-        """Set `slot` of each named column."""
+        """Set the values of `slot` in the named columns."""
         for name, value in values.items():
             getattr(self, name)[slot] = value
 
     def write_table(self, name: str, slot: int, ids: list[int], values: list[float] | float) -> None:
-        """Make `slot`'s row zero but for `values` at token `ids`. No table is made for no ids."""
+        """Set `slot`'s row of a table to `values` at token `ids` and zero elsewhere; no ids allocate no table."""
         table: Tensor | None = getattr(self, name)
         if table is None:
             if not ids:
@@ -66,7 +66,7 @@ class SamplingState:
             table[slot, index] = torch.tensor(values, dtype=table.dtype, device=table.device)
 
     def make_table(self, name: str) -> Tensor:
-        """The table, allocated if it wasn't."""
+        """The named table, allocated on first use."""
         table: Tensor | None = getattr(self, name)
         if table is None:
             dtype = {"bias": torch.float32, "counts": torch.int32}.get(name, torch.bool)
@@ -75,22 +75,19 @@ class SamplingState:
         return table
 
     def move(self, source: int, target: int) -> None:
-        """Copy one slot's state over another's."""
+        """Copy the state of slot `source` to slot `target`."""
         for value in vars(self).values():
             if value is not None and value is not self.token_ids:
                 value[target] = value[source]
 
 
-# Which steps of sampling a request needs, known on the host: what nobody in a batch needs is skipped.
-
-
 GREEDY_BELOW = 1e-5
-"""Lower temperatures are greedy (vLLM's limit): logits divided by them leave no room for the noise."""
+"""Lower temperatures count as greedy (vLLM's limit): logits divided by them would swamp the noise."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """One flag a step; `top_k` is the greatest k, 0 = nobody asks."""
+    """Which steps of sampling a request or a batch needs, known on the host; steps that no row needs are skipped."""
 
     noise: bool = False
     temperature: bool = False
@@ -99,13 +96,14 @@ class Needs:
     counts: bool = False
     min_tokens: bool = False
     top_k: int = 0
+    """The greatest k of the batch; 0 = the step isn't needed."""
     top_p: bool = False
     min_p: bool = False
     grammar: bool = False
 
     @staticmethod
     def of(params: SamplingParams, has_stops: bool, vocab_size: int, has_grammar: bool = False) -> Needs:
-        """The steps that change anything for these parameters; filters change nothing for a greedy row."""
+        """The steps that make a difference for these parameters; filters make none for a greedy row."""
         noise = params.temperature >= GREEDY_BELOW
         return Needs(
             noise=noise,
@@ -122,7 +120,7 @@ class Needs:
 
     @staticmethod
     def union(needs: Iterable[Needs]) -> Needs:
-        """What a batch needs."""
+        """The steps that any request of a batch needs."""
         flags: dict[str, int] = {}
         for each in needs:
             for name, value in vars(each).items():
@@ -132,10 +130,10 @@ class Needs:
 
     @property
     def history(self) -> bool:
-        """Does a token's choice depend on which tokens came before it?"""
+        """Whether a token's choice depends on the tokens before it (penalties)."""
         return self.repetition or self.counts
 
     @property
     def plain(self) -> bool:
-        """Is the choice the argmax of the raw logits?"""
+        """Whether the choice is the argmax of the raw logits."""
         return self == Needs()
