@@ -1,4 +1,4 @@
-"""A drafter that was told late drafts what one that was told at once drafts; whoever never drafts only copies."""
+"""Deferred pairs: a drafter that reads them late drafts the same as one that read them at once; else only copies."""
 
 from __future__ import annotations
 

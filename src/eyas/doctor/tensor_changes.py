@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyas.doctor.reading import Change, Reading
 from eyas.drafters.config import FusedTapsConfig, GroupedConfig
-from eyas.drafters.formats.gguf_eagle3 import halves, side_by_side
+from eyas.drafters.formats.gguf_eagle3 import to_halves, to_interleaved
 from eyas.drafters.formats.vocabulary import names_tokens
 from eyas.targets import Target
 
@@ -38,8 +38,8 @@ def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
         return
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for order, name in (
-        (halves, "pairs side by side in the file"),
-        (side_by_side, "halves, brought apart once too often"),
+        (to_halves, "pairs side by side in the file"),
+        (to_interleaved, "halves, brought apart once too often"),
     ):
         repair = "bring the rows of q_proj and k_proj into the order of halves"
         yield Change("rotary layout", name, repair, _rows(heads, order))

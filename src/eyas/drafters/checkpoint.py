@@ -164,7 +164,7 @@ class LoadReport:
 
     format: str
     used: list[str]
-    """The keys that were read."""
+    """The keys that change the computation."""
     defaulted: dict[str, Any]
     """What the file leaves out, with the value that was taken."""
     ignored: dict[str, str]

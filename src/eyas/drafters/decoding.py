@@ -1,8 +1,10 @@
-"""A draft network at decoding time: true pairs are kept in the slot cache, guesses live in its staging columns.
+"""Decoding with a draft network of any kind: what it has read lies in the slot cache, guesses in staging columns.
 
-Every kind decodes here; one without attention has a cache without layers.
+A network without attention has a cache without layers. Pairs whose row isn't drafted for are deferred: only copied, and
+read before the row's next draft.
 
-Shapes: R rows, Q pairs, W frontier nodes, F staged guesses so far, H draft hidden, Vd draft vocabulary.
+Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, W frontier nodes, F staged guesses so
+far, H draft hidden, Vd draft vocabulary, C capacity of the buffers of deferred pairs.
 """
 
 from __future__ import annotations
@@ -24,25 +26,27 @@ from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512
-"""Most deferred pairs read in one pass."""
+"""Most deferred pairs that one pass reads, of all rows together."""
 
 
 class NetworkPairs(NamedTuple):
-    """Pairs copied out of a slot: first those that were read, then those that weren't."""
+    """Pairs copied out of a slot: first those that were read, then the deferred ones."""
 
     read: int
     columns: Saved
-    kept: tuple[Tensor, Tensor] | None  # tokens [1, n], taps [1, n, A, Ht]
+    """The cache's columns of the pairs that were read."""
+    deferred: tuple[Tensor, Tensor] | None  # tokens [1, n], taps [1, n, A, Ht]
 
     @property
     def unread(self) -> int:
-        return 0 if self.kept is None else self.kept[0].shape[1]
+        return 0 if self.deferred is None else self.deferred[0].shape[1]
 
 
 class NetworkDrafter:
-    """Pairs (state at i, token i + 1) predict token i + 2; `taps` are boundaries of the target."""
+    """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
     def __init__(self, network: DraftNetwork, taps: tuple[int, ...]) -> None:
+        """Decode with `network`, which reads the boundaries `taps` of the target. There are no slots yet."""
         self.network = network
         self.taps = taps
         self._ids = network.target_ids
@@ -55,50 +59,50 @@ class NetworkDrafter:
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
-        self._pending = PendingPairs(slots)
-        # the state at each slot's last read pair: as it is fed back, and as the head reads it
+        self._deferred = DeferredPairs(slots)
+        # the state after each slot's last pair that was read: as it is fed back, and as the head reads it
         self._fed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
         self._normed = torch.zeros_like(self._fed)
 
     def reshape(self, slots: int, columns: int) -> None:
         self._cache.reshape(slots, columns)
-        self._pending.reshape(slots)
+        self._deferred.reshape(slots)
         more = max(0, slots - self._fed.shape[0])
         self._fed, self._normed = (F.pad(state[:slots], (0, 0, 0, more)) for state in (self._fed, self._normed))
 
     def length(self, slot: int) -> int:
-        return self._cache.lengths[slot] + self._pending.lengths[slot]
+        return self._cache.lengths[slot] + self._deferred.lengths[slot]
 
     def unread(self, slot: int) -> int:
-        return self._pending.lengths[slot]
+        return self._deferred.lengths[slot]
 
     @torch.inference_mode()
     def save(self, slot: int, start: int, stop: int) -> NetworkPairs:
         read = self._cache.lengths[slot]
         between = min(max(read, start), stop)
         columns = self._cache.copy_out(slot, start, between)
-        kept = None if between == stop else self._pending.copy_out(slot, between - read, stop - read)
-        return NetworkPairs(between - start, columns, kept)
+        deferred = None if between == stop else self._deferred.copy_out(slot, between - read, stop - read)
+        return NetworkPairs(between - start, columns, deferred)
 
     @torch.inference_mode()
     def load(self, slot: int, saved: NetworkPairs, count: int) -> None:
         read = min(count, saved.read)
         if read:
-            if self._pending.lengths[slot]:
-                raise UsageError("pairs that were read can't follow pairs that weren't")
+            if self._deferred.lengths[slot]:
+                raise UsageError("pairs that were read can't follow deferred ones")
             self._cache.copy_in(slot, saved.columns, read)
-        if saved.kept is not None and count > read:
-            tokens, taps = saved.kept
-            self._pending.append(range(slot, slot + 1), tokens, taps, [count - read])
+        if saved.deferred is not None and count > read:
+            tokens, taps = saved.deferred
+            self._deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         self._catch_up(rows, [count > 0 for count in counts])
-        self._learn(rows, next_tokens, taps, counts)
+        self._read(rows, next_tokens, taps, counts)
 
     @torch.inference_mode()
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        self._pending.append(rows, next_tokens, taps, counts)
+        self._deferred.append(rows, next_tokens, taps, counts)
 
     @torch.inference_mode()
     def draft(
@@ -106,9 +110,9 @@ class NetworkDrafter:
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else list(drafting)
         self._catch_up(rows, wanted)
-        # a one-token prompt: there is no state to draft from yet
-        alive = [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
-        if not any(alive):
+        # after a one-token prompt there is no state to draft from yet
+        grown = [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
+        if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
         slots = slice(rows.start, rows.stop)
         lengths = self._lengths(rows)
@@ -116,7 +120,7 @@ class NetworkDrafter:
         fed, normed = self._fed[slots].unsqueeze(1), self._normed[slots].unsqueeze(1)  # [R, 1, H]
         committed = torch.arange(start, device=lengths.device) < lengths.unsqueeze(1)  # [R, start]
         guessed = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=lengths.device)  # [R, W, F]
-        growth = spec.start(len(rows), lengths.device, None if all(alive) else alive)
+        growth = spec.start(len(rows), lengths.device, None if all(grown) else grown)
         for level in range(spec.depth):
             ranked = coupling.rank(self.network.logits(normed), level, self._ids)  # [R, W, Vd]
             score, best = ranked.topk(min(growth.fanout, ranked.shape[2]), dim=2)
@@ -124,13 +128,14 @@ class NetworkDrafter:
             if frontier is None:
                 break
             width = frontier.tokens.shape[1]
-            at = frontier.parents.unsqueeze(2)
+            parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
+            # a guess sees the committed pairs, the guesses above it, and itself
             itself = torch.eye(width, dtype=torch.bool, device=lengths.device).expand(len(rows), width, width)
-            guessed = torch.cat((guessed.gather(1, at.expand(-1, -1, guessed.shape[2])), itself), dim=2)
+            guessed = torch.cat((guessed.gather(1, parents.expand(-1, -1, guessed.shape[2])), itself), dim=2)
             seen = torch.cat((committed.unsqueeze(1).expand(-1, width, -1), guessed), dim=2).unsqueeze(1)
             fed, normed = self.network.step(
                 frontier.tokens,
-                fed.gather(1, at.expand(-1, -1, fed.shape[2])),
+                fed.gather(1, parents.expand(-1, -1, fed.shape[2])),
                 (lengths + level).unsqueeze(1).expand(-1, width),
                 self._attend(rows, column, seen),
             )
@@ -138,38 +143,39 @@ class NetworkDrafter:
         return growth.tree()
 
     def truncate(self, slot: int, length: int) -> None:
-        self._pending.truncate(slot, max(0, length - self._cache.lengths[slot]))
+        self._deferred.truncate(slot, max(0, length - self._cache.lengths[slot]))
         self._cache.truncate(slot, length)
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         self._cache.move(source, target)
-        self._pending.move(source, target)
+        self._deferred.move(source, target)
         self._fed[target], self._normed[target] = self._fed[source], self._normed[source]
 
     def _catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
-        """Read what was deferred of the rows that are `wanted` [R]."""
-        lengths = self._pending.lengths
+        """Read the deferred pairs of the rows that are `wanted` [R]."""
+        lengths = self._deferred.lengths
         counts = [lengths[slot] if want else 0 for slot, want in zip(rows, wanted, strict=True)]
         if not any(counts):
             return
-        # a row far behind the others, such as one whose prompt was deferred, would make them all wait for it
-        most = 2 * sum(counts) / len(rows)
+        # a row far behind the others, such as one whose prompt was deferred, would widen the passes of all rows
+        widest = 2 * sum(counts) / len(rows)
         for row, count in enumerate(counts):
-            if count > most:
-                self._read_pending(rows[row : row + 1], [count])
-        self._read_pending(rows, [count if count <= most else 0 for count in counts])
+            if count > widest:
+                self._read_deferred(rows[row : row + 1], [count])
+        self._read_deferred(rows, [count if count <= widest else 0 for count in counts])
         for slot, count in zip(rows, counts, strict=True):
             if count:
-                self._pending.truncate(slot, 0)
+                self._deferred.truncate(slot, 0)
 
-    def _read_pending(self, rows: range, counts: Sequence[int]) -> None:
+    def _read_deferred(self, rows: range, counts: Sequence[int]) -> None:
+        """Read the first `counts[r]` deferred pairs of each row, in passes of a limited size."""
         width = max(1, _CHUNK // len(rows))
         for begin in range(0, max(counts), width):
             part = [min(max(count - begin, 0), width) for count in counts]
-            self._learn(rows, *self._pending.part(rows, begin, begin + max(part)), part)
+            self._read(rows, *self._deferred.part(rows, begin, begin + max(part)), part)
 
-    def _learn(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+    def _read(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row: next_tokens [R, Q], taps [R, Q, A, Ht]."""
         width = max(counts)
         if not width:
@@ -187,19 +193,19 @@ class NetworkDrafter:
         fed, normed = self.network.step(next_tokens, self.network.fuse(taps), positions, attend)
         self._cache.commit(rows, [range(count) for count in counts])
         # rows lie end to end in both forms: padded ones are of one length
-        ends = [end - 1 for end in accumulate(counts)]
-        known = [(slot, end) for slot, end, count in zip(rows, ends, counts, strict=True) if count]
-        at, last = torch.tensor(known, device=lengths.device).unbind(1)
-        self._fed[at] = fed.flatten(0, 1)[last]
-        self._normed[at] = normed.flatten(0, 1)[last]
+        lasts = [end - 1 for end in accumulate(counts)]
+        known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
+        slots, last = torch.tensor(known, device=lengths.device).unbind(1)
+        self._fed[slots] = fed.flatten(0, 1)[last]
+        self._normed[slots] = normed.flatten(0, 1)[last]
 
     def _lengths(self, rows: range) -> Tensor:
         return torch.tensor(self._cache.lengths[rows.start : rows.stop], device=self._fed.device)
 
     def _attend(self, rows: range, column: int, seen: Tensor, layout: RaggedLayout | None = None) -> Attend:
-        """Attention that stages its keys from `column` on, under the mask `seen` [R, 1, S, K].
+        """Attention that stages its keys and values from `column` on, under the mask `seen` [R, 1, S, K].
 
-        With a `layout` the rows' queries, keys and values come end to end.
+        With a `layout` the rows' queries, keys and values are ragged: they come end to end.
         """
         self._cache.reserve(column + seen.shape[2])
 
@@ -213,18 +219,14 @@ class NetworkDrafter:
         return attend
 
 
-# Pairs that a drafter was told of and hasn't read yet: nobody wanted a draft, so only copies were made.
-#
-# Shapes: R rows (a contiguous range of slots), Q positions, A taps, Ht target hidden, C capacity.
-
-
 _GRANULE = 64
+"""Columns of the smallest buffers of deferred pairs; larger ones hold a multiple of it."""
 
 
-class PendingPairs:
-    """For each slot, in order: the tokens [slots, C] and the taps [slots, C, A, Ht] of its unread pairs.
+class DeferredPairs:
+    """The deferred pairs of every slot, in order: their tokens [slots, C] and taps [slots, C, A, Ht].
 
-    Takes memory from the first pair on, and no more than a little once all have been read.
+    Nothing is allocated before the first pair, and little is kept when all have been read.
     """
 
     def __init__(self, slots: int) -> None:
@@ -233,35 +235,35 @@ class PendingPairs:
         self._taps: Tensor | None = None
 
     def reshape(self, slots: int) -> None:
-        """Have `slots` slots, keeping what is in those that stay."""
+        """Change to `slots` slots; those that stay keep their pairs."""
         self.lengths = self.lengths[:slots] + [0] * max(0, slots - len(self.lengths))
         if self._tokens is not None and self._taps is not None:
             self._resize(slots, self._tokens.shape[1], self._tokens, self._taps)
 
     def append(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        """Keep the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht]."""
+        """Add the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht] to each row's slot."""
         slots: list[int] = []
         columns: list[int] = []
-        places: list[int] = []
+        sources: list[int] = []
         for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
             length, first = self.lengths[slot], row * next_tokens.shape[1]
             slots += [slot] * count
             columns += range(length, length + count)
-            places += range(first, first + count)
+            sources += range(first, first + count)
             self.lengths[slot] = length + count
         if not slots:
             return
         kept_tokens, kept_taps = self._room(next_tokens, taps)
-        at = torch.tensor([slots, columns, places], device=taps.device)
-        kept_tokens[at[0], at[1]] = next_tokens.flatten().index_select(0, at[2])
-        kept_taps[at[0], at[1]] = taps.flatten(0, 1).index_select(0, at[2])
+        slot_index, column_index, source = torch.tensor([slots, columns, sources], device=taps.device)
+        kept_tokens[slot_index, column_index] = next_tokens.flatten().index_select(0, source)
+        kept_taps[slot_index, column_index] = taps.flatten(0, 1).index_select(0, source)
 
     def part(self, rows: range, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Tokens [R, Q] and taps [R, Q, A, Ht] of the columns [begin, end); past a row's length they mean nothing."""
+        """Views of the tokens [R, Q] and taps [R, Q, A, Ht] in columns [begin, end); rubbish past a row's length."""
         if self._tokens is None or self._taps is None:
-            raise IndexError("no pair was ever kept")
-        here = slice(rows.start, rows.stop)
-        return self._tokens[here, begin:end], self._taps[here, begin:end]
+            raise IndexError("no pair was deferred yet")
+        slots = slice(rows.start, rows.stop)
+        return self._tokens[slots, begin:end], self._taps[slots, begin:end]
 
     def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
@@ -283,7 +285,7 @@ class PendingPairs:
         self.lengths[target], self.lengths[source] = used, 0
 
     def _room(self, next_tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-        """Both buffers, wide enough for the longest slot. They double, so copying is paid for once a doubling."""
+        """Both buffers, wide enough for the longest slot. They double in size, so few appends copy them."""
         wanted, held = max(self.lengths), 0 if self._tokens is None else self._tokens.shape[1]
         if self._tokens is not None and self._taps is not None and wanted <= held:
             return self._tokens, self._taps
@@ -293,13 +295,13 @@ class PendingPairs:
         return self._resize(len(self.lengths), capacity, next_tokens[:0], taps[:0])
 
     def _resize(self, slots: int, columns: int, tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-        """Make both buffers `slots` x `columns`, with what fits in of tokens [S, C] and taps [S, C, A, Ht]."""
+        """Replace both buffers by ones of `slots` x `columns` and copy what fits of tokens and taps into them."""
         self._tokens, self._taps = (_resized(old, slots, columns) for old in (tokens, taps))
         return self._tokens, self._taps
 
 
 def _resized(old: Tensor, slots: int, columns: int) -> Tensor:
-    """[S, C, ...] -> [slots, columns, ...], zeros where there was nothing."""
+    """A copy [slots, columns, ...] of a buffer [S, C, ...], cut or filled up with zeros."""
     new = mapped_zeros((slots, columns, *old.shape[2:]), old.dtype, old.device)
     kept, held = min(slots, old.shape[0]), min(columns, old.shape[1])
     new[:kept, :held] = old[:kept, :held]

@@ -73,7 +73,7 @@ class Kind:
     recognises: Callable[[FileSigns], bool] = lambda _: False
     """Whether files that no `model_type` settles are of this kind."""
     family: Family | None = None
-    """The published network that this is; None = only eyas runs it."""
+    """The published network that this is, all fields of which its config has; None = only eyas runs it."""
     first_layer: str = FIRST_LAYER
     """What the first layer's tensors are called in the files that eyas writes."""
     full_map: bool = False

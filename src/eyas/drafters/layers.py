@@ -101,7 +101,7 @@ class MLP(nn.Module):
         self.act: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, S, H] -> [B, S, H]."""
+        """States [B, S, H] -> what is added to them [B, S, H]."""
         out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
         return out
 

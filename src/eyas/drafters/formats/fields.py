@@ -1,6 +1,6 @@
-"""A checkpoint's configuration while it is read: afterwards it says what became of every key.
+"""Reading the keys of a configuration so that none is overlooked.
 
-A key is either known to change nothing, read, or refused: eyas never guesses what an unknown key does.
+Every key is read, known to change nothing, or refused: eyas never guesses what an unknown key does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from eyas.config import StrictModel, validated
 from eyas.errors import ConfigError
 
-# Keys of published config.json files that say nothing about the computation.
 _DESCRIPTIVE = frozenset(
     "dtype torch_dtype transformers_version _name_or_path name_or_path bos_token_id "
     "eos_token_id pad_token_id use_cache initializer_range pretraining_tp return_dict output_hidden_states "
@@ -20,8 +19,9 @@ _DESCRIPTIVE = frozenset(
     "attention_dropout target_model_type max_window_layers use_return_dict tie_encoder_decoder "
     "tokenizer_class _torchspec_version".split()
 )
+"""Keys of published config.json files that say nothing about the computation."""
 _KIND = ("architectures", "model_type")
-"""Keys that tell the kind, before anything else is read."""
+"""Keys by which the kind was recognised."""
 _CODE = "it names code, and eyas runs no code that comes with a checkpoint"
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
@@ -29,27 +29,30 @@ ConfigT = TypeVar("ConfigT", bound=StrictModel)
 
 @dataclass
 class Fields:
-    """A configuration in the field's keys; `values` are what nobody has read yet."""
+    """A configuration while it is read. Readers take keys out of `values` or put converted ones back."""
 
     raw: Mapping[str, Any]
+    """The whole configuration, unchanged."""
     where: str
+    """The file it comes from, for messages."""
     names: Collection[str] | None = None
-    """The checkpoint's tensors, in the `layers.{i}` layout; None = unknown."""
+    """The native names of the checkpoint's tensors; None = they aren't known."""
     overlook: Collection[str] = ()
-    """Keys that the user asked to ignore."""
+    """Keys that the user wants ignored."""
     layers: int | None = None
-    """Of the target, where it is known."""
+    """How many layers the target has; None = it isn't known."""
     values: dict[str, Any] = field(init=False)
+    """What isn't read yet, and what was read, in the form that the config class takes."""
     ignored: dict[str, str] = field(default_factory=dict)
-    """Key -> why it changes nothing."""
+    """Keys that change nothing, with the reason."""
     defaulted: dict[str, Any] = field(default_factory=dict)
-    """Field -> what was taken, the file not saying."""
+    """What the file leaves out, with the value that was taken."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know: readings that were chosen."""
+    """What the user should know about how the file was read."""
     doubts: list[str] = field(default_factory=list)
-    """Readings that the file leaves open."""
+    """Where the file can be read in two ways: a sentence for each, which names both."""
     convention: str = ""
-    """How the numbers of the taps were read."""
+    """How the numbers of the taps were read; empty if there are none."""
 
     def __post_init__(self) -> None:
         if self.raw.get("quantization_config") is not None and "quantization_config" not in self.overlook:
@@ -75,11 +78,11 @@ class Fields:
 
     @property
     def used(self) -> list[str]:
-        """The keys that were read."""
+        """The keys that change the computation."""
         return [key for key in self.raw if key not in self.ignored]
 
     def take(self, key: str, kind: type, *, default: Any = None) -> Any:
-        """Remove and return a value of a type; null counts as absent. ConfigError for another type."""
+        """Remove a value and return it; null counts as absent. Raises ConfigError if it is of another type."""
         value = self.values.pop(key, None)
         if value is None:
             return default
@@ -88,17 +91,17 @@ class Fields:
         return value
 
     def ignore(self, key: str, reason: str) -> None:
-        """Drop a key that changes nothing here."""
+        """Drop a key that changes nothing for this kind."""
         if self.values.pop(key, None) is not None or key in self.raw:
             self.ignored[key] = reason
 
     def default(self, key: str, value: Any) -> None:
-        """Fill in what the file does not say."""
+        """Fill in a value that the file leaves out."""
         if self.values.get(key) is None:
             self.values[key] = self.defaulted[key] = value
 
     def finish(self, cls: type[ConfigT]) -> ConfigT:
-        """Validate; refuse keys nobody has read. Raises ConfigError."""
+        """The validated configuration. Raises ConfigError, also for keys that nobody has read."""
         unknown = sorted(set(self.values) - set(cls.model_fields))
         if unknown:
             raise ConfigError(
@@ -113,7 +116,7 @@ class Fields:
 
 
 def architectures(raw: Mapping[str, Any]) -> list[str]:
-    """The class names that a configuration gives; whatever is no list of names gives none."""
+    """The class names under `architectures`; none if there is no list of names."""
     written = raw.get("architectures")
     return [name for name in written if isinstance(name, str)] if isinstance(written, list) else []
 

@@ -1,7 +1,7 @@
-"""GGUF files, read strictly: every count and offset is checked against the file's length before it is believed.
+"""Reading GGUF files strictly: every count and offset is checked against the file's length before it is used.
 
-The layout is llama.cpp's specification, versions 2 and 3, little endian. Values of arrays of text (a tokenizer's) are
-stepped over, not kept.
+The layout is that of llama.cpp's specification, versions 2 and 3, little endian. Arrays of text, such as a tokenizer's
+tokens, are skipped: only their length is kept.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,37 +30,42 @@ _PLAIN = {
     28: ("F64", torch.float64),
     30: ("BF16", torch.bfloat16),
 }
-"""GGML types that are plain numbers; the others are quantised blocks."""
+"""GGML types that are plain numbers, with safetensors' name and torch's type; the others are quantised blocks."""
 _MOST = 2**16
-"""Most keys, tensors, or numbers of an array that are kept."""
+"""Most keys or tensors of a file, and most numbers of an array that is kept."""
 
 
 @dataclass(frozen=True)
-class Texts:
-    """An array of text that was stepped over."""
+class SkippedArray:
+    """An array of text, or a long one of numbers, that was skipped."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of the file, unread; `shape` as PyTorch has it."""
+    """A tensor in the file, without its numbers."""
 
     shape: tuple[int, ...]
+    """In PyTorch's order, the reverse of GGML's."""
     kind: int
+    """The number of the GGML type."""
     offset: int
+    """The first byte, from the start of the file."""
     size: int
+    """How many bytes it takes in the file."""
 
     @property
     def dtype(self) -> str:
-        """As safetensors names it, or `quantised`."""
+        """As safetensors names it; `FQ` and the GGML type if the tensor is quantised."""
         return _PLAIN[self.kind][0] if self.kind in _PLAIN else f"FQ{self.kind}"
 
 
 class Gguf:
-    """An open file: `metadata` and the places of its tensors. Raises CheckpointError for whatever is wrong."""
+    """An open GGUF file: its metadata, and where its tensors are."""
 
     def __init__(self, path: Path) -> None:
+        """Read everything but the tensors' numbers. Raises CheckpointError for a file that is no GGUF, or damaged."""
         self.path = path
         try:
             with path.open("rb") as file:
@@ -82,14 +88,14 @@ class Gguf:
         self.tensors = self._tensors(tensors)
 
     def load(self, name: str) -> Tensor:
-        """One tensor; quantised blocks become float32."""
+        """Read one tensor; quantised blocks become float32."""
         info = self.tensors[name]
         raw = memoryview(self._data)[info.offset : info.offset + info.size]
         if info.kind in _PLAIN:
             flat = torch.frombuffer(bytearray(raw), dtype=_PLAIN[info.kind][1])
         else:
-            gguf, numpy = gguf_package(), __import__("numpy")
-            blocks = numpy.frombuffer(bytes(raw), dtype=numpy.uint8)
+            gguf = gguf_package()
+            blocks = np.frombuffer(bytes(raw), dtype=np.uint8)
             kind = gguf.GGMLQuantizationType(info.kind)
             block, size = gguf.GGML_QUANT_SIZES[kind]
             flat = torch.from_numpy(gguf.dequantize(blocks.reshape(-1, info.shape[-1] // block * size), kind).copy())
@@ -107,16 +113,16 @@ class Gguf:
         if not isinstance(alignment, int) or not 8 <= alignment <= 2**16 or alignment & (alignment - 1):
             raise self._bad(f"an alignment of {alignment}")
         start = -(-self._at // alignment) * alignment
-        placed = {}
+        tensors = {}
         for name, (shape, kind, offset) in found.items():
             size = self._size(name, shape, kind)
             if offset % alignment or start + offset + size > len(self._data):
                 raise self._bad(f"the tensor {name} {list(shape)} lies outside the file: is it complete?")
-            placed[name] = GgufTensor(shape, kind, start + offset, size)
-        return placed
+            tensors[name] = GgufTensor(shape, kind, start + offset, size)
+        return tensors
 
     def _size(self, name: str, shape: tuple[int, ...], kind: int) -> int:
-        """Bytes of a tensor."""
+        """How many bytes a tensor takes."""
         if kind in _PLAIN:
             return int(prod(shape) * _PLAIN[kind][1].itemsize)
         gguf = gguf_package()
@@ -140,14 +146,14 @@ class Gguf:
             count = self._count("Q", 8, most=2**32)
             for _ in range(count):
                 self._take(self._number("Q"))
-            return Texts(count)
+            return SkippedArray(count)
         if inner not in _SCALARS:
             raise self._bad("an array of arrays")
         format_ = _SCALARS[inner]
         size = struct.calcsize("<" + format_)
         count = self._count("Q", size, most=2**32)
         raw = self._take(count * size)
-        return list(struct.unpack(f"<{count}{format_}", raw)) if count <= _MOST else Texts(count)
+        return list(struct.unpack(f"<{count}{format_}", raw)) if count <= _MOST else SkippedArray(count)
 
     def _text(self) -> str:
         try:
@@ -156,7 +162,7 @@ class Gguf:
             raise self._bad(f"text that is not UTF-8: {error}") from error
 
     def _count(self, format_: str, least: int, most: int = _MOST) -> int:
-        """A number of things that take at least `least` bytes each."""
+        """Read the number of entries that take at least `least` bytes each."""
         count: int = self._number(format_)
         if count > most or count * least > len(self._data) - self._at:
             raise self._bad(f"{count} entries where the file has no room for them: is it complete?")
@@ -177,14 +183,17 @@ class Gguf:
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal that float32 rounds to the same number: what was meant by 9.999999747e-06 is 1e-05."""
-    packed = struct.pack("<f", value)
+    """The shortest decimal that rounds to the same float32: 9.999999747e-06 was written as 1e-05."""
+    stored = struct.pack("<f", value)
     candidates = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next((number for number in candidates if struct.pack("<f", number) == packed), value)
+    return next((number for number in candidates if struct.pack("<f", number) == stored), value)
 
 
 def gguf_package() -> Any:
-    """llama.cpp's own package, which knows its quantised types and writes files. UsageError if it isn't installed."""
+    """llama.cpp's own package, which knows its quantised types and writes files.
+
+    Raises UsageError if it isn't installed.
+    """
     try:
         import gguf
     except ImportError:

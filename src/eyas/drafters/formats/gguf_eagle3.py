@@ -1,4 +1,7 @@
-"""llama.cpp's `eagle3` files in native keys and names."""
+"""Reading llama.cpp's `eagle3` files into native keys and names.
+
+The tables below are also what the export writes by. Shapes: N heads, D head size.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,8 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.files import Headers, RawCheckpoint, TensorInfo, parse_json
-from eyas.drafters.formats.gguf import Gguf, Texts
+from eyas.drafters.formats.gguf import Gguf, SkippedArray
 from eyas.errors import CheckpointError, ConfigError
-
-# How llama.cpp's `eagle3` files name what the others call otherwise, and how they lay out queries and keys.
-#
-# Shapes: N heads, D head size.
-
 
 ARCHITECTURE = "eagle3"
 
@@ -38,9 +36,9 @@ TENSORS = {
     "blk.0.ffn_down.weight": "layers.0.mlp.down_proj.weight",
     "d2t": "d2t",
 }
-"""GGUF name -> ours."""
+"""Tensor name in the file -> native name."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""[D / 2]: what each rotation's frequency is divided by (llama3 scaling)."""
+"""The tensor [D / 2] of factors that frequencies are divided by, for llama3 scaling."""
 
 KEYS = {
     "context_length": "max_position_embeddings",
@@ -56,20 +54,11 @@ KEYS = {
     "norm_before_fc": "norm_before_fc",
 }
 """Key below `eagle3.` -> config field of the same meaning."""
-LAYERS, OLD_LAYERS = "target_layers", "extract_layers"
+LAYERS, _OLD_LAYERS = "target_layers", "extract_layers"
+"""The keys of the boundaries that the drafter reads."""
 
 PROVENANCE, ROPE, TREE = "eyas.provenance", "eyas.rope_parameters", "eyas.default_tree"
-"""What eyas writes beside them; llama.cpp passes over it."""
-
-
-def side_by_side(weight: Tensor, heads: int) -> Tensor:
-    """Rows [N * D, ...] whose rotated pairs lie D / 2 apart -> rows whose pairs lie side by side."""
-    return torch.unflatten(weight, 0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape).contiguous()
-
-
-def halves(weight: Tensor, heads: int) -> Tensor:
-    """The way back."""
-    return torch.unflatten(weight, 0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
+"""Further keys that eyas writes; llama.cpp ignores them."""
 
 
 _ROPE_KEYS = ("rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor")
@@ -78,11 +67,11 @@ _YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-_READ = frozenset({*KEYS, LAYERS, OLD_LAYERS, *_ROPE_KEYS, *_YARN, "attention.key_length", "attention.value_length"})
+_READ = frozenset({*KEYS, LAYERS, _OLD_LAYERS, *_ROPE_KEYS, *_YARN, "attention.key_length", "attention.value_length"})
 
 
 def read_gguf(path: Path) -> RawCheckpoint:
-    """Open a file; weights are read later. Raises CheckpointError and ConfigError."""
+    """Open a file without reading weights. Raises CheckpointError and ConfigError."""
     file = Gguf(path)
     architecture = file.metadata.get("general.architecture")
     if architecture != ARCHITECTURE:
@@ -128,15 +117,15 @@ def _notes(file: Gguf) -> list[str]:
 
 
 def _config(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
-    """The configuration in the keys of config.json."""
+    """The configuration in the keys of config.json. Raises ConfigError."""
     config: dict[str, Any] = {ours: own[theirs] for theirs, ours in KEYS.items() if theirs in own}
     for key, value in config.items():
         kind = bool if key.startswith("norm_") else float if key == "rms_norm_eps" else int
         if type(value) is not kind:
             raise ConfigError(f"{where}: {key} is {value!r}, not of type {kind.__name__}")
-    taps = own.get(LAYERS, own.get(OLD_LAYERS))
-    if LAYERS in own and OLD_LAYERS in own and own[LAYERS] != own[OLD_LAYERS]:
-        raise ConfigError(f"{where}: {LAYERS} {own[LAYERS]} and {OLD_LAYERS} {own[OLD_LAYERS]} contradict each other")
+    taps = own.get(LAYERS, own.get(_OLD_LAYERS))
+    if LAYERS in own and _OLD_LAYERS in own and own[LAYERS] != own[_OLD_LAYERS]:
+        raise ConfigError(f"{where}: {LAYERS} {own[LAYERS]} and {_OLD_LAYERS} {own[_OLD_LAYERS]} contradict each other")
     if not isinstance(taps, list) or len(taps) != 3:
         raise ConfigError(f"{where}: {LAYERS} must list the three boundaries that the drafter reads")
     sizes = {own[key] for key in ("attention.key_length", "attention.value_length") if key in own}
@@ -146,7 +135,7 @@ def _config(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
     config |= {"head_dim": next(iter(sizes))} if sizes else {}
     if "vocab_size" not in config:
         tokens = file.metadata.get("tokenizer.ggml.tokens")
-        config["vocab_size"] = tokens.count if isinstance(tokens, Texts) else len(tokens or ())
+        config["vocab_size"] = tokens.count if isinstance(tokens, SkippedArray) else len(tokens or ())
     if "d2t" in file.tensors:
         config["draft_vocab_size"] = file.tensors["d2t"].shape[0]
     config |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "taps": taps}
@@ -159,7 +148,7 @@ def _config(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
-    """The RoPE section; factors of frequencies become `longrope` unless eyas itself wrote where they come from."""
+    """The RoPE section; factors of frequencies become `longrope`, unless eyas wrote the section that they come from."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(own.get("rope.freq_base", 10000.0))}
     if isinstance(written := file.metadata.get(ROPE), str):
         exact = parse_json(written, f"{ROPE} of {where}")
@@ -185,17 +174,17 @@ def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _as_float32(value: Any) -> float | None:
-    """What a float32 key keeps of a number."""
+    """The number rounded to float32, as keys of that type hold it; None for what is no number."""
     return float(torch.tensor(value, dtype=torch.float32)) if isinstance(value, int | float) else None
 
 
 def _load(file: Gguf, config: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
-    """Tensors in one float type: llama.cpp keeps vectors in float32 whatever the matrices are."""
+    """Tensors by native name, all in the matrices' type if it holds them: llama.cpp keeps vectors in float32."""
     found = {ours: file.load(theirs) for theirs, ours in TENSORS.items() if ours in names}
     for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
         name = f"layers.0.self_attn.{part}.weight"
         if name in found:
-            found[name] = halves(found[name], config[heads])
+            found[name] = to_halves(found[name], config[heads])
     if "d2t" in found:
         found["d2t"] = found["d2t"] - torch.arange(len(found["d2t"]))  # target ids are written, offsets are ours
     floats = {name: t for name, t in found.items() if t.is_floating_point()}
@@ -204,3 +193,13 @@ def _load(file: Gguf, config: dict[str, Any], names: Sequence[str]) -> dict[str,
     if not all(torch.equal(t.to(dtype).to(t.dtype), t) for t in floats.values()):
         dtype = torch.float32
     return found | {name: t.to(dtype) for name, t in floats.items()}
+
+
+def to_interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Reorder rows [N * D, ...] whose rotated pairs lie D / 2 apart so that the pairs lie side by side."""
+    return torch.unflatten(weight, 0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def to_halves(weight: Tensor, heads: int) -> Tensor:
+    """Reorder rows [N * D, ...] whose rotated pairs lie side by side so that the pairs lie D / 2 apart."""
+    return torch.unflatten(weight, 0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()

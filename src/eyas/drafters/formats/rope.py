@@ -1,4 +1,4 @@
-"""RoPE as checkpoints write it: in two places, under old and new names."""
+"""Reading the RoPE section of config.json, which is in one of two places and has old or new names."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("original_max_position_embeddings",),
 }
-"""Every type eyas computes, and the numbers it can't do without."""
-_OPTIONAL = frozenset(
+"""Every type that eyas computes, with the numbers that it needs."""
+_KNOWN = frozenset(
     "rope_type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor "
     "beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor".split()
 )
-"""Keys of the section whose meaning is known."""
+"""The keys of the section whose meaning is known."""
 _LARGEST = 1e15
+"""No number beyond this is accepted."""
 _MULTIMODAL = ("mrope_section", "mrope_interleaved")
-"""Three positions a token, for pictures; text has three equal ones, which is the plain rotation."""
+"""Keys of rotations with three positions a token, for images. Those of text are equal: that is the plain rotation."""
 
 
 def read_rope(fields: Fields) -> dict[str, Any]:
-    """RoPE from `rope_parameters` (new) or `rope_theta` + `rope_scaling` (old); theta may sit in either."""
+    """Read `rope_parameters` (new), or `rope_theta` and `rope_scaling` (old); theta may be in either place.
+
+    Raises ConfigError for what eyas doesn't compute.
+    """
     new, old = fields.take("rope_parameters", dict), fields.take("rope_scaling", dict)
     rope = dict(new or old or {})
     flat = fields.values.pop("rope_theta", None)
@@ -52,7 +56,7 @@ def read_rope(fields: Fields) -> dict[str, Any]:
 
 def _check(rope: dict[str, Any], fields: Fields) -> None:
     kind, where = rope["rope_type"], fields.where
-    for key in sorted(set(rope) - _OPTIONAL):
+    for key in sorted(set(rope) - _KNOWN):
         if key not in fields.overlook:
             raise ConfigError(f"{where}: unknown key {key} in the RoPE section: eyas can't tell what it changes")
         del rope[key]

@@ -1,4 +1,4 @@
-"""The configuration of vLLM's `speculators` library in native keys."""
+"""Translating the configurations of vLLM's `speculators` library into native keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eyas.errors import CheckpointError, ConfigError
 MODEL_TYPE_KEY = "speculators_model_type"
 LAYER = "transformer_layer_config"
 TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
-"""The target's, kept beside the drafter while it trains."""
+"""Tensors of the target that the library keeps beside the drafter while it trains."""
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 _COPIED = (
@@ -44,7 +44,7 @@ _LAYER_DEFAULTS = (
     "hidden_size intermediate_size num_attention_heads num_hidden_layers rms_norm_eps hidden_act "
     "max_position_embeddings attention_bias mlp_bias vocab_size".split()
 )
-"""Keys that the library leaves out where they are transformers' own defaults."""
+"""Keys of the layer that the library leaves out where they have transformers' defaults."""
 _AMBIGUOUS = (
     "norm_before_residual is not written: read as true, as vLLM does; the speculators library's own default is false: "
     "write it into config.json to settle it"
@@ -52,7 +52,7 @@ _AMBIGUOUS = (
 
 
 class Translated(NamedTuple):
-    """A native configuration, and what became of the keys."""
+    """A configuration in native keys, and what became of the library's keys; see `LoadReport`."""
 
     config: dict[str, Any]
     used: list[str]
@@ -62,7 +62,7 @@ class Translated(NamedTuple):
 
 
 def translate(raw: dict[str, Any], where: str) -> Translated:
-    """Native keys for a speculators config.json. Raises CheckpointError for other algorithms, ConfigError."""
+    """Translate a config.json of the library. Raises ConfigError, and CheckpointError for another algorithm."""
     algorithm = raw.get(MODEL_TYPE_KEY)
     if algorithm != "eagle3":
         raise CheckpointError(

@@ -1,8 +1,9 @@
-"""Which boundaries a checkpoint's layer numbers mean.
+"""Reading the taps (aux hidden states) of a checkpoint: which boundaries its layer numbers mean.
 
-Boundary k is the residual entering layer k. The field writes two numberings under the same key: boundaries (vLLM,
-speculators, llama.cpp, ATOM, and `taps`, which is eyas's own) and layer outputs (SGLang, SpecForge), where the output
-of layer k is boundary k + 1. A file that does not tell is read as boundaries, and both readings are named.
+Boundary k is the residual stream entering layer k. Two numberings are written under the same key: boundaries (vLLM,
+speculators, llama.cpp, ATOM, and `taps`, which is eyas's own key) and layer outputs (SGLang, SpecForge), where the
+output of layer k is boundary k + 1. A file that doesn't show which it has is read as boundaries, with a doubt in the
+report that names both readings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ OUTPUTS = "layer outputs, as SGLang and SpecForge number them: k -> boundary k +
 
 
 def read_taps(fields: Fields) -> tuple[int, ...] | None:
-    """The boundaries, None if no numbers are written; `fields` learns how they were read. Raises ConfigError."""
+    """The boundaries, None if no numbers are written; how they were read is noted in `fields`. Raises ConfigError."""
     nested = dict(fields.take("eagle_config", dict, default={}))
     if not nested.pop("use_aux_hidden_state", True):
         raise ConfigError(
@@ -45,7 +46,7 @@ def read_taps(fields: Fields) -> tuple[int, ...] | None:
 
 
 def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple[int, ...]:
-    """Numbers under the field's key: what they mean depends on who wrote the file."""
+    """The boundaries that numbers under the common key mean, which depends on who wrote the file."""
     n, shifted = fields.layers, tuple(k + 1 for k in ids)
     if nested_only and _usual(shifted, n):
         fields.convention = OUTPUTS
@@ -65,7 +66,7 @@ def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple
 
 
 def _usual(taps: tuple[int, ...], layers: int | None) -> bool:
-    """Are these EAGLE-3's default boundaries [2, n // 2, n - 3], of this target or else of some target?"""
+    """Whether these are EAGLE-3's default boundaries [2, n // 2, n - 3] of this target, or of any if it isn't known."""
     if len(taps) != 3:
         return False
     n = taps[2] + 3 if layers is None else layers
@@ -77,6 +78,7 @@ def _outputs(taps: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _ids(fields: Fields, value: Any, key: str) -> tuple[int, ...] | None:
+    """The list of layer numbers under `key`; None if there is none. Raises ConfigError."""
     if value is None:
         return None
     if (
@@ -102,11 +104,11 @@ _FIXED = {
     "eh_proj_before_attn": False,
     "eagle_decoder_type": "llama",
 }
-"""What EAGLE-3 is, in the words of some exporters: any other value is another network."""
+"""Keys with which some exporters describe EAGLE-3: with any other value it would be another network."""
 
 
 def _lift(fields: Fields, nested: dict[str, Any]) -> None:
-    """Some exporters nest toggles such as norm_before_fc: they count as if they were at the top level."""
+    """Move toggles that some exporters nest, such as norm_before_fc, to the top level. Raises ConfigError."""
     for key, only in _FIXED.items():
         if nested.pop(key, only) != only:
             raise ConfigError(f"{fields.where}: eagle_config.{key} is not {only!r}: that is no EAGLE-3 network")

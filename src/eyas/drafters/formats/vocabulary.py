@@ -1,4 +1,4 @@
-"""The vocabulary map of a checkpoint: which target token each draft token stands for.
+"""Reading the vocabulary map of a checkpoint: which target token each draft token stands for.
 
 `d2t` holds offsets (target id = draft id + d2t); some exporters write the ids themselves. Shapes: V / Vd full / draft
 vocabulary.
@@ -16,7 +16,10 @@ ABSOLUTE = "d2t holds target ids themselves instead of offsets: read so, since o
 
 
 def complete_vocabulary(tensors: dict[str, Tensor], config: DrafterConfig, where: str) -> list[str]:
-    """Fill in an identity map, derive t2d; returns notes on how it was read. Raises CheckpointError for a bad map."""
+    """Fill in the map where `tensors` has none or a part of it; returns notes on how it was read.
+
+    Raises CheckpointError for a map that is damaged or missing.
+    """
     full, draft = config.vocab_size, config.draft_vocab_size
     if "d2t" not in tensors:
         if draft != full:
@@ -34,7 +37,7 @@ def complete_vocabulary(tensors: dict[str, Tensor], config: DrafterConfig, where
 
 
 def read_map(d2t: Tensor, config: DrafterConfig, where: str) -> tuple[Tensor, list[str]]:
-    """The target ids [Vd] of `d2t`, and how it was read. Raises CheckpointError for a map with no right reading."""
+    """The target ids [Vd] of `d2t`, and notes on how it was read. Raises CheckpointError for a damaged map."""
     full, draft = config.vocab_size, config.draft_vocab_size
     if d2t.is_floating_point() or d2t.is_complex() or d2t.dtype == torch.bool:
         raise CheckpointError(f"{where}: d2t holds {str(d2t.dtype).removeprefix('torch.')}, not whole numbers")
@@ -52,5 +55,5 @@ def read_map(d2t: Tensor, config: DrafterConfig, where: str) -> tuple[Tensor, li
 
 
 def names_tokens(ids: Tensor, full: int) -> bool:
-    """Different tokens of the vocabulary?"""
+    """Whether these are different tokens of a vocabulary of `full` tokens."""
     return int(ids.min()) >= 0 and int(ids.max()) < full and len(set(ids.tolist())) == len(ids)

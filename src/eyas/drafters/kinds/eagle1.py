@@ -28,7 +28,7 @@ class Eagle1Config(FeatureConfig, GroupedConfig):
     """Sizes and biases. The tap is always the boundary after the target's final norm."""
 
     bias: bool = True
-    """Whether `fc` has a bias."""
+    """Whether `fc`, the mixing layer, has a bias."""
     qkv_bias: bool = False
     """Whether queries, keys and values have biases, but the output projection none: as in Qwen2's drafters."""
 

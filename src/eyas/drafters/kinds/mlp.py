@@ -53,7 +53,7 @@ def read(fields: Fields) -> MlpConfig:
 
 
 def write(config: MlpConfig) -> dict[str, Any]:
-    """The contents of config.json."""
+    """The config.json that only eyas reads."""
     values = config.model_dump(mode="json", exclude={"target_hidden_size"}, exclude_none=True)
     return {"model_type": _MODEL_TYPE, "architectures": [_ARCHITECTURE]} | values
 

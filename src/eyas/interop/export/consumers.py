@@ -41,14 +41,14 @@ class Consumer:
 
     name: str
     title: str
-    """What people call it."""
+    """Its name as its authors write it."""
     version: str
     families: Families
     """The drafters that it can run."""
     rules: tuple[Rule, ...]
     needs: tuple[Need, ...]
     convention: str
-    """How it numbers layers."""
+    """How it numbers the target's layers, in words."""
     form: Callable[[DrafterToExport], forms.Form] | None
     """What is written for it; None = a GGUF file."""
     target_needed: str = ""

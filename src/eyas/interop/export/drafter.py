@@ -62,7 +62,7 @@ class DrafterToExport:
 
     @property
     def kind(self) -> Kind:
-        """The kind of the drafter."""
+        """The kind that its configuration belongs to."""
         return kind_for(self.config)
 
     @property
@@ -77,7 +77,7 @@ class DrafterToExport:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
+        """The dtype of its floating-point tensors."""
         return next(t.dtype for t in self.tensors.values() if t.is_floating_point())
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -176,7 +176,7 @@ class TreePlan(NamedTuple):
     """How much a consumer is to draft."""
 
     depth: int
-    """Steps, one after another."""
+    """How many steps, one after another."""
     width: int
     """Children that a node has at most; 1 = a chain."""
     nodes: int

@@ -34,7 +34,7 @@ class ExportResult:
     path: Path
     consumer: Consumer
     command: str
-    """The command that serves it."""
+    """The shell command that serves it there."""
     changes: tuple[str, ...]
     """What was changed so that the consumer can read it, in words."""
     difference: float

@@ -1,4 +1,8 @@
-"""An `eagle3` file for llama.cpp: boundaries, absolute `d2t`, queries and keys with their pairs side by side."""
+"""Writing an `eagle3` file for llama.cpp.
+
+In it layer numbers are boundaries, `d2t` holds target ids, the rotated pairs of queries and keys lie side by side, and
+the target's tokenizer is a byte-level BPE in GGUF's keys.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from eyas.drafters.formats.gguf_eagle3 import (
     ROPE_FACTORS,
     TENSORS,
     TREE,
-    side_by_side,
+    to_interleaved,
 )
 from eyas.errors import ExportError
 from eyas.interop.export.drafter import DrafterToExport
@@ -31,7 +35,7 @@ _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 
 
 def write_gguf(drafter: DrafterToExport, file: Path) -> None:
-    """Write `file`. Raises ExportError, and UsageError without the gguf package."""
+    """Write the file. Raises ExportError, and UsageError if the gguf package isn't installed."""
     gguf = gguf_package()
     config = drafter.config
     assert isinstance(config, GroupedConfig)
@@ -90,7 +94,7 @@ def _write_config(writer: Any, drafter: DrafterToExport) -> None:
 
 
 def _tensors(drafter: DrafterToExport, config: GroupedConfig) -> dict[str, Tensor]:
-    """Everything under llama.cpp's names."""
+    """All tensors under llama.cpp's names."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found = {}
     for theirs, ours in TENSORS.items():
@@ -99,7 +103,7 @@ def _tensors(drafter: DrafterToExport, config: GroupedConfig) -> dict[str, Tenso
         tensor = drafter.tensors[ours].detach().cpu()
         for part, count in heads.items():
             if ours.endswith(f"{part}.weight"):
-                tensor = side_by_side(tensor, count)
+                tensor = to_interleaved(tensor, count)
         found[theirs] = tensor + torch.arange(len(tensor)) if ours == "d2t" else tensor
     if config.rope_parameters["rope_type"] == "llama3":
         found[ROPE_FACTORS] = llama3_factors(config)
@@ -107,7 +111,7 @@ def _tensors(drafter: DrafterToExport, config: GroupedConfig) -> dict[str, Tenso
 
 
 def llama3_factors(config: GroupedConfig) -> Tensor:
-    """[D / 2]: what llama3 scaling divides each frequency by."""
+    """The factors [D / 2] that llama3 scaling divides each frequency by."""
     rope = config.rope_parameters
     plain = rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
     turns = rope["original_max_position_embeddings"] * plain / (2 * pi)  # within the original context
@@ -118,7 +122,7 @@ def llama3_factors(config: GroupedConfig) -> Tensor:
 
 
 def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
-    """One tensor; vectors in float32, as llama.cpp's kernels want them."""
+    """Add one tensor; vectors in float32, as llama.cpp's kernels need them."""
     if tensor.dtype == torch.int64:
         writer.add_tensor(name, tensor.numpy(), raw_dtype=gguf.GGMLQuantizationType.I64)
     elif tensor.ndim == 1:
@@ -130,15 +134,13 @@ def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
         writer.add_tensor(name, tensor.contiguous().numpy())
 
 
-# A byte-level BPE tokenizer in the keys of GGUF; a drafter's file carries its target's.
-
-
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
+"""The types of tokens, as GGUF numbers them."""
 
 
 @dataclass(frozen=True)
 class TokenizerKeys:
-    """What `tokenizer.ggml.*` holds."""
+    """The values of the keys `tokenizer.ggml.*`."""
 
     tokens: list[str]
     types: list[int]
@@ -149,7 +151,7 @@ class TokenizerKeys:
 
 
 def tokenizer_keys(tokenizer: Any, size: int) -> TokenizerKeys:
-    """For a transformers tokenizer and a model with `size` rows of embedding. Raises ExportError for other kinds."""
+    """The keys of a transformers tokenizer, for an embedding of `size` rows. Raises ExportError for other kinds."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     described = {} if backend is None else json.loads(backend.to_str())
     model = described.get("model", {})

@@ -35,7 +35,7 @@ class Rule:
 
     field: str
     holds: Callable[[DrafterToExport], bool]
-    """Whether a drafter meets it."""
+    """Whether a drafter meets the condition."""
     reason: str
     families: Families = EVERY
     """The drafters that it is about; it holds for all others."""
@@ -52,7 +52,7 @@ class Need:
     families: Families = EVERY
     """The drafters that it is about."""
     when: Callable[[DrafterToExport], bool] = lambda _: True
-    """Which of these it is about."""
+    """Which drafters of these families it is about."""
 
 
 def only(field: str, *allowed: Any, why: str, families: Families = EVERY) -> Rule:

@@ -17,14 +17,14 @@ class Report:
     """What reports on targets and on drafters have in common; subclasses are dataclasses."""
 
     role: ClassVar[str]
-    """`target` or `drafter`."""
+    """What it reports on: `target` or `drafter`."""
     problems: list[str]
-    """Why it can't be used."""
+    """The reasons why it can't be used; empty if it can."""
     warnings: list[str]
-    """What may go wrong with it."""
+    """What may go wrong although it can be used."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as a JSON object."""
+        """All fields as a JSON object, with the role and whether it is usable."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # the subclasses are dataclasses
         return {"role": self.role, "usable": not self.problems} | fields
 

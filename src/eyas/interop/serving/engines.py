@@ -21,7 +21,7 @@ class ServingEngine:
 
     name: str
     title: str
-    """What people call it."""
+    """Its name as its authors write it."""
     consumers: tuple[str, ...]
     """The names of the consumers whose forms it reads; drafters are exported in the first one's."""
     translators: Mapping[str, Translator]

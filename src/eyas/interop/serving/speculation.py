@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
-from eyas.drafters.formats.gguf import GGUF_SUFFIX, Gguf, Texts
+from eyas.drafters.formats.gguf import GGUF_SUFFIX, Gguf, SkippedArray
 from eyas.drafters.formats.gguf_eagle3 import ARCHITECTURE
 from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.loading import check_fit, check_method
@@ -167,7 +167,7 @@ def read_gguf_target(name: str) -> GgufTarget:
         raise ModelError(f"{name} is a drafter: give the target's file as --model, this one as --draft-model")
     layers, hidden = (found.get(f"{architecture}.{key}") for key in ("block_count", "embedding_length"))
     tokens = found.get("tokenizer.ggml.tokens")
-    vocab = tokens.count if isinstance(tokens, Texts) else found.get(f"{architecture}.vocab_size")
+    vocab = tokens.count if isinstance(tokens, SkippedArray) else found.get(f"{architecture}.vocab_size")
     if not (isinstance(layers, int) and isinstance(hidden, int) and isinstance(vocab, int)):
         raise ModelError(f"{name} doesn't say how many layers, channels and tokens the target has: convert it again")
     return GgufTarget(layers, hidden, vocab)

@@ -1,11 +1,11 @@
-"""The buffers of pairs that nobody has read yet."""
+"""The buffers of deferred pairs."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from eyas.drafters.decoding import PendingPairs
+from eyas.drafters.decoding import DeferredPairs
 
 
 def pairs(rows: int, count: int) -> tuple[Tensor, Tensor]:
@@ -15,7 +15,7 @@ def pairs(rows: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def test_what_is_kept_survives_other_sizes() -> None:
-    kept = PendingPairs(2)
+    kept = DeferredPairs(2)
     tokens, taps = pairs(2, 50)
     kept.append(range(2), tokens, taps, [50, 20])
     kept.append(range(2), tokens + 500, taps + 500, [30, 0])  # more columns
@@ -28,7 +28,7 @@ def test_what_is_kept_survives_other_sizes() -> None:
 
 
 def test_when_all_is_read_wide_buffers_go() -> None:
-    kept = PendingPairs(2)
+    kept = DeferredPairs(2)
     kept.append(range(2), *pairs(2, 100), [100, 10])
     held = kept.part(range(2), 0, 1)[1].untyped_storage().nbytes()
     kept.truncate(0, 0)
