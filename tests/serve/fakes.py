@@ -1,4 +1,4 @@
-"""An engine without a model: it writes what it is told to, a few tokens a step, and remembers what was asked of it."""
+"""An engine without a model: it generates a given text, a few tokens a step, and keeps the requests it got."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ids(text: str) -> list[int]:
 
 
 @dataclass
-class _Live:
+class _Sequence:
     request: Request
     left: list[int]
     taken: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class FakeEngine:
         self.controller = self.outcome = None
         self.text = ids(text) if isinstance(text, str) else list(text)
         self.stride, self.most, self.pause = stride, most, pause
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.keys: list[str] = []
         self.deadlines: list[float | None] = []
         self.cancelled: list[int] = []
@@ -55,7 +55,7 @@ class FakeEngine:
         self.go.set()
         self.step_error: Exception | None = None
         self.ending: str = "length"
-        self._live: dict[int, _Live] = {}
+        self._sequences: dict[int, _Sequence] = {}
         self._outbox: list[Chunk] = []
 
     def check(self, request: Request) -> None:
@@ -64,17 +64,17 @@ class FakeEngine:
 
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
         self.check(request)
-        if len(self._live) >= self.most:
+        if len(self._sequences) >= self.most:
             raise QueueFullError("too many requests wait", 7.4)
-        index = len(self.asked)
-        self.asked.append(request)
+        index = len(self.requests)
+        self.requests.append(request)
         self.keys.append(queue_key)
         self.deadlines.append(deadline)
-        self._live[index] = _Live(request, list(self.text[: request.params.max_tokens]))
+        self._sequences[index] = _Sequence(request, list(self.text[: request.params.max_tokens]))
         return index
 
     def cancel(self, index: int) -> None:
-        if index in self._live:
+        if index in self._sequences:
             self.cancelled.append(index)
             self._outbox.append(self._end(index, (), "cancelled"))
 
@@ -84,31 +84,31 @@ class FakeEngine:
         if self.step_error is not None:
             raise self.step_error
         chunks, self._outbox = self._outbox, []
-        for index, live in list(self._live.items()):
-            tokens, live.left = tuple(live.left[: self.stride]), live.left[self.stride :]
-            live.taken += tokens
-            chunks.append(self._chunk(index, tokens) if live.left else self._end(index, tokens, self.ending))
+        for index, sequence in list(self._sequences.items()):
+            tokens, sequence.left = tuple(sequence.left[: self.stride]), sequence.left[self.stride :]
+            sequence.taken += tokens
+            chunks.append(self._chunk(index, tokens) if sequence.left else self._end(index, tokens, self.ending))
         return chunks
 
     @property
     def idle(self) -> bool:
-        return not self._live and not self._outbox
+        return not self._sequences and not self._outbox
 
     def state(self) -> EngineState:
-        return EngineState(len(self._live), 0, 0, 0, 0, None, 0, 0, 0, 0, 0, 0, 0, {})
+        return EngineState(len(self._sequences), 0, 0, 0, 0, None, 0, 0, 0, 0, 0, 0, 0, {})
 
     def _end(self, index: int, tokens: tuple[int, ...], reason: str) -> Chunk:
-        live = self._live.pop(index)
-        stats = Stats(tokens=len(live.taken))
+        sequence = self._sequences.pop(index)
+        stats = Stats(tokens=len(sequence.taken))
         stats.record(max(0, self.stride - 1), self.stride)
         error = "it broke" if reason == "error" else None
-        done = Completion(live.request.id, live.taken, "", reason, stats, error=error)
-        return self._chunk(index, tokens, done, live.request)
+        done = Completion(sequence.request.id, sequence.taken, "", reason, stats, error=error)
+        return self._chunk(index, tokens, done, sequence.request)
 
     def _chunk(
         self, index: int, tokens: tuple[int, ...], done: Completion | None = None, request: Request | None = None
     ) -> Chunk:
-        request = request or self._live[index].request
+        request = request or self._sequences[index].request
         count = request.params.logprobs
         scores = None
         if count is not None:

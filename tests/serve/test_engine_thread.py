@@ -38,10 +38,10 @@ async def running(engine: Any, **options: Any) -> AsyncIterator[EngineThread]:
         thread.join(10)
 
 
-async def tokens_of(ticket: RequestHandle, count: int = 1) -> list[list[int]]:
+async def tokens_of(handle: RequestHandle, count: int = 1) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in range(count)]
-    async for place, chunk in ticket:
-        found[place] += chunk.token_ids
+    async for index, chunk in handle:
+        found[index] += chunk.token_ids
     return found
 
 
@@ -49,8 +49,8 @@ def test_chunks_come_in_order_and_end() -> None:
     async def work() -> None:
         engine = FakeEngine()
         async with running(engine) as thread:
-            ticket = await thread.submit([request(), request(4)], deadline=3.0, queue_key="ann")
-            assert await tokens_of(ticket, 2) == [engine.text, engine.text[:4]]
+            handle = await thread.submit([request(), request(4)], deadline=3.0, queue_key="ann")
+            assert await tokens_of(handle, 2) == [engine.text, engine.text[:4]]
             assert engine.keys == ["ann"] * 2
             assert engine.deadlines == [3.0] * 2
             assert thread.idle
@@ -62,8 +62,8 @@ def test_many_at_once_each_get_their_own() -> None:
     async def work() -> None:
         engine = FakeEngine()
         async with running(engine) as thread:
-            tickets = await asyncio.gather(*(thread.submit([request(1 + i % 7)]) for i in range(50)))
-            got = await asyncio.gather(*(tokens_of(ticket) for ticket in tickets))
+            handles = await asyncio.gather(*(thread.submit([request(1 + i % 7)]) for i in range(50)))
+            got = await asyncio.gather(*(tokens_of(handle) for handle in handles))
             assert [each[0] for each in got] == [engine.text[: 1 + i % 7] for i in range(50)]
 
     run(work())
@@ -88,12 +88,12 @@ def test_cancelling_ends_with_a_completion() -> None:
         engine = FakeEngine(stride=1)
         engine.go.clear()
         async with running(engine) as thread:
-            ticket = await thread.submit([request(), request()])
-            ticket.cancel(1)
-            ticket.cancel(1)
-            ticket.cancel(7)
+            handle = await thread.submit([request(), request()])
+            handle.cancel(1)
+            handle.cancel(1)
+            handle.cancel(7)
             engine.go.set()
-            reasons = {place: chunk.completion.finish_reason async for place, chunk in ticket if chunk.completion}
+            reasons = {index: chunk.completion.finish_reason async for index, chunk in handle if chunk.completion}
             assert reasons == {0: "length", 1: "cancelled"}
             assert engine.cancelled == [1]
 
@@ -134,10 +134,10 @@ def test_an_engine_that_fails_tells_everyone_and_why() -> None:
     async def work() -> None:
         engine = FakeEngine(pause=0.02)
         async with running(engine) as thread:
-            ticket = await thread.submit([request()])
+            handle = await thread.submit([request()])
             engine.step_error = ZeroDivisionError("a bug")
             with pytest.raises(EngineStoppedError, match="failed"):
-                await tokens_of(ticket)
+                await tokens_of(handle)
             assert await _status(thread, "failed")
             assert isinstance(thread.error, ZeroDivisionError)
             with pytest.raises(EngineStoppedError):
@@ -173,11 +173,11 @@ def test_draining_takes_nothing_new_and_finishes_what_runs() -> None:
     async def work() -> None:
         engine = FakeEngine(pause=0.01)
         async with running(engine) as thread:
-            ticket = await thread.submit([request()])
+            handle = await thread.submit([request()])
             thread.drain()
             with pytest.raises(EngineStoppedError, match="draining"):
                 await thread.submit([request()])
-            assert await tokens_of(ticket) == [engine.text]
+            assert await tokens_of(handle) == [engine.text]
 
     run(work())
 
@@ -185,10 +185,10 @@ def test_draining_takes_nothing_new_and_finishes_what_runs() -> None:
 def test_stopping_fails_what_runs() -> None:
     async def work() -> None:
         async with running(FakeEngine(pause=0.02)) as thread:
-            ticket = await thread.submit([request()])
+            handle = await thread.submit([request()])
             thread.stop()
             with pytest.raises(EngineStoppedError, match="going down"):
-                await tokens_of(ticket)
+                await tokens_of(handle)
 
     run(work())
 
@@ -231,11 +231,11 @@ def test_the_observer_is_told_of_every_step_on_the_engine_s_thread() -> None:
 
 def test_a_chunk_of_an_ended_sequence_is_nothing() -> None:
     async def work() -> None:
-        ticket = RequestHandle(1, 10, lambda *_: None)
-        ticket.deliver(3, Chunk(3, (1,), 0))
-        ticket.fail(EngineStoppedError("gone"))
+        handle = RequestHandle(1, 10, lambda *_: None)
+        handle.deliver(3, Chunk(3, (1,), 0))
+        handle.fail(EngineStoppedError("gone"))
         with pytest.raises(EngineStoppedError):
-            await tokens_of(ticket)
+            await tokens_of(handle)
 
     run(work())
 
@@ -261,8 +261,8 @@ def test_a_request_on_its_way_to_the_engine_is_not_idleness() -> None:
                 await asyncio.sleep(0.001)
             assert not thread.idle
             go_on.set()
-            ticket = await submitting
-            await tokens_of(ticket)
+            handle = await submitting
+            await tokens_of(handle)
             assert thread.idle
 
     run(work())

@@ -27,7 +27,7 @@ class ChoiceStep(NamedTuple):
     delta: OutputDelta
     counts: bool
     """False if the choice had ended before: the engine only reports its statistics."""
-    ends: bool
+    last: bool
     """Whether the choice ends with this step."""
 
 
@@ -85,16 +85,16 @@ class Generation:
             output = self.outputs[choice_index]
             counts = choice_index not in self._ended
             delta = output.add(chunk)
-            ends = counts and output.finish_reason is not None
-            if ends:
+            last = counts and output.finish_reason is not None
+            if last:
                 self._ended.add(choice_index)
             self._report(self._clocks[choice_index], output, chunk)
-            if ends and chunk.completion is None:
+            if last and chunk.completion is None:
                 self._handle.cancel(choice_index)  # at a stop string; the engine knows only tokens
             failure = _failure(output)
             if failure is not None:
                 raise failure
-            yield ChoiceStep(choice_index, chunk, delta, counts, ends)
+            yield ChoiceStep(choice_index, chunk, delta, counts, last)
 
     def _report(self, clock: SequenceClock, output: ChoiceOutput, chunk: Chunk) -> None:
         if chunk.completion is not None and output.finish_reason != chunk.completion.finish_reason:

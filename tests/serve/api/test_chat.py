@@ -46,14 +46,14 @@ def test_an_answer_has_its_text_reason_usage_and_seed(ask: Ask, engine: FakeEngi
     assert choice["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
     assert choice["finish_reason"] == "length"
     prompt = encode_chat(tokenizer(), [Message(role="user", content="How many?")])
-    assert engine.asked[0].prompt == prompt
+    assert engine.requests[0].prompt == prompt
     usage = answer["usage"]
     assert usage["prompt_tokens"] == len(prompt)
     assert usage["completion_tokens"] == len(ids(TEXT))
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["eyas"]["accept_length"] == 2.0
     assert answer["eyas"] == {"seed": 7}
-    assert engine.asked[0].params.seed == 7
+    assert engine.requests[0].params.seed == 7
 
 
 def test_a_stream_begins_with_the_role_and_ends_with_reason_usage_and_done(ask: Ask) -> None:
@@ -75,14 +75,14 @@ def test_without_include_usage_no_chunk_has_usage(ask: Ask) -> None:
 def test_choices_have_seeds_of_their_own_that_follow_from_the_request_s(ask: Ask, engine: FakeEngine) -> None:
     answer = ask(CHAT, messages=HELLO, n=3, seed=2**63 - 2).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert [request.params.seed for request in engine.asked] == [2**63 - 2, 2**63 - 1, 0]
+    assert [request.params.seed for request in engine.requests] == [2**63 - 2, 2**63 - 1, 0]
     assert answer["usage"]["completion_tokens"] == 3 * len(ids(TEXT))
-    assert answer["usage"]["prompt_tokens"] == len(engine.asked[0].prompt)  # counted once
+    assert answer["usage"]["prompt_tokens"] == len(engine.requests[0].prompt)  # counted once
 
 
 def test_an_absent_seed_is_drawn_and_told(ask: Ask, engine: FakeEngine) -> None:
     told = [ask(CHAT, messages=HELLO).json()["eyas"]["seed"] for _ in range(2)]
-    assert told == [request.params.seed for request in engine.asked]
+    assert told == [request.params.seed for request in engine.requests]
     assert told[0] != told[1]
 
 
@@ -106,7 +106,7 @@ def test_parameters_reach_the_engine(ask: Ask, engine: FakeEngine) -> None:
         "ignore_eos": True,
     }
     ask(CHAT, messages=HELLO, max_completion_tokens=20, logit_bias={"5": -100, "7": 2.5}, stop_token_ids=[9], **asked)
-    params = engine.asked[0].params.model_dump()
+    params = engine.requests[0].params.model_dump()
     assert {name: params[name] for name in asked} == asked
     assert params["max_tokens"] == 20
     assert params["logit_bias"] == {5: -100, 7: 2.5}
@@ -115,9 +115,9 @@ def test_parameters_reach_the_engine(ask: Ask, engine: FakeEngine) -> None:
 
 def test_defaults_are_openai_s(ask: Ask, engine: FakeEngine) -> None:
     ask(CHAT, messages=HELLO)
-    params = engine.asked[0].params
+    params = engine.requests[0].params
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
-    assert params.max_tokens == 256 - len(engine.asked[0].prompt)  # what is left of the context
+    assert params.max_tokens == 256 - len(engine.requests[0].prompt)  # what is left of the context
 
 
 @pytest.mark.parametrize("stride", [1, 2, 5, 40])
@@ -191,7 +191,7 @@ def test_a_trace_tells_every_round(ask: Ask) -> None:
 def test_speculation_can_be_refused(ask: Ask, engine: FakeEngine) -> None:
     ask(CHAT, messages=HELLO, eyas={"speculate": False})
     ask(CHAT, messages=HELLO)
-    assert [request.speculate for request in engine.asked] == [False, True]
+    assert [request.speculate for request in engine.requests] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_cancelling_a_task_ends_its_request() -> None:
     async def cancel(server: Live) -> None:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             asked = asyncio.ensure_future(client.chat.completions.create(**ASKED, max_tokens=5000))
-            while not engine.asked:
+            while not engine.requests:
                 await asyncio.sleep(0.01)
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):

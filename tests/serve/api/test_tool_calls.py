@@ -51,7 +51,7 @@ def test_a_call_is_read_out_of_the_answer() -> None:
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Bern"}
-    assert "Sun or rain" in templated("qwen2").decode(engine.asked[0].prompt)
+    assert "Sun or rain" in templated("qwen2").decode(engine.requests[0].prompt)
 
 
 def test_nothing_but_a_call_has_no_content() -> None:
@@ -87,7 +87,7 @@ def test_one_call_at_a_time_ends_at_the_second() -> None:
 def test_tools_that_may_not_be_called_are_not_shown_and_not_read() -> None:
     engine = qwen(CALL)
     answer = ask(engine, tool_choice="none").json()
-    assert "Sun or rain" not in templated("qwen2").decode(engine.asked[0].prompt)
+    assert "Sun or rain" not in templated("qwen2").decode(engine.requests[0].prompt)
     assert answer["choices"][0]["message"]["content"] == CALL
     assert answer["choices"][0]["finish_reason"] == "stop"
 
@@ -96,9 +96,9 @@ def test_calls_that_must_be_made_are_a_grammar() -> None:
     engine = qwen(CALL)
     assert ask(engine, tool_choice="required").status_code == 200
     assert ask(engine, tool_choice={"type": "function", "function": {"name": "weather"}}).status_code == 200
-    assert [request.grammar is not None and request.grammar.kind for request in engine.asked] == ["lark", "lark"]
+    assert [request.grammar is not None and request.grammar.kind for request in engine.requests] == ["lark", "lark"]
     ask(engine)
-    assert engine.asked[-1].grammar is None
+    assert engine.requests[-1].grammar is None
 
 
 def test_tools_are_refused_where_they_can_not_be_served() -> None:
@@ -118,7 +118,7 @@ def test_answers_of_tools_go_back_to_the_template() -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": "rain over Bern"},
     ]
     assert ask(engine, messages=asked).status_code == 200
-    assert "rain over Bern" in templated("qwen2").decode(engine.asked[0].prompt)
+    assert "rain over Bern" in templated("qwen2").decode(engine.requests[0].prompt)
 
 
 def test_what_an_answer_must_look_like_is_compiled_before_it_is_queued() -> None:
@@ -134,11 +134,11 @@ def test_what_an_answer_must_look_like_is_compiled_before_it_is_queued() -> None
     assert send(response_format={"type": "json_object"}).is_success
     assert send(structured_outputs={"choice": ["yes", "no"]}).is_success
     assert send(guided_regex="[0-9]+").is_success
-    kinds = [request.grammar.kind for request in engine.asked if request.grammar is not None]
+    kinds = [request.grammar.kind for request in engine.requests if request.grammar is not None]
     assert kinds == ["json_schema", "json_object", "choice", "regex"]
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
     error(send(response_format=bad), 400)
     error(send(guided_regex="("), 400)
     error(send(guided_regex="a", structured_outputs={"regex": "b"}), 400)
     error(send(response_format={"type": "xml"}), 400)
-    assert len(engine.asked) == 4
+    assert len(engine.requests) == 4

@@ -13,13 +13,13 @@ from .watched import CONTROLLER, REQUEST, outcome, state
 
 
 class Recorder:
-    """Keeps what it is told."""
+    """Keeps the calls of its hooks."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self.told.append((name, *arguments))
+        return lambda *arguments: self.calls.append((name, *arguments))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_request_is_timed(now: list[float]) -> None:
     watch.add(Chunk(0, (), 0, Completion("", [], "", "stop", stats)))
     watch.end("cancelled")
     end = FinishedSequence(REQUEST, "stop", stats, 4.0, 2.0)
-    assert seen.told == [
+    assert seen.calls == [
         ("request_received", REQUEST),
         ("first_token", REQUEST, 2.0),
         ("more_tokens", REQUEST, 3, 0.5),
@@ -57,23 +57,23 @@ def test_an_end_without_tokens(now: list[float]) -> None:
     watch = SequenceClock(seen, REQUEST)
     now[0] = 13.0
     watch.end("error")
-    (_, (name, end)) = seen.told
+    (_, (name, end)) = seen.calls
     assert (name, end.reason, end.seconds, end.seconds_per_token) == ("finished", "error", 3.0, None)
 
 
 def test_several_as_one() -> None:
     seen = [Recorder(), Recorder()]
-    all_of_them = Observers(seen)
+    together = Observers(seen)
     step = (state(), CONTROLLER, outcome([1], [2], [3]))
     end = FinishedSequence(REQUEST, "stop", Stats(), 1.0, None)
-    all_of_them.request_received(REQUEST)
-    all_of_them.first_token(REQUEST, 0.5)
-    all_of_them.more_tokens(REQUEST, 2, 0.1)
-    all_of_them.refused("/x", 404, "c")
-    all_of_them.stepped(*step)
-    all_of_them.finished(end)
-    assert seen[0].told == seen[1].told
-    assert seen[0].told == [
+    together.request_received(REQUEST)
+    together.first_token(REQUEST, 0.5)
+    together.more_tokens(REQUEST, 2, 0.1)
+    together.refused("/x", 404, "c")
+    together.stepped(*step)
+    together.finished(end)
+    assert seen[0].calls == seen[1].calls
+    assert seen[0].calls == [
         ("request_received", REQUEST),
         ("first_token", REQUEST, 0.5),
         ("more_tokens", REQUEST, 2, 0.1),

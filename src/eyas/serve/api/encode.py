@@ -31,7 +31,7 @@ class EncodedRequest:
 
     sequences: list[Request]
     n: int
-    """Choices of each prompt."""
+    """How many choices each prompt has."""
     seed: int
     """The seed of each prompt's first choice; choice j has seed + j."""
     prompt_tokens: int

@@ -76,7 +76,7 @@ class ResponseWriter(ABC):
         try:
             async for step in self.generation:
                 index = step.choice_index
-                parts[index] += self.parse(index, step.delta.text, step.ends)
+                parts[index] += self.parse(index, step.delta.text, step.last)
                 scored[index] += step.delta.scored
                 if self._traces is not None and step.counts:
                     rounds[index].append(self._traces[index].fields(step.chunk))
@@ -104,11 +104,11 @@ class ResponseWriter(ABC):
                     seed = {}
             async for step in self.generation:
                 index = step.choice_index
-                chunks = self.chunk_fields(self.parse(index, step.delta.text, step.ends), step.delta.scored)
+                chunks = self.chunk_fields(self.parse(index, step.delta.text, step.last), step.delta.scored)
                 if self._traces is not None and step.counts:
                     chunks = chunks or [self.empty_fields()]
                     chunks[-1]["eyas"] = self._traces[index].fields(step.chunk)
-                if step.ends:
+                if step.last:
                     chunks.append(self.last_fields(index))
                 for fields in chunks:
                     yield self._chunk(index, fields) | seed

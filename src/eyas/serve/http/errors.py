@@ -51,7 +51,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the response."""
+        """The JSON body of the error response."""
         kind = _TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 

@@ -175,7 +175,7 @@ class StatisticsInterval:
         self._rows = self._rounds = self._plain = 0
 
     def add(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
-        """Count a step of the engine."""
+        """Count a step, with its decoding round if it had one."""
         self._state, self._controller = state, controller
         if outcome is None:
             return

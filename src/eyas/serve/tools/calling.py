@@ -51,7 +51,7 @@ class ToolStyle:
     """How many letters and digits the id of a call has; 0 = an id in OpenAI's form."""
 
     def new_id(self) -> str:
-        """Make a random id for a call."""
+        """Make a random id for a new call."""
         if not self.id_length:
             return f"call_{secrets.token_hex(12)}"
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(self.id_length))

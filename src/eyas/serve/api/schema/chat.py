@@ -58,9 +58,9 @@ class ChatCompletionRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="what the chat template reads")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
-    safety_identifier: Name | None = Field(default=None, description="as user")
+    safety_identifier: Name | None = Field(default=None, description="used like user")
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatCompletionRequest:

@@ -19,7 +19,7 @@ class CompletionRequest(GenerationRequest):
     """One prompt or several to continue, with OpenAI's fields and those of vLLM that are served."""
 
     prompt: str | Prompts | TokenPrompt | TokenPrompts
-    echo: bool | None = Field(default=None, description="put the prompt before the answer; not with logprobs")
+    echo: bool | None = Field(default=None, description="begin the text with the prompt; not with logprobs")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")

@@ -63,13 +63,13 @@ class EyasOptions(RequestModel):
     """Extension: how eyas decodes this request."""
 
     speculate: bool = Field(default=True, description="false decodes this request without draft tokens")
-    trace: bool = Field(default=False, description="tell of every round what was drafted and accepted")
+    trace: bool = Field(default=False, description="report what every round drafted and accepted")
 
 
 class StreamOptions(RequestModel):
     """Options of a streamed response."""
 
-    include_usage: bool | None = Field(default=None, description="a last chunk with the usage of all choices")
+    include_usage: bool | None = Field(default=None, description="end the stream with the usage of all choices")
 
 
 class StructuredOutputs(RequestModel):
@@ -79,7 +79,7 @@ class StructuredOutputs(RequestModel):
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = Field(default=None, description="Lark, in llguidance's dialect")
+    grammar: str | None = Field(default=None, description="a Lark grammar in llguidance's dialect")
 
 
 class GenerationRequest(RequestModel):
@@ -112,7 +112,9 @@ class GenerationRequest(RequestModel):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
-    user: Name | None = Field(default=None, description="requests of one user queue behind each other")
+    user: Name | None = Field(
+        default=None, description="requests of one user queue behind each other; users share slots fairly"
+    )
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None

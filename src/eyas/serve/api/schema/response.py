@@ -15,7 +15,7 @@ _DESCRIPTIONS = {
     400: "a field is wrong, unknown or not supported, or the context is too small",
     401: "the key is missing or wrong",
     404: "no such model",
-    408: "the body stopped coming",
+    408: "the client paused too long while sending the body",
     413: "the body is too large",
     415: "the body is not JSON",
     429: "too many requests wait: try again after Retry-After seconds",
@@ -49,7 +49,7 @@ class ErrorBody(ResponseModel):
 class PromptTokensDetails(ResponseModel):
     """How many of the prompt tokens came from the cache."""
 
-    cached_tokens: int = Field(description="were not read again: requests before began alike")
+    cached_tokens: int = Field(description="prompt tokens found in the prefix cache, which were not computed again")
 
 
 class SpeculationUsage(ResponseModel):

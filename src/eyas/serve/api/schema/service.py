@@ -38,7 +38,7 @@ class TokenizeRequest(RequestModel):
     prompt: Annotated[str, Field(max_length=MOST_TO_TOKENIZE)] | None = None
     messages: Annotated[list[RequestMessage], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
-    add_special_tokens: bool = Field(default=True, description="of prompts: the tokens that the tokenizer adds itself")
+    add_special_tokens: bool = Field(default=True, description="add the tokenizer's special tokens to a prompt")
     return_token_strs: bool = False
 
     @model_validator(mode="after")
