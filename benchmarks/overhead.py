@@ -18,7 +18,7 @@ from typing import Any
 
 import eyas
 from eyas.bench.machine import describe_machine
-from eyas.engine import stepper
+from eyas.engine import runner
 
 
 class Stopwatch:
@@ -70,7 +70,7 @@ def main() -> None:
     model.forward = target.wrap(model.forward)
     for name in ("step", "fuse", "logits"):
         setattr(network, name, drafter.wrap(getattr(network, name)))
-    plain_round = stepper.run_round
+    plain_round = runner.run_round
     count = 0
 
     def armed_round(*args: Any) -> Any:
@@ -83,7 +83,7 @@ def main() -> None:
         finally:
             target.armed = drafter.armed = rounds.armed = False
 
-    stepper.run_round = armed_round
+    runner.run_round = armed_round
     done = engine.generate(requests)
     passes = sum(c.stats.target_passes for c in done)
     outside = rounds.seconds - target.seconds - drafter.seconds

@@ -1,6 +1,6 @@
-"""Scores that are already known, on disk: one JSON file a candidate, in a folder named after the settings.
+"""Scores kept on disk: a JSON file for each candidate, in a folder named after the settings.
 
-A score is trusted only for the settings, the weights and the prompts it was taken with; anything else is measured anew.
+A score holds only for the settings, the weights and the prompts it was taken with; anything else is measured anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eyas.files import write_json
 
 
 class Ledger:
-    """Scores by candidate and task, under `folder`/KEY."""
+    """Scores by candidate and task in `folder`/KEY, KEY being a digest of the settings."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], tasks: Mapping[str, str]) -> None:
         """`tasks`: name -> digest of its prompts. `settings`: whatever else a score depends on."""
@@ -29,7 +29,7 @@ class Ledger:
         self._rows: dict[str, dict[str, Any]] = {}  # candidate -> task -> row of its file
 
     def open(self, name: str, weights: str) -> None:
-        """Read what is known of a candidate; `weights` is the digest of its files."""
+        """Read the scores of a candidate; `weights` is the digest of its files. Raises DataError."""
         self._weights[name], self._rows[name] = weights, {}
         path = self._path(name)
         if not path.is_file():
@@ -43,7 +43,7 @@ class Ledger:
             raise DataError(f"{path} holds no readable scores: delete it, and they are measured again") from error
 
     def scores(self, name: str) -> dict[str, TaskScore]:
-        """What is known of this measurement's tasks."""
+        """The candidate's scores on the tasks of this measurement, by task."""
         rows = self._rows[name]
         return {
             task: TaskScore.from_dict(rows[task]["score"])

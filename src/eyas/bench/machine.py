@@ -1,4 +1,4 @@
-"""The machine a measurement was taken on: without it, a figure means nothing."""
+"""The machine a measurement was taken on, without which its figures mean nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import eyas
 
 
 def describe_machine() -> dict[str, Any]:
-    """What decides speed here, ready for JSON; device and dtype are settings of the measurement."""
+    """What decides the speed of this machine, for JSON: processor, cores, threads, load, GPU, versions."""
     machine: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": _usable_cores(),
@@ -33,7 +33,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def busy(machine: Mapping[str, Any]) -> str | None:
-    """A warning, if more was running than this process while it measured."""
+    """A warning if more than this process was running during a measurement; else None."""
     load = (machine.get("load_average") or [0.0])[0]
     cores = machine["cores"]
     if load <= max(cores, machine["threads"]) + 0.5:

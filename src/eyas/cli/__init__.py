@@ -1,4 +1,4 @@
-"""The command line: one file a verb."""
+"""The command line: a file for every verb, and what they share in `common/`."""
 
 from eyas.cli.app import main
 

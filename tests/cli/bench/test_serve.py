@@ -55,7 +55,7 @@ def test_errors_are_told_and_fail(run: Run, prompts: Path) -> None:
         (["--side", "a=http://h", "--rate", "1", "--concurrency", "1"], "--concurrency"),
         (["--side", "a=http://h", "--concurrency", "0"], "--concurrency"),
         (["--side", "a=http://h", "--rate", "-1"], "--rate"),
-        (["--concurrency", "1"], "nobody to ask"),
+        (["--concurrency", "1"], "no server to measure"),
         (["--concurrency", "1", "--side", "a=http://h", "--draft-model", "d"], "--model"),
         (["--concurrency", "1", "--model", "m", "--off"], "--draft-model"),
         (["--concurrency", "1", "--side", "a=http://h", "--baseline", "b"], "--baseline"),

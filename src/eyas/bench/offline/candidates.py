@@ -1,4 +1,4 @@
-"""How good a candidate (a checkpoint, a tree, a sweep's trial) is, and how sure one can be that another is worse.
+"""Choosing among candidates (checkpoints, trees, trials of a sweep): their scores, how sure a difference is, the best.
 
 Speedup is what users feel, but a clock is noisy; accept length is a count, and under greedy decoding the same every
 time. Either way other prompts would have given other figures. That uncertainty is estimated by leaving out one group
@@ -22,10 +22,20 @@ WORDS: dict[Criterion, str] = {
     "speedup": "speedup",
     "tokens_per_second": "tokens/s",
 }
+"""Criterion -> what reports call it."""
+WHY: dict[Criterion, str] = {
+    "accept_length": (
+        "Accept length decides: it is counted, not timed, so it has no timing noise, and candidates that cost the same "
+        "per round rank by it as they would by speed on a quiet machine."
+    ),
+    "speedup": "Speedup decides: tokens/s over those of plain decoding in the same interleaved run.",
+    "tokens_per_second": "Tokens/s decide, all candidates interleaved in one run.",
+}
+"""Criterion -> the sentence that ends the reason of a choice."""
 
 
 class Count(NamedTuple):
-    """A group's median run."""
+    """Counts and seconds of one group of prompts, from its median run."""
 
     tokens: int
     target_passes: int
@@ -34,22 +44,22 @@ class Count(NamedTuple):
 
 
 def count(stats: Stats) -> Count:
-    """What figures are made of."""
+    """The counts of a run that figures are computed from."""
     return Count(stats.decoded_tokens, stats.target_passes, stats.walked, stats.decode_seconds)
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A method on a task and plain decoding beside it, interleaved with it, group by group."""
+    """A method on a task, and plain decoding in the same interleaved runs; both group by group."""
 
     method: tuple[Count, ...]
     plain: tuple[Count, ...]
     same: int
-    """Answers whose every token was plain decoding's."""
+    """Answers that are plain decoding's, token for token."""
     answers: int
 
     def figure(self, by: Criterion, without: int | None = None) -> float:
-        """Pooled over the groups, or over all but one."""
+        """The figure named `by`, pooled over all groups, or over all but the one numbered `without`."""
         method = pooled(self.method, without)
         if by == "accept_length":
             return 1.0 + method.walked / method.target_passes if method.target_passes else 0.0
@@ -60,26 +70,26 @@ class TaskScore:
         return speed * plain.decode_seconds / plain.tokens if plain.tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts, to be read again, and figures, to be read by people."""
+        """The JSON form: counts, which `from_dict` reads, and figures for people."""
         figures = {name: round(self.figure(name), 4) for name in WORDS}
         return figures | asdict(self)
 
     @staticmethod
     def from_dict(row: Mapping[str, Any]) -> TaskScore:
-        """The way back."""
+        """The score that `as_dict` wrote."""
         method, plain = (tuple(Count(*each) for each in row[name]) for name in ("method", "plain"))
         return TaskScore(method, plain, row["same"], row["answers"])
 
 
 def task_score(measured: MethodResult, plain: MethodResult) -> TaskScore:
-    """From what the runner measured in one go."""
+    """The score of a method and of plain decoding that were measured in the same interleaved runs."""
     return TaskScore(
         tuple(map(count, measured.groups)), tuple(map(count, plain.groups)), measured.same, measured.answers
     )
 
 
 def pooled(counts: Sequence[Count], without: int | None = None) -> Count:
-    """The sum, leaving out one."""
+    """The sum of the counts, leaving out the one numbered `without`."""
     kept = [each for index, each in enumerate(counts) if index != without]
     return Count(*(sum(column) for column in zip(*kept, strict=True))) if kept else Count(0, 0, 0, 0.0)
 
@@ -92,7 +102,7 @@ class Candidate:
     tasks: Mapping[str, TaskScore]
 
     def mean(self, by: Criterion) -> float:
-        """Arithmetic mean of the tasks' figures."""
+        """Arithmetic mean of the tasks' figures, each task counting alike."""
         return fmean(score.figure(by) for score in self.tasks.values())
 
     @property
@@ -111,13 +121,13 @@ class Candidate:
         return self.mean("accept_length") / median(passes) if passes and median(passes) else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """The JSON form: means over tasks, and every task's score."""
         means = {name: round(self.mean(name), 4) for name in WORDS}
         return {"name": self.name, "mean": means, "tasks": {name: s.as_dict() for name, s in self.tasks.items()}}
 
 
 def rank(candidates: Sequence[Candidate], by: Criterion) -> list[Candidate]:
-    """Best first; equals stay in the order given."""
+    """Sort candidates, best mean first; equals stay in the order given."""
     return sorted(candidates, key=lambda candidate: -candidate.mean(by))
 
 
@@ -135,42 +145,29 @@ def uncertainty(one: Candidate, other: Candidate, by: Criterion) -> float | None
 
 
 def tied(best: Candidate, other: Candidate, by: Criterion) -> bool:
-    """Is the difference smaller than twice its standard error? Equal means always tie."""
+    """Whether the difference is at most twice its standard error; equal means always tie."""
     gap = best.mean(by) - other.mean(by)
     error = uncertainty(best, other, by)
     return gap == 0 if error is None else gap <= 2 * error
 
 
-# The pick among candidates, and the reason in words.
-
-
-WHY: dict[Criterion, str] = {
-    "accept_length": (
-        "Accept length decides: it is counted, not timed, so it has no timing noise, and candidates that cost the same "
-        "per round rank by it as they would by speed on a quiet machine."
-    ),
-    "speedup": "Speedup decides: tokens/s over those of plain decoding in the same interleaved run.",
-    "tokens_per_second": "Tokens/s decide, all candidates interleaved in one run.",
-}
-
-
 @dataclass(frozen=True)
 class Selection:
-    """Candidates in order; the first is the pick."""
+    """The choice among candidates: all of them in order, the chosen one first, and the reason."""
 
     ranked: tuple[Candidate, ...]
     by: Criterion
     ties: tuple[str, ...]
-    """Names that these prompts can't tell from the pick."""
+    """Candidates that these prompts can't tell from the chosen one."""
     reason: str
 
     @property
     def best(self) -> Candidate:
-        """The pick."""
+        """The candidate that was chosen."""
         return self.ranked[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """The JSON form: the choice, its reason, and all candidates in order."""
         return {
             "by": self.by,
             "pick": self.best.name,
@@ -181,7 +178,7 @@ class Selection:
 
 
 def choose(candidates: Sequence[Candidate], by: Criterion) -> Selection:
-    """The best mean over tasks; at least one candidate, all on the same tasks."""
+    """Choose the candidate with the best mean; takes at least one, all measured on the same tasks."""
     ranked = rank(candidates, by)
     best, rest = ranked[0], ranked[1:]
     ties = tuple(other.name for other in rest if tied(best, other, by))

@@ -2,6 +2,12 @@
 
 The reference is plain decoding one row at a time. Each cell of the grid is another way to get the same tokens: a
 tree and a batch size, at a temperature. Plain decoding in larger batches is a cell too (tree `none`).
+
+Where two runs of a request part, rounding is told from a bug: two correct runs may choose differently only where the
+target itself can hardly tell two tokens apart. So the common prefix is run again, plainly, and *both* tokens must
+score close to the best score there: the gap, in logits, must not exceed `RELATIVE[dtype]` times the greatest logit.
+A token that a broken rule let through, or that another run found only a little better, misses that by orders of
+magnitude. Tokens that a filter ruled out never tie.
 """
 
 from __future__ import annotations
@@ -23,11 +29,18 @@ from eyas.types import SamplingParams, Stats
 from eyas.verify import Sampler, WalkRule
 
 NO_TREE = "none"
+"""The name of plain decoding among the trees of a grid."""
+RELATIVE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Near-tie threshold of a dtype, relative to the greatest absolute logit.
+
+A few units in the last place of a logit (bfloat16, float16, where logits themselves are rounded), or what sums taken in
+another order add up to over tens of layers (float32).
+"""
 
 
 @dataclass(frozen=True)
 class CertificateGrid:
-    """What is tried."""
+    """Which combinations are compared: every temperature with every tree and every batch size."""
 
     temperatures: Sequence[float]
     trees: Mapping[str, TreeSpec]
@@ -36,7 +49,7 @@ class CertificateGrid:
 
 @dataclass
 class Cell:
-    """One combination and how it compared."""
+    """One combination of the grid, and how its answers compare with the reference."""
 
     temperature: float
     tree: str
@@ -55,7 +68,7 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The result in words, such as `equal` or `DIFFERENT in 2 of 8 rows`."""
         if not self.rows:
             return "nothing to compare"
         if not self.divergences:
@@ -66,7 +79,7 @@ class Cell:
         return f"DIFFERENT in {self.real} of {self.rows} rows"
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of the cell."""
+        """The JSON form, with the verdict and every divergence."""
         row = {name: value for name, value in vars(self).items() if name != "divergences"}
         divergences = [asdict(divergence) | {"tie": divergence.tie} for divergence in self.divergences]
         return row | {"verdict": self.verdict, "divergences": divergences}
@@ -74,7 +87,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Certifier:
-    """The pair to be judged and how it is run."""
+    """The target and drafter that are compared, and how they are run."""
 
     target: Target
     tokenizer: Any
@@ -85,7 +98,7 @@ class Certifier:
     """Verification rule under test; None = the default one."""
 
     def cells(self, rows: Sequence[PromptRow | BadRow], grid: CertificateGrid) -> Iterator[Cell]:
-        """Fill the grid, cell by cell."""
+        """Run and compare every combination; yields each cell as soon as it is done."""
         for temperature in grid.temperatures:
             params = SamplingParams(**(self.params.model_dump() | {"temperature": temperature}))
             plain = self._run(rows, params, None, 1)
@@ -151,7 +164,7 @@ class Certifier:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All cells, and what they were held against."""
+    """All cells of the grid, and the pair they are about."""
 
     model: str
     draft_model: str
@@ -160,16 +173,16 @@ class Certificate:
 
     @property
     def equal(self) -> bool:
-        """No cell has a difference that rounding doesn't excuse, and something was compared."""
+        """Whether something was compared, and no cell has a difference that rounding doesn't excuse."""
         return any(cell.rows for cell in self.cells) and not any(cell.real for cell in self.cells)
 
     @property
     def errors(self) -> list[str]:
-        """Rows that could not be run, each once."""
+        """Why rows could not be run, each reason once."""
         return list(dict.fromkeys(error for cell in self.cells for error in cell.errors))
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """The JSON form, with the promise for the dtype and the near-tie threshold."""
         return {
             "model": self.model,
             "draft_model": self.draft_model,
@@ -183,7 +196,7 @@ class Certificate:
 
 
 def promise(dtype: torch.dtype) -> str:
-    """What eyas promises in this precision."""
+    """What eyas promises about tokens in this precision, as a sentence."""
     if dtype == torch.float32:
         return "float32: every token equal; only a near-tie of two logits may part two runs"
     return (
@@ -192,29 +205,14 @@ def promise(dtype: torch.dtype) -> str:
     )
 
 
-# Telling a floating-point tie from a bug, where two runs of one request part.
-#
-# Two correct runs may choose differently only where the target itself can hardly tell two tokens apart. So the common
-# prefix is run again, plainly, and *both* tokens must score within a whisker of the best score: the gap, in logits,
-# must not exceed `RELATIVE[dtype]` times the greatest logit there. A token that a broken rule let through, or that
-# another run merely found a little better, misses that by orders of magnitude. Tokens a filter ruled out never tie.
-#
-# The whiskers are a few units in the last place of a logit (bfloat16, float16, where logits themselves are rounded), or
-# what sums taken in another order add up to over tens of layers (float32).
-
-
-RELATIVE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Near-tie threshold for each dtype, relative to the greatest absolute logit."""
-
-
 @dataclass(frozen=True)
 class Divergence:
-    """Where two runs of a row parted; the first place only, what follows is another text."""
+    """The first position at which two runs of a row differ; what follows is another text."""
 
     row: str
     turn: int
     position: int
-    """Index in the answer."""
+    """Index of the token in the answer."""
     plain: int | None
     """The token of plain decoding; None = its answer ended here."""
     speculative: int | None
@@ -224,15 +222,16 @@ class Divergence:
 
     @property
     def tie(self) -> bool:
-        """Is it excused by rounding?"""
+        """Whether rounding excuses the difference: the gap is within the tolerance."""
         return self.gap is not None and self.tolerance is not None and self.gap <= self.tolerance
 
 
 class SamplerScores(NamedTuple):
-    """What the sampler chooses by at one position, and what a logit's rounding is relative to."""
+    """The scores by which the sampler chooses the token of one position."""
 
     values: Tensor  # [V] scores, noise included, in units of logits; -inf = ruled out
     scale: float
+    """The greatest absolute logit there, to which rounding is relative."""
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
@@ -270,7 +269,7 @@ def scores_after(
 def judge(
     scores: SamplerScores, plain: int | None, other: int | None, dtype: torch.dtype
 ) -> tuple[float | None, float | None]:
-    """Gap and tolerance of two tokens that were chosen at the same place."""
+    """Gap and tolerance, in logits, of two tokens chosen at one position; None where a run had ended."""
     if plain is None or other is None:
         return None, None
     values = scores.values

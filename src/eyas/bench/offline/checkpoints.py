@@ -1,4 +1,4 @@
-"""Which checkpoint of a run to serve: real decoding beside what training said at the time."""
+"""Which checkpoint of a training run to serve: its folder as `eyas train` wrote it, and the report of the choice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from eyas.errors import DataError
 
 METRICS = ("loss", "validation_loss", "validation_accept_length", "decoded_accept_length")
 """What a run's log says of a step: training and validation loss; accept length, simulated and decoded."""
+Record = dict[str, Any]
+"""A line of a run's metrics.jsonl."""
 
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """Everything about the choice."""
+    """The choice of a checkpoint: every candidate on real tasks, beside what training said of it at the time."""
 
     run: TrainingRun
     choice: Selection
@@ -31,7 +33,7 @@ class CheckpointReport:
 
     @property
     def in_order(self) -> list[tuple[Candidate, int, dict[str, float]]]:
-        """Candidates by step: candidate, step, what training said (see `METRICS`, and `moment`)."""
+        """Candidates by step: (candidate, step, the values of `METRICS` and `moment` at that step)."""
         found = {candidate.name: candidate for candidate in self.choice.ranked}
         return [
             (found[checkpoint.name], checkpoint.step, self.run.at(checkpoint.step, METRICS))
@@ -40,7 +42,7 @@ class CheckpointReport:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """The JSON form: settings, machine, the choice, and every checkpoint's training metrics."""
         rows = [
             {"name": candidate.name, "step": step, "training": training} for candidate, step, training in self.in_order
         ]
@@ -54,7 +56,7 @@ class CheckpointReport:
         }
 
     def table(self) -> Table:
-        """By step; the pick is marked."""
+        """The table for a terminal, by step; the choice and what ties with it are marked."""
         rows = self.in_order
         tasks = list(self.choice.best.tasks)
         shown = [metric for metric in METRICS if any(metric in training for *_, training in rows)]
@@ -83,15 +85,9 @@ def _figures(candidate: Candidate, tasks: Sequence[str]) -> list[str]:
     return [*cells, *([mean] if len(tasks) > 1 else [])]
 
 
-# A training run's folder, as selection reads it: its recipe, its metrics, its checkpoints.
-
-
-Record = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """A servable drafter directory, and how far training was when it was written."""
+    """A drafter directory of a run, and the training step after which it was written."""
 
     name: str
     path: Path
@@ -100,17 +96,17 @@ class RunCheckpoint:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The folder that `eyas train` writes."""
+    """The folder that `eyas train` writes: its checkpoints, its metrics and its recipe."""
 
     path: Path
 
     @cached_property
     def checkpoints(self) -> list[RunCheckpoint]:
-        """By step; a directory without config.json, which is written last, is not finished and left out."""
+        """Checkpoints by step. A directory without config.json, which is written last, is unfinished and left out."""
         found = [
-            RunCheckpoint(place.name, place, int(place.name.removeprefix("step-")))
-            for place in (self.path / "checkpoints").glob("step-*")
-            if place.name.removeprefix("step-").isdecimal() and (place / "config.json").is_file()
+            RunCheckpoint(path.name, path, int(path.name.removeprefix("step-")))
+            for path in (self.path / "checkpoints").glob("step-*")
+            if path.name.removeprefix("step-").isdecimal() and (path / "config.json").is_file()
         ]
         if not found:
             raise DataError(
@@ -121,7 +117,7 @@ class TrainingRun:
 
     @cached_property
     def records(self) -> list[Record]:
-        """metrics.jsonl; a last line that a kill cut short is left out. Empty if there is no such file."""
+        """The lines of metrics.jsonl, without a last one that a kill cut short; empty if there is no such file."""
         path = self.path / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         records = []
@@ -136,7 +132,7 @@ class TrainingRun:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """The drafter section of config.yaml, the recipe of the run; empty if it is not there."""
+        """The drafter section of the run's recipe, config.yaml; empty if there is none."""
         path = self.path / "config.yaml"
         if not path.is_file():
             return {}
@@ -148,17 +144,17 @@ class TrainingRun:
         return section if isinstance(section, dict) else {}
 
     def curve(self, metric: str) -> tuple[list[float], list[float]]:
-        """Training seconds (or steps, if records carry no seconds) and values of every record that has `metric`."""
+        """Training seconds (steps, if records carry no seconds) and values of all records that have `metric`."""
         found = [(self.moment(record), record[metric]) for record in self.records if metric in record]
         return [moment for moment, _ in found], [value for _, value in found]
 
     @property
     def timed(self) -> bool:
-        """Do the records say when they were written?"""
+        """Whether records carry seconds of training."""
         return bool(self.records) and all("seconds" in record for record in self.records)
 
     def moment(self, record: Record) -> float:
-        """A record's place on the run's axis."""
+        """Where a record lies on the run's axis: its seconds, or its step."""
         return float(record["seconds"] if self.timed else record["step"])
 
     def at(self, step: int, metrics: Sequence[str]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Several drafters against plain decoding on the same tasks: interleaved, kept on disk, resumable.
 
-Drafters run `together` at a time, so that no more than that are in memory, and every such group has its own runs of
-plain decoding between theirs: a speedup is always a ratio of times taken in one interleaved go. What one such go on
-one task gave is written before the next begins.
+`together` drafters are in memory at a time. Plain decoding is interleaved with each such batch anew, so that a speedup
+is always a ratio of times from the same interleaved runs. The scores of a batch on a task are written before the next
+task begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eyas.types import SamplingParams
 
 @dataclass
 class DrafterBench:
-    """Drafter directories by name, and what is common to their measurement."""
+    """The drafters to measure, by name, and what they are measured with."""
 
     drafters: Mapping[str, Path]
     target: Target
@@ -40,15 +40,15 @@ class DrafterBench:
     batch_size: int = 1
     coupled: bool = True
     tree: str | None = None
-    """None = each drafter's own."""
+    """The draft tree of all; None = each drafter's own."""
     ignore_config_keys: Sequence[str] = ()
     together: int = 6
     failures: dict[str, str] = field(default_factory=dict)
-    """Drafters that couldn't be run, and why."""
+    """Drafters that couldn't be loaded or run -> the reason."""
 
     @cached_property
     def missing(self) -> list[tuple[str, set[str]]]:
-        """Drafters, each with the tasks it wasn't measured on yet."""
+        """Drafters that lack scores, each with the tasks it has to be measured on."""
         found = []
         for name, path in self.drafters.items():
             self.ledger.open(name, file_hash(*sorted(path.glob("*.safetensors")), path / "config.json"))
@@ -59,7 +59,7 @@ class DrafterBench:
 
     @property
     def work(self) -> int:
-        """Runs of groups to do, plain decoding's included."""
+        """How many runs of groups are to be done, those of plain decoding included."""
         steps = 0
         for batch in _chunks(self.missing, self.together):
             for task in self.tasks:
@@ -68,7 +68,7 @@ class DrafterBench:
         return steps
 
     def run(self, advance: Advance = lambda: None) -> list[Candidate]:
-        """Measure what the ledger doesn't hold; candidates in the order given, those that failed left out."""
+        """Measure what the ledger lacks; returns candidates in the order given, without those that failed."""
         plain = Engine(self.target, self.tokenizer, batch_size=self.batch_size)
         for batch in _chunks(self.missing, self.together):
             engines = {name: engine for name, _ in batch if (engine := self._engine(name)) is not None}

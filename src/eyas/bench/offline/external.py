@@ -1,6 +1,6 @@
-"""A group of prompts answered and timed as its asker hears it: by an engine in this process, or by a server.
+"""Engines and servers measured alike: a group of prompts is answered and timed as a client sees it, prefill included.
 
-Both are timed alike, prefill included, so that the two can be compared. An answer's number is `turn * rows + row`.
+Groups are interleaved as in `runner.py`; figures go into the same report. An answer's number is `turn * rows + row`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,24 @@ from eyas.text.dialogue import Dialogue, converse
 from eyas.types import SamplingParams, Stats
 
 T = TypeVar("T")
+Method = Callable[[Group], LoadRun]
+"""Answers a group of prompts: an engine here, or a server."""
+
+DEFINITIONS = (
+    "tokens/s: output tokens (of a server as its `usage` counts them) / wall time from the request to the end of the "
+    "answer, prefill included. A group of prompts counts with its median run.",
+    "speedup: tokens/s of the method / tokens/s of the baseline.",
+    "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1). Medians over the answers.",
+    ACCEPT_LENGTH,
+    "efficiency: speedup / accept length, if the baseline decodes plainly.",
+    "by position: drafts accepted at that depth / drafts, by the server's counters.",
+    "identical: answers whose text is the baseline's, in every repeat.",
+    "mean: arithmetic mean of the files' figures.",
+)
 
 
 def run_engine_as_client(engine: Engine, group: Group, params: SamplingParams) -> LoadRun:
-    """Decode a group here; a turn begins when the last answer of the turn before is there."""
+    """Decode a group in this process; a turn begins when the last answer of the turn before has ended."""
     dialogues = [Dialogue(row) for row in group]
     began = ended = time.perf_counter()
     starts: dict[int, float] = {0: began}
@@ -67,9 +81,9 @@ def run_engine_as_client(engine: Engine, group: Group, params: SamplingParams) -
 
 
 class Endpoint:
-    """A server that is asked for groups. Use it as a context manager; raises EndpointError if it isn't there.
+    """A server that answers groups of prompts. Use it as a context manager; EndpointError if it can't be reached.
 
-    With a tokenizer prompts are sent as token ids, if the server takes such: `sends_ids` says.
+    With a tokenizer prompts are sent as token ids, if the server takes them: `sends_ids` says so.
     """
 
     def __init__(
@@ -87,7 +101,7 @@ class Endpoint:
     def __enter__(self) -> Endpoint:
         try:
             self._await(self._client.__aenter__())
-            if self._tokenizer is not None and not self._await(self._client.takes_ids(_few(self._tokenizer))):
+            if self._tokenizer is not None and not self._await(self._client.takes_ids(_some_ids(self._tokenizer))):
                 self._tokenizer = None
         except BaseException:
             self.__exit__()
@@ -100,28 +114,28 @@ class Endpoint:
 
     @property
     def sends_ids(self) -> bool:
-        """Are prompts sent as token ids?"""
+        """Whether prompts are sent as token ids."""
         return self._tokenizer is not None
 
     def run(self, group: Group) -> LoadRun:
-        """Ask all rows at once, turn after turn."""
+        """Send all rows of a group at once, turn after turn."""
         return self._await(self._converse(group))
 
     async def _converse(self, group: Group) -> LoadRun:
-        said: list[list[str]] = [[] for _ in group]
+        texts: list[list[str]] = [[] for _ in group]
         open_rows, answers, runs, turn = list(range(len(group))), list[TimedAnswer](), list[LoadRun](), 0
         while open_rows:
             items: dict[int, Item] = {}
             for row in open_rows:
                 number = turn * len(group) + row
                 try:
-                    items[row] = item_of(group[row], group[row].id, self._tokenizer, said[row])
+                    items[row] = item_of(group[row], group[row].id, self._tokenizer, texts[row])
                 except RequestError as error:
                     answers.append(_failed(number, f"{group[row].where}: {error}"))
             run = await self._client.run(Load("closed", max(1, len(items))), list(items.values()), 0, 0)
             for row, answer in zip(items, run.answers, strict=True):
                 answers.append(replace(answer, item=turn * len(group) + row))
-                said[row].append(answer.text)
+                texts[row].append(answer.text)
             failed = {answer.item % len(group) for answer in answers if answer.error is not None}
             turn += 1
             open_rows = [row for row in open_rows if row not in failed and turn < len(group[row].turns or ("",))]
@@ -133,8 +147,8 @@ class Endpoint:
         return self._loop.run_until_complete(work)
 
 
-def _few(tokenizer: Any) -> Sequence[int]:
-    """Some token ids to try a server with."""
+def _some_ids(tokenizer: Any) -> Sequence[int]:
+    """Token ids of a short text, to try whether a server takes any."""
     ids: list[int] = tokenizer("one two")["input_ids"]
     return ids
 
@@ -144,7 +158,7 @@ def _failed(number: int, error: str) -> TimedAnswer:
 
 
 def _counted(stats: Stats) -> SpeculationCounts:
-    """The engine's own counts in the words of servers."""
+    """The engine's statistics as the counters that servers publish."""
     histogram, offered = stats.accepted_histogram, stats.offered_by_depth
     return SpeculationCounts(
         float(offered[0]) if offered else 0.0,
@@ -154,51 +168,33 @@ def _counted(stats: Stats) -> SpeculationCounts:
     )
 
 
-# Methods that are measured from outside: interleaved as in `runner.py`, and their figures in the same report.
-
-
-Ask = Callable[[Group], LoadRun]
-
-DEFINITIONS = (
-    "tokens/s: output tokens (of a server as its `usage` counts them) / wall time from the request to the end of the "
-    "answer, prefill included. A group of prompts counts with its median run.",
-    "speedup: tokens/s of the method / tokens/s of the baseline.",
-    "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1). Medians over the answers.",
-    ACCEPT_LENGTH,
-    "efficiency: speedup / accept length, if the baseline decodes plainly.",
-    "by position: drafts accepted at that depth / drafts, by the server's counters.",
-    "identical: answers whose text is the baseline's, in every repeat.",
-    "mean: arithmetic mean of the files' figures.",
-)
-
-
 @dataclass
 class ExternalResult:
-    """A method on a task."""
+    """What a method did on a task, timed as a client sees it."""
 
     runs: list[LoadRun] = field(default_factory=list)
-    """The groups' median runs."""
+    """The median run of every group."""
     same: int = 0
     compared: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """Output tokens of all answers."""
         return sum(answer.tokens for run in self.runs for answer in run.answers)
 
     @property
     def seconds(self) -> float:
-        """Wall time."""
+        """Wall time of all groups, one after the other."""
         return sum(run.seconds for run in self.runs)
 
     @property
     def counted(self) -> SpeculationCounts:
-        """What was counted of speculation."""
+        """The counters of speculation, summed over the groups."""
         return sum((run.counted for run in self.runs), SpeculationCounts())
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts behind the figures."""
+        """The JSON form: the counts that figures are computed from."""
         return {
             "tokens": self.tokens,
             "seconds": round(self.seconds, 6),
@@ -209,18 +205,16 @@ class ExternalResult:
 
 
 def measure_external(
-    task: Task, methods: Mapping[str, Ask], baseline: str | None, plan: Plan, advance: Advance = lambda: None
+    task: Task, methods: Mapping[str, Method], baseline: str | None, plan: Plan, advance: Advance = lambda: None
 ) -> dict[str, ExternalResult]:
-    """Ask every method for every group; texts are compared with the baseline's."""
-    heard = {name: ExternalResult() for name in methods}
+    """Have every method answer every group, interleaved; texts are compared with the baseline's."""
+    results = {name: ExternalResult() for name in methods}
     for _ in range(plan.warmup if task.groups else 0):
-        for ask in methods.values():
-            ask(task.groups[0])
+        for method in methods.values():
+            method(task.groups[0])
     for number, group in enumerate(task.groups):
-        runs = interleaved(
-            list(methods), lambda name, asked: methods[name](asked), group, plan.repeats, number, advance
-        )
-        for name, one in heard.items():
+        runs = interleaved(list(methods), lambda name, each: methods[name](each), group, plan.repeats, number, advance)
+        for name, one in results.items():
             one.runs.append(median_run(runs[name], lambda run: run.seconds))
             one.errors.update(a.error for run in runs[name] for a in run.answers if a.error is not None)
             if baseline is not None:
@@ -229,49 +223,49 @@ def measure_external(
                 one.same += sum(
                     all(_texts(run).get(item) == text for run in runs[name]) for item, text in texts.items()
                 )
-    return heard
+    return results
 
 
 def _texts(run: LoadRun) -> dict[int, str]:
-    """Number -> text of the answers that came."""
+    """Number -> text of the answers without an error."""
     return {answer.item: answer.text for answer in run.answers if answer.error is None}
 
 
-def external_lines(task: str, heard: Mapping[str, ExternalResult], baseline: str | None) -> list[MethodLine]:
-    """The lines of one file."""
-    base = None if baseline is None else _speed(heard[baseline])
-    plain = baseline is not None and accept_length(heard[baseline].runs) in (None, 1.0)
-    return [_line(task, name, one, base, against_plain=plain and name != baseline) for name, one in heard.items()]
+def external_lines(task: str, results: Mapping[str, ExternalResult], baseline: str | None) -> list[MethodLine]:
+    """The figures of every method on one file."""
+    base = None if baseline is None else _speed(results[baseline])
+    plain = baseline is not None and accept_length(results[baseline].runs) in (None, 1.0)
+    return [_line(task, name, one, base, against_plain=plain and name != baseline) for name, one in results.items()]
 
 
-def _line(task: str, method: str, heard: ExternalResult, base: float | None, *, against_plain: bool) -> MethodLine:
-    good = [answer for run in heard.runs for answer in run.answers if answer.error is None]
-    speed = _speed(heard)
+def _line(task: str, method: str, result: ExternalResult, base: float | None, *, against_plain: bool) -> MethodLine:
+    good = [answer for run in result.runs for answer in run.answers if answer.error is None]
+    speed = _speed(result)
     return MethodLine(
         task,
         method,
         speed,
         None if base is None else speed / base if base else 0.0,
-        accept_length(heard.runs),
+        accept_length(result.runs),
         None,
-        heard.counted.rates,
-        heard.same,
-        heard.compared,
+        result.counted.rates,
+        result.same,
+        result.compared,
         quantiles([answer.first_seconds for answer in good]).get("p50"),
         quantiles([answer.seconds_per_token for answer in good]).get("p50"),
         against_plain=against_plain,
     )
 
 
-def _speed(heard: ExternalResult) -> float:
-    return heard.tokens / heard.seconds if heard.seconds else 0.0
+def _speed(result: ExternalResult) -> float:
+    return result.tokens / result.seconds if result.seconds else 0.0
 
 
-def external_errors(heard: Mapping[str, Mapping[str, ExternalResult]]) -> Sequence[str]:
-    """What went wrong, with counts."""
+def external_errors(results: Mapping[str, Mapping[str, ExternalResult]]) -> Sequence[str]:
+    """Every error of every method and task, with how often it occurred."""
     return [
         f"{task}, {method}: {count} times {error}"
-        for task, methods in heard.items()
+        for task, methods in results.items()
         for method, one in methods.items()
         for error, count in one.errors.items()
     ]

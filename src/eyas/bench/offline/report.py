@@ -1,4 +1,4 @@
-"""Figures from measurements: the table a person reads and the JSON a machine keeps. Every figure is defined here."""
+"""Figures of measurements, as a table for a terminal and as JSON. Every figure is defined here."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ DEFINITIONS = (
 
 @dataclass(frozen=True)
 class MethodLine:
-    """One method on one file, or the mean over files."""
+    """The figures of one method on one file, or their mean over files: a line of the table."""
 
     task: str
     method: str
     tokens_per_second: float
     speedup: float | None
-    """None without a baseline."""
+    """tokens/s over those of the baseline; None without one."""
     accept_length: float | None
-    """None where nobody tells it."""
+    """Tokens per target pass; None if the server doesn't report it."""
     prefill_seconds: float | None
     by_position: list[float]
     same: int
     answers: int
     ttft_ms: float | None = None
+    """Median time to the first text, of methods timed as a client sees them."""
     tpot_ms: float | None = None
-    """Of methods that are timed from outside."""
+    """Median time per token after the first, of the same."""
     against_plain: bool = True
-    """Is it compared with somebody else, who decodes plainly?"""
+    """Whether the baseline is another method, and decodes plainly."""
 
     @property
     def efficiency(self) -> float | None:
-        """None where it would say nothing."""
+        """Speedup / accept length; None without a plain baseline or without one of the two."""
         if self.method == PLAIN or not self.against_plain or self.speedup is None:
             return None
         return self.speedup / self.accept_length if self.accept_length else None
 
 
 def lines_of(task: str, results: Mapping[str, MethodResult]) -> list[MethodLine]:
-    """The lines of one file."""
+    """The figures of every method on one file."""
     base = results[PLAIN].stats.tokens_per_second
     return [
         MethodLine(
@@ -72,7 +73,7 @@ def lines_of(task: str, results: Mapping[str, MethodResult]) -> list[MethodLine]
 
 
 def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
-    """One line a method, over all files; none if there is one file only."""
+    """The mean of every method over all files; empty if there is one file only."""
     if len({line.task for line in lines}) < 2:
         return []
     made = []
@@ -99,15 +100,15 @@ def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None if one is missing."""
+    """Arithmetic mean; None if a value is missing."""
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
 
 
 def table_of(lines: Sequence[MethodLine], title: str) -> Table:
-    """The table for people."""
-    heard = any(line.ttft_ms is not None for line in lines)
-    times = ("TTFT ms", "TPOT ms") if heard else ("prefill s",)
+    """The table for a terminal; with TTFT and TPOT in place of prefill if any method has them."""
+    as_client = any(line.ttft_ms is not None for line in lines)
+    times = ("TTFT ms", "TPOT ms") if as_client else ("prefill s",)
     table = Table("file", "method", title=title)
     for name in ("tokens/s", "speedup", "accept length", "efficiency", *times):
         table.add_column(name, justify="right")
@@ -123,7 +124,7 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
             _cell(line.efficiency, "{:.2f}"),
             *(
                 (_cell(line.ttft_ms, "{:.1f}"), _cell(line.tpot_ms, "{:.1f}"))
-                if heard
+                if as_client
                 else (_cell(line.prefill_seconds, "{:.2f}"),)
             ),
             " ".join(f"{rate:.2f}" for rate in line.by_position),
@@ -133,12 +134,12 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
 
 
 def _cell(value: float | None, form: str) -> str:
-    """Empty where nothing is known."""
+    """The formatted value; empty for None."""
     return "" if value is None else form.format(value)
 
 
 def line_dict(line: MethodLine) -> dict[str, Any]:
-    """A line for JSON."""
+    """The JSON form, rounded to four digits."""
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()}
     del rounded["against_plain"]
     rounded["by_position"] = [round(rate, 4) for rate in line.by_position]
@@ -152,7 +153,7 @@ def report_dict(
     results: Mapping[str, Mapping[str, MethodResult]],
     errors: Sequence[str],
 ) -> dict[str, Any]:
-    """The whole measurement for JSON: figures, and the counts they came from."""
+    """The JSON form of a measurement: figures, and the counts they came from."""
     lines = [line for task, measured in results.items() for line in lines_of(task, measured)]
     counts = {
         task: {method: one.stats.as_dict() for method, one in measured.items()} for task, measured in results.items()
@@ -168,7 +169,7 @@ def document(
     counts: Mapping[str, Any],
     errors: Sequence[str],
 ) -> dict[str, Any]:
-    """The report for JSON, however its lines were measured; `counts` by task and method."""
+    """The JSON form of a report, however its lines were measured; `counts` by task and method."""
     return {
         "machine": dict(machine),
         "settings": dict(settings),

@@ -1,7 +1,8 @@
-"""The measurement: for each group of prompts every method in turn, in an order that rotates, several times.
+"""Prompt files measured with several engines: for each group of prompts every method in turn, several times.
 
-Interleaving spreads the machine's moods over all methods alike; rotating keeps any from always running first.
-The run with the median decoding time stands for its group, so that counts and times belong together.
+A prompt file is cut into groups of rows that are decoded together. Interleaving spreads the machine's moods over all
+methods alike; rotating the order keeps any from always running first. The run with the median decoding time stands for
+its group, so that counts and times belong together.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from eyas.text.prompts import BadRow, PromptRow, read_prompts
 from eyas.types import Completion, SamplingParams, Stats
 
 PLAIN = "none"
+"""The name of plain decoding among the methods."""
+Group = Sequence[PromptRow]
+"""Rows that are decoded together."""
+Advance = Callable[[], None]
+"""Called after every run of a group, to show progress."""
+RunT = TypeVar("RunT")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How often."""
+    """How often every group is run with every method, and how often the first one before that, uncounted."""
 
     repeats: int = 3
     warmup: int = 1
@@ -29,7 +36,7 @@ class Plan:
 
 @dataclass
 class MethodResult:
-    """A method on a task."""
+    """The statistics of a method on a task."""
 
     stats: Stats = field(default_factory=Stats)
     """Pooled over the groups' median runs."""
@@ -41,12 +48,8 @@ class MethodResult:
 
     @property
     def identical(self) -> bool:
-        """Was every answer plain decoding's?"""
+        """Whether every answer is plain decoding's, token for token."""
         return self.same == self.answers
-
-
-Advance = Callable[[], None]
-RunT = TypeVar("RunT")
 
 
 def measure(
@@ -56,7 +59,7 @@ def measure(
     plan: Plan,
     advance: Advance = lambda: None,
 ) -> dict[str, MethodResult]:
-    """Run a task with every engine; the one named `none` is what the others' tokens are compared with."""
+    """Run a task with every engine; tokens are compared with those of the one named `none`, plain decoding."""
 
     def run(name: str, group: Group) -> GroupRun:
         return run_group(engines[name], group, params)
@@ -85,7 +88,7 @@ def interleaved(
     number: int,
     advance: Advance,
 ) -> dict[str, list[RunT]]:
-    """Run every method so many times on a group, the task's `number`-th: name -> its runs."""
+    """Run every method `repeats` times on a group, the task's `number`-th: name -> its runs."""
     runs: dict[str, list[RunT]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name in rotated(names, number + repeat):
@@ -95,14 +98,14 @@ def interleaved(
 
 
 def rotated(names: Sequence[str], by: int) -> Iterator[str]:
-    """The names from the `by`-th on, round and round."""
+    """All names, beginning with the `by`-th and wrapping around."""
     by %= len(names)
     yield from names[by:]
     yield from names[:by]
 
 
 def median_run(runs: Sequence[RunT], seconds: Callable[[RunT], float]) -> RunT:
-    """The run in the middle; the faster one of two."""
+    """The run with the median time; of an even number the faster of the middle two."""
     return sorted(runs, key=seconds)[(len(runs) - 1) // 2]
 
 
@@ -117,15 +120,9 @@ def _add(result: MethodResult, runs: Sequence[GroupRun], plain: GroupRun) -> Non
     )
 
 
-# What is measured: prompt files cut into groups that are decoded together, and one timed run of a group.
-
-
-Group = Sequence[PromptRow]
-
-
 @dataclass
 class Task:
-    """A prompt file: its good rows, `batch_size` at a time, and what was wrong with the others."""
+    """A prompt file: its rows in groups, and what is wrong with rows that can't be read."""
 
     name: str
     groups: list[Group]
@@ -133,7 +130,7 @@ class Task:
 
 
 def read_tasks(paths: Sequence[Path], batch_size: int, limit: int | None = None) -> list[Task]:
-    """All files, each once, named by its stem or, where two share one, by its path."""
+    """Read all files, each once; a task is named by its file's stem or, where two share one, by the path."""
     distinct = list(dict.fromkeys(paths))
     stems = [path.stem for path in distinct]
     tasks = [read_task(path, batch_size, limit) for path in distinct]
@@ -144,7 +141,7 @@ def read_tasks(paths: Sequence[Path], batch_size: int, limit: int | None = None)
 
 
 def read_task(path: Path, batch_size: int, limit: int | None = None) -> Task:
-    """Cut a file into groups; a single row is a group of its own, so figures of batch 1 are per row."""
+    """Read a file and cut it into groups of `batch_size` rows; `limit` rows at most."""
     rows = read_prompts(path, limit)
     good = [row for row in rows if isinstance(row, PromptRow)]
     groups: list[Group] = [good[i : i + batch_size] for i in range(0, len(good), batch_size)]
@@ -152,22 +149,22 @@ def read_task(path: Path, batch_size: int, limit: int | None = None) -> Task:
 
 
 class GroupRun(NamedTuple):
-    """One run of a group."""
+    """One timed run of a group of prompts."""
 
     stats: Stats
     token_ids: list[list[int]]
-    """Every turn of every row."""
+    """One list for every turn of every row."""
     errors: list[str]
 
 
 def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
-    """Decode a group. Times are wall time: what sequences of a batch share is counted once."""
+    """Decode a group, turn by turn. Times are wall time: what the sequences of a batch share is counted once."""
     dialogues = [Dialogue(row) for row in group]
     for _ in converse(engine, dialogues, params):
         pass
     stats = Stats()
     for turn in range(max(len(dialogue.completions) for dialogue in dialogues)):
-        stats.merge(_together([d.completions[turn] for d in dialogues if len(d.completions) > turn]))
+        stats.merge(_pooled([d.completions[turn] for d in dialogues if len(d.completions) > turn]))
     return GroupRun(
         stats,
         [completion.token_ids for dialogue in dialogues for completion in dialogue.completions],
@@ -175,8 +172,8 @@ def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
     )
 
 
-def _together(completions: Sequence[Completion]) -> Stats:
-    """Sequences that began together: the one that ran longest took part in every round."""
+def _pooled(completions: Sequence[Completion]) -> Stats:
+    """Statistics of sequences that began together; times are those of the one that ran longest."""
     stats = Stats()
     for completion in completions:
         stats.merge(completion.stats)

@@ -1,4 +1,9 @@
-"""Which draft tree suits a drafter on this machine: depth x top_k x nodes, and chains, by successive halving."""
+"""The best draft tree for a drafter on this machine: chains, and depth x top_k x nodes, by successive halving.
+
+Successive halving tries many settings on few prompts, then ever fewer settings on ever more prompts. Every rung is a
+measurement of its own, with everything in it interleaved. Earlier rungs only drop settings; the figures of the
+finalists come from the last one, on all prompts.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +24,12 @@ from eyas.files import write_json
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
+FACTOR = 3
+"""A rung keeps one setting in three, and gives each three times the prompts."""
+
 
 class Setting(NamedTuple):
-    """A tree by its numbers; a chain has top_k 1 and as many nodes as levels."""
+    """The numbers of a tree; a chain has top_k 1 and as many nodes as levels."""
 
     depth: int
     top_k: int
@@ -29,15 +37,15 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What `--tree` takes."""
+        """The tree as `--tree` takes it."""
         return f"chain:{self.depth}" if self.top_k == 1 else f"dynamic:{self.depth},{self.top_k},{self.nodes}"
 
 
 def grid(depths: Sequence[int], top_ks: Sequence[int], nodes: Sequence[int], chains: Sequence[int]) -> list[Setting]:
-    """Every combination that is a tree of its own, chains first.
+    """Every combination that is a distinct tree, chains first. UsageError if there is none.
 
-    Left out: more nodes than the beam offers (top_k on the first level, top_k squared on each other one), which is
-    the tree with fewer nodes again, and fewer nodes than levels, of which the last could never be verified.
+    Left out are trees with more nodes than the beam offers (top_k on the first level, top_k squared on each other one),
+    which are the same as with fewer nodes, and trees with fewer nodes than levels, which never reach their last level.
     """
     chosen = [Setting(length, 1, length) for length in chains]
     for depth in depths:
@@ -54,9 +62,27 @@ def grid(depths: Sequence[int], top_ks: Sequence[int], nodes: Sequence[int], cha
     return settings
 
 
+class Rung(NamedTuple):
+    """How many settings are measured on how many groups of prompts."""
+
+    settings: int
+    groups: int
+
+
+def rungs(settings: int, groups: int, *, coarse: int, finalists: int) -> list[Rung]:
+    """Plan the rungs: from all `settings` on `coarse` groups down to `finalists` on all `groups`."""
+    plan = []
+    left, prompts = settings, min(coarse, groups)
+    while left > finalists:
+        plan.append(Rung(left, prompts))
+        left = max(finalists, ceil(left / FACTOR))
+        prompts = min(prompts * FACTOR, groups)
+    return [*plan, Rung(left, groups)]
+
+
 @dataclass(frozen=True)
 class Pass:
-    """One rung, measured."""
+    """A rung that was measured, and the scores of its settings."""
 
     rung: Rung
     candidates: tuple[Candidate, ...]
@@ -64,7 +90,7 @@ class Pass:
 
 @dataclass
 class TreeSweep:
-    """One drafter on one target with many trees; `engines` by setting name, and plain decoding."""
+    """The search over trees for one drafter and target; `engines` by setting name, and plain decoding's."""
 
     engines: Mapping[str, Engine]
     settings: Sequence[Setting]
@@ -75,17 +101,18 @@ class TreeSweep:
     coarse: int = 2
     """Groups of prompts of a task in the first pass, each run once."""
     finalists: int = 4
+    """Settings in the last pass, which runs every group with all repeats."""
     passes: list[Pass] = field(default_factory=list)
 
     @property
     def rungs(self) -> list[Rung]:
-        """What will be measured."""
+        """The rungs that will be measured, coarsest first."""
         most = max(len(task.groups) for task in self.tasks)
         return rungs(len(self.settings), most, coarse=self.coarse, finalists=self.finalists)
 
     @property
     def work(self) -> int:
-        """Runs of groups, plain decoding's included."""
+        """How many runs of groups that takes, those of plain decoding included."""
         total = 0
         for number, rung in enumerate(self.rungs, start=1):
             groups = sum(min(rung.groups, len(task.groups)) for task in self.tasks)
@@ -93,19 +120,19 @@ class TreeSweep:
         return total
 
     def run(self, advance: Advance = lambda: None) -> Selection:
-        """All passes; the choice is among the finalists, by the last pass alone."""
-        alive = [setting.name for setting in self.settings]
+        """Run all passes; the choice is among the finalists, by the last pass alone."""
+        remaining = [setting.name for setting in self.settings]
         for number, rung in enumerate(self.rungs, start=1):
             last = number == len(self.rungs)
             plan = self.plan if last else Plan(1, self.plan.warmup)
-            names = alive[: rung.settings]
+            names = remaining[: rung.settings]
             candidates = self._measure(names, rung.groups, plan, advance)
             self.passes.append(Pass(rung, tuple(candidates)))
-            alive = [candidate.name for candidate in sorted(candidates, key=self._promise, reverse=True)]
+            remaining = [candidate.name for candidate in sorted(candidates, key=self._rung_score, reverse=True)]
         return choose(self.passes[-1].candidates, self.by)
 
-    def _promise(self, candidate: Candidate) -> float:
-        """What decides who goes on: few runs are easily disturbed, so speed is judged by the pace."""
+    def _rung_score(self, candidate: Candidate) -> float:
+        """What decides which settings stay: few runs are easily disturbed, so speed is judged by the pace."""
         return candidate.mean(self.by) if self.by == "accept_length" else candidate.pace
 
     def _measure(self, names: Sequence[str], groups: int, plan: Plan, advance: Advance) -> list[Candidate]:
@@ -118,6 +145,67 @@ class TreeSweep:
             for name in names:
                 scores[name][task.name] = task_score(results[name], results[PLAIN])
         return [Candidate(name, found) for name, found in scores.items()]
+
+
+@dataclass(frozen=True)
+class TreeReport:
+    """The result of a search over draft trees: the choice, and every figure that was taken."""
+
+    drafter: str
+    settings_tried: Sequence[Setting]
+    passes: Sequence[Pass]
+    choice: Selection
+    settings: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    errors: Sequence[str]
+
+    @property
+    def in_order(self) -> list[tuple[Candidate, Pass]]:
+        """Finalists, best first, then dropped settings, those of later passes first; each with its last pass."""
+        seen: set[str] = set()
+        rows = []
+        for done in reversed(self.passes):
+            for candidate in rank([c for c in done.candidates if c.name not in seen], self.choice.by):
+                seen.add(candidate.name)
+                rows.append((candidate, done))
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form; `passes` holds every figure that was taken."""
+        numbers = {setting.name: setting._asdict() for setting in self.settings_tried}
+        return {
+            "drafter": self.drafter,
+            "settings": dict(self.settings),
+            "machine": dict(self.machine),
+            **self.choice.as_dict(),
+            "passes": [
+                {
+                    "prompts": done.rung.groups,
+                    "candidates": [candidate.as_dict() | numbers[candidate.name] for candidate in done.candidates],
+                }
+                for done in self.passes
+            ],
+            "errors": list(self.errors),
+        }
+
+    def table(self) -> Table:
+        """The ranking for a terminal; a setting's figures are those of the last pass it took part in."""
+        table = Table("", "tree", title=f"Draft trees for {self.drafter}")
+        for header in ("tokens/s", "speedup", "accept length", "efficiency", "prompts a file"):
+            table.add_column(header, justify="right")
+        for candidate, done in self.in_order:
+            mark = "pick" if candidate is self.choice.best else "tie" if candidate.name in self.choice.ties else ""
+            speedup, length = candidate.mean("speedup"), candidate.mean("accept_length")
+            table.add_row(
+                mark,
+                candidate.name,
+                f"{candidate.mean('tokens_per_second'):.1f}",
+                f"{speedup:.2f}x",
+                f"{length:.2f}",
+                f"{speedup / length:.2f}" if length else "",
+                str(done.rung.groups),
+            )
+        return table
 
 
 def write_default_tree(drafter: Path, tree: str) -> None:
@@ -137,95 +225,3 @@ def write_default_tree(drafter: Path, tree: str) -> None:
         write_json(path, config, ensure_ascii=text.isascii())
     except OSError as error:
         raise CheckpointError(f"can't write {path}: {error.strerror}") from error
-
-
-# Successive halving: many settings on few prompts, ever fewer settings on ever more prompts.
-#
-# Every rung is a measurement of its own, everything in it interleaved. Only the last, on all prompts, gives the figures
-# of the finalists; what an earlier rung said is used to drop settings, and reported as what it is.
-
-
-FACTOR = 3
-"""A rung keeps one setting in three, and gives each three times the prompts."""
-
-
-class Rung(NamedTuple):
-    """How many settings are measured on how many groups of prompts."""
-
-    settings: int
-    groups: int
-
-
-def rungs(settings: int, groups: int, *, coarse: int, finalists: int) -> list[Rung]:
-    """The plan: from all `settings` on `coarse` groups down to `finalists` on all `groups`."""
-    plan = []
-    left, prompts = settings, min(coarse, groups)
-    while left > finalists:
-        plan.append(Rung(left, prompts))
-        left = max(finalists, ceil(left / FACTOR))
-        prompts = min(prompts * FACTOR, groups)
-    return [*plan, Rung(left, groups)]
-
-
-# What a sweep over draft trees found: ranked table and JSON.
-
-
-@dataclass(frozen=True)
-class TreeReport:
-    """Everything about the choice."""
-
-    drafter: str
-    settings_tried: Sequence[Setting]
-    passes: Sequence[Pass]
-    choice: Selection
-    settings: Mapping[str, Any]
-    machine: Mapping[str, Any]
-    errors: Sequence[str]
-
-    @property
-    def in_order(self) -> list[tuple[Candidate, Pass]]:
-        """Finalists best first, then the dropped ones, those that went further before the others."""
-        seen: set[str] = set()
-        rows = []
-        for done in reversed(self.passes):
-            for candidate in rank([c for c in done.candidates if c.name not in seen], self.choice.by):
-                seen.add(candidate.name)
-                rows.append((candidate, done))
-        return rows
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object; `passes` holds every figure that was taken."""
-        numbers = {setting.name: setting._asdict() for setting in self.settings_tried}
-        return {
-            "drafter": self.drafter,
-            "settings": dict(self.settings),
-            "machine": dict(self.machine),
-            **self.choice.as_dict(),
-            "passes": [
-                {
-                    "prompts": done.rung.groups,
-                    "candidates": [candidate.as_dict() | numbers[candidate.name] for candidate in done.candidates],
-                }
-                for done in self.passes
-            ],
-            "errors": list(self.errors),
-        }
-
-    def table(self) -> Table:
-        """Ranked; a setting's figures are those of the last pass it took part in."""
-        table = Table("", "tree", title=f"Draft trees for {self.drafter}")
-        for header in ("tokens/s", "speedup", "accept length", "efficiency", "prompts a file"):
-            table.add_column(header, justify="right")
-        for candidate, done in self.in_order:
-            mark = "pick" if candidate is self.choice.best else "tie" if candidate.name in self.choice.ties else ""
-            speedup, length = candidate.mean("speedup"), candidate.mean("accept_length")
-            table.add_row(
-                mark,
-                candidate.name,
-                f"{candidate.mean('tokens_per_second'):.1f}",
-                f"{speedup:.2f}x",
-                f"{length:.2f}",
-                f"{speedup / length:.2f}" if length else "",
-                str(done.rung.groups),
-            )
-        return table

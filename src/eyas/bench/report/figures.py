@@ -1,4 +1,4 @@
-"""How training went: loss, how often a step's best guess was right, accept length."""
+"""The figures of reports: a training run, its checkpoints on real tasks, a tree sweep, servers under load."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 from eyas.bench.offline.checkpoints import TrainingRun
 from eyas.bench.report.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, canvas, label, seconds_axis, svg
 
+ROWS = (("speedup", "speedup (x plain decoding)"), ("accept_length", "accept length (tokens a pass)"))
+"""The rows of a tree sweep's figure: name in the report, label."""
+_AXIS = {"closed": "clients at once", "open": "requests a second"}
+"""Kind of load -> label of its axis."""
+
 
 def training_figure(run: TrainingRun) -> bytes:
-    """An SVG of what the run's log says."""
-    ends = [run.moment(record) for record in run.records]
-    unit, name = seconds_axis(ends) if run.timed else (1.0, "")
+    """An SVG of a run's log: loss, accuracy of every draft step, accept length."""
+    moments = [run.moment(record) for record in run.records]
+    unit, name = seconds_axis(moments) if run.timed else (1.0, "")
     across = f"training time ({name})" if run.timed else "step"
     steps = sorted({key for record in run.records for key in record if key.startswith("validation_accuracy_")})
     with canvas(1, 3, 10.5, 3.2) as (figure, grid):
@@ -34,22 +39,22 @@ def training_figure(run: TrainingRun) -> bytes:
 
 
 def curve(axes: Any, run: TrainingRun, metric: str, unit: float, colour: str, name: str, marker: str = ".") -> None:
-    """A metric of the log over the run's axis, if the log has it; `unit` is what its seconds are divided by."""
+    """Plot a metric over the run's axis, if the log has it; seconds are divided by `unit`."""
     moments, values = run.curve(metric)
     if values:
         axes.plot([moment / unit for moment in moments], values, color=colour, marker=marker, label=name)
 
 
-# Training and real decoding on one time axis: where the first still improves and the second doesn't, it over-fits.
-
-
 def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
-    """An SVG: loss, accept length, speedup. `report` is `CheckpointReport.as_dict()`."""
+    """An SVG of training and real decoding on one time axis: where only the first still improves, it over-fits.
+
+    `report` is `CheckpointReport.as_dict()`: loss, accept length and speedup are drawn.
+    """
     measured = {candidate["name"]: candidate for candidate in report["ranked"]}
     rows = [(row, measured[row["name"]]) for row in report["checkpoints"]]
-    places = [row["training"].get("moment", 0.0) if run.timed else row["step"] for row, _ in rows]
-    unit, axis = seconds_axis(places) if run.timed else (1.0, "")
-    x = [place / unit for place in places]
+    moments = [row["training"].get("moment", 0.0) if run.timed else row["step"] for row, _ in rows]
+    unit, axis = seconds_axis(moments) if run.timed else (1.0, "")
+    x = [moment / unit for moment in moments]
     tasks = list(report["ranked"][0]["tasks"])
     with canvas(3, 1, 7.0, 7.5, sharex=True) as (figure, grid):
         loss, length, speed = (line[0] for line in grid)
@@ -68,23 +73,18 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
         label(length, "", "accept length (tokens a pass)", "What decoding gives")
         label(speed, f"training time ({axis})" if run.timed else "step", "speedup (x plain decoding)")
         speed.axhline(1.0, color=GREY, linewidth=0.8)
-        pick = next(place for place, (row, _) in zip(x, rows, strict=True) if row["name"] == report["pick"])
+        pick = next(moment for moment, (row, _) in zip(x, rows, strict=True) if row["name"] == report["pick"])
         for axes in (loss, length, speed):
             axes.axvline(pick, color=GREY, linestyle=":", label=f"pick: {report['pick']}")
             axes.legend(fontsize=7)
         return svg(figure)
 
 
-# The heat map of a tree sweep: depth against nodes, one panel a beam, speedup above accept length.
-
-
-ROWS = (("speedup", "speedup (x plain decoding)"), ("accept_length", "accept length (tokens a pass)"))
-
-
 def tree_figure(report: Mapping[str, Any]) -> bytes:
-    """An SVG of the first pass, in which every setting ran; finalists are framed, the pick is starred.
+    """An SVG heat map of a tree sweep: depth against nodes, a panel for each beam, speedup above accept length.
 
-    `report` is `TreeReport.as_dict()`.
+    Shown is the first pass, in which every setting ran; finalists are framed, the pick is starred. `report` is
+    `TreeReport.as_dict()`.
     """
     first, last = report["passes"][0], report["passes"][-1]
     beams = sorted({candidate["top_k"] for candidate in first["candidates"]})
@@ -130,7 +130,7 @@ def _panel(
 
 
 def _column(candidate: Mapping[str, Any]) -> int:
-    """Nodes; chains, whose nodes are their levels, share one column."""
+    """The column of a candidate: its nodes, or 0 for chains, which share one column."""
     return 0 if candidate["top_k"] == 1 else int(candidate["nodes"])
 
 
@@ -140,14 +140,11 @@ def _frame(x: int, y: int) -> Any:
     return Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor=RED, linewidth=1.8)
 
 
-# Plots of a serving benchmark, from its JSON: throughput, ratios, latencies and accept length by load.
-
-
-_AXIS = {"closed": "clients at once", "open": "requests a second"}
-
-
 def serve_figure(content: Mapping[str, Any]) -> bytes:
-    """An SVG of `ServeReport.as_dict()`; one kind of load a report."""
+    """An SVG of a serving benchmark: throughput, ratios, latencies and accept length by load.
+
+    `content` is `ServeReport.as_dict()`, whose loads are all of one kind.
+    """
     lines = content["lines"]
     sides = list(dict.fromkeys(line["side"] for line in lines))
     baseline = content["baseline"]
@@ -162,12 +159,12 @@ def serve_figure(content: Mapping[str, Any]) -> bytes:
                 ratios = axes[0][1].plot(at, [line["ratio_median"] for line in mine], **style)[0]
                 least, most = ([pick(line["ratios"]) for line in mine] for pick in (min, max))
                 axes[0][1].fill_between(at, least, most, color=ratios.get_color(), alpha=0.2, linewidth=0)
-            for place, name in ((axes[0][2], "ttft_ms"), (axes[1][0], "tpot_ms"), (axes[1][1], "e2e_ms")):
+            for panel, name in ((axes[0][2], "ttft_ms"), (axes[1][0], "tpot_ms"), (axes[1][1], "e2e_ms")):
                 for quantile, dashes in (("p50", "-"), ("p99", ":")):
                     known = [line for line in mine if line[name]]
-                    told = style if quantile == "p50" else {**style, "label": None, "marker": None}
+                    options = style if quantile == "p50" else {**style, "label": None, "marker": None}
                     levels = [line["load"]["level"] for line in known]
-                    place.plot(levels, [line[name][quantile] for line in known], linestyle=dashes, **told)
+                    panel.plot(levels, [line[name][quantile] for line in known], linestyle=dashes, **options)
             known = [line for line in mine if line["accept_length"] is not None]
             levels = [line["load"]["level"] for line in known]
             axes[1][2].plot(levels, [line["accept_length"] for line in known], **style)
@@ -184,12 +181,12 @@ def serve_figure(content: Mapping[str, Any]) -> bytes:
             ("ms", "whole answer, p50 and p99 (dotted)"),
             ("tokens per target pass", "accept length"),
         )
-        for place, (y_name, title) in zip((one for row in axes for one in row), titles, strict=True):
-            label(place, x_name, y_name, title)
-            place.set_xscale("log", base=2)
-            place.xaxis.set_major_formatter("{x:g}")
-        for place in (axes[0][2], axes[1][0], axes[1][1]):
-            place.set_yscale("log")
+        for panel, (y_name, title) in zip((one for row in axes for one in row), titles, strict=True):
+            label(panel, x_name, y_name, title)
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter("{x:g}")
+        for panel in (axes[0][2], axes[1][0], axes[1][1]):
+            panel.set_yscale("log")
         axes[0][0].legend(fontsize=7)
         return svg(figure)
 

@@ -1,4 +1,4 @@
-"""A report as one HTML file: text, tables and plots inside it, no script, nothing to load."""
+"""A report as one HTML file that holds its texts, tables and plots, has no script and loads nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import eyas
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph; `faint` ones are set in grey."""
 
     kind: ClassVar[str] = "text"
     text: str
@@ -24,7 +24,7 @@ class Text:
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table; columns whose every cell looks like a number are set to the right, `marked` rows stand out."""
+    """A table; columns of numbers are aligned to the right, `marked` rows are highlighted."""
 
     kind: ClassVar[str] = "table"
     headers: Sequence[str]
@@ -34,14 +34,14 @@ class DataTable:
 
     @property
     def numeric(self) -> list[int]:
-        """Columns of numbers."""
+        """Indices of the columns whose every cell looks like a number."""
         width = max((len(row) for row in self.rows), default=0)
         return [i for i in range(width) if self.headers and all(_number(row[i]) for row in self.rows)]
 
 
 @dataclass(frozen=True)
 class Image:
-    """A plot; `alt` says what it shows to who can't see it."""
+    """A plot; `alt` describes it for readers who can't see it."""
 
     kind: ClassVar[str] = "image"
     svg: bytes
@@ -49,13 +49,13 @@ class Image:
 
     @property
     def data(self) -> str:
-        """As it stands in the page."""
+        """The SVG in base64, for a data URL."""
         return base64.b64encode(self.svg).decode("ascii")
 
 
 @dataclass(frozen=True)
 class Json:
-    """Everything, folded away."""
+    """A JSON document under a title, folded until it is clicked."""
 
     kind: ClassVar[str] = "json"
     title: str
@@ -63,7 +63,7 @@ class Json:
 
     @property
     def text(self) -> str:
-        """Indented."""
+        """The document as indented JSON."""
         return json.dumps(self.value, indent=2, ensure_ascii=False)
 
 
@@ -72,14 +72,14 @@ Block = Text | DataTable | Image | Json
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: Sequence[Block]
 
 
 def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The page."""
+    """The HTML of a report: title, the sentences that sum it up, sections."""
     loader = PackageLoader("eyas.bench.report", package_path=".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.get_template("page.html.j2")
@@ -87,13 +87,13 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def pairs(values: dict[str, Any]) -> DataTable:
-    """A table of names and values; absent values are left out."""
+    """A table of names and values; empty values are left out."""
     rows = [(name.replace("_", " "), cell(value)) for name, value in values.items() if value not in (None, {}, [], "")]
     return DataTable((), rows)
 
 
 def cell(value: Any) -> str:
-    """A value for people."""
+    """A value as the text of a table's cell."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The one style of every plot, and how a figure becomes a file.
+"""The style of all plots, and how a figure becomes an SVG file.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart; text and lines are a mid grey on a transparent
 ground, legible on light and dark pages. matplotlib is imported when a plot is made, without a display.
@@ -41,7 +41,7 @@ _STYLE: dict[str, Any] = {
 
 @contextmanager
 def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """A figure of the style (inches) and its axes [rows][columns]; `options` go to `Figure.subplots`."""
+    """A figure in the style, its size in inches, and its axes [rows][columns]; `options` go to `Figure.subplots`."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,7 +55,7 @@ def canvas(rows: int, columns: int, width: float, height: float, **options: Any)
 
 
 def label(axes: Any, x: str, y: str, title: str = "") -> None:
-    """Name both axes, units included."""
+    """Label both axes, units included, and draw a faint grid."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if title:
@@ -64,7 +64,7 @@ def label(axes: Any, x: str, y: str, title: str = "") -> None:
 
 
 def svg(figure: Any) -> bytes:
-    """The figure as SVG."""
+    """The figure as an SVG document, the same bytes every time."""
     import matplotlib as mpl
 
     out = io.BytesIO()
@@ -74,7 +74,7 @@ def svg(figure: Any) -> bytes:
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse a plot file that can't be written, before anything is measured."""
+    """Raise UsageError for a plot file that can't be written, before anything is measured."""
     if path is not None and path.suffix != ".svg":
         raise UsageError(f"{path}: plots are written as .svg")
     if path is not None and not path.parent.is_dir():
@@ -82,7 +82,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def seconds_axis(values: Sequence[float]) -> tuple[float, str]:
-    """A unit that suits a span of seconds: what to divide by, and its name."""
+    """The unit that suits a span of seconds: the seconds in it, and its name."""
     longest = max(values, default=0.0)
     for seconds, name in ((3600.0, "hours"), (60.0, "minutes")):
         if longest >= 2 * seconds:

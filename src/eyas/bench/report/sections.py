@@ -1,4 +1,4 @@
-"""The parts of a report, each made from files that the verbs leave behind."""
+"""The sections of a report on a training run, each made from files that verbs have written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Report = Mapping[str, Any]
 
 
 def trained_section(run: TrainingRun, drafter: Report) -> Section:
-    """What was trained on what: from the recipe and the drafter's config.json."""
+    """What was trained on what, by the recipe and the drafter's config.json."""
     made = drafter.get("eyas", {})
     sizes = {
         "layers": drafter.get("num_hidden_layers"),
@@ -40,7 +40,7 @@ def trained_section(run: TrainingRun, drafter: Report) -> Section:
 
 
 def data_section(reports: Sequence[tuple[str, Report]]) -> Section:
-    """Chat folders: what went in, what was dropped, what came out. `reports`: (folder's name, its report.json)."""
+    """Chat folders: what was read, dropped and written. `reports`: (the folder's name, its report.json)."""
     blocks: list[Block] = []
     for name, report in reports:
         blocks.append(Text(f"{name}, made by {report.get('made_by', 'an unknown tool')}"))
@@ -78,7 +78,7 @@ def _prepared(report: Report) -> list[Block]:
 
 
 def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: int, ours: str) -> Section:
-    """The store: bytes as planned and as they lie on disk. `planned`: (layout, bytes), the classic one first."""
+    """The store: bytes planned and bytes on disk. `planned`: (layout, bytes), the classic one first."""
     splits = manifest["settings"]["splits"]
     tokens = sum(split["tokens"] for split in splits.values())
     classic = planned[0][1]
@@ -107,13 +107,13 @@ def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: 
 
 
 def training_section(run: TrainingRun) -> Section:
-    """Curves of the run's log."""
+    """The curves of the run's log over training time."""
     words = "Loss, share of right best guesses at every draft step, and accept length, over the time spent training."
     return Section("Training", [Image(training_figure(run), words), Text(words, faint=True)])
 
 
 def checkpoint_section(run: TrainingRun, report: Report) -> Section:
-    """Every checkpoint on real tasks, and the pick."""
+    """Every checkpoint on real tasks, and the one that was chosen."""
     ranked = {candidate["name"]: candidate for candidate in report["ranked"]}
     tasks = list(report["ranked"][0]["tasks"])
     shown = [metric for metric in METRICS if any(metric in row["training"] for row in report["checkpoints"])]
@@ -127,21 +127,21 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
         metrics = [f"{row['training'][metric]:.3f}" if metric in row["training"] else "" for metric in shown]
         mean = f"{candidate['mean']['accept_length']:.3f} / {candidate['mean']['speedup']:.2f}x"
         rows.append((row["name"], *metrics, *figures, mean))
-    place = [row["name"] for row in report["checkpoints"]].index(report["pick"])
+    chosen = [row["name"] for row in report["checkpoints"]].index(report["pick"])
     headers = ("checkpoint", *(metric.replace("_", " ") for metric in shown), *tasks, "mean")
     return Section(
         "Checkpoints on real tasks",
         [
             Text(f"Pick: {report['reason']}"),
             Image(checkpoint_figure(run, report), "Training metrics, accept length and speedup on one time axis."),
-            DataTable(headers, rows, caption="accept length / speedup over plain decoding", marked=[place]),
+            DataTable(headers, rows, caption="accept length / speedup over plain decoding", marked=[chosen]),
             *_warning(report),
         ],
     )
 
 
 def tree_section(report: Report) -> Section:
-    """The heat map and the finalists."""
+    """The heat map of draft trees and its finalists."""
     rows = [
         (
             candidate["name"],
@@ -174,7 +174,7 @@ def _warning(report: Report) -> list[Block]:
 
 
 def provenance_section(drafter: Report, machine: Report, recipe: Report) -> Section:
-    """Where it comes from and where it was measured."""
+    """The machine of the measurements, the drafter's provenance and the recipe."""
     blocks: list[Block] = [pairs({name: value for name, value in machine.items() if name != "load_average"})]
     if "eyas" in drafter:
         blocks.append(Json("the drafter's provenance", drafter["eyas"]))

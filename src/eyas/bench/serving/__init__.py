@@ -1,1 +1,1 @@
-"""Measurements of servers under load, over HTTP."""
+"""Measurements of servers under load, by HTTP alone."""

@@ -1,4 +1,4 @@
-"""One streamed answer: bytes with the time they came, read after the load is over so that reading costs it nothing."""
+"""A streamed answer: bytes with the times they came, parsed after the load is over so that parsing doesn't slow it."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """What became of one request. Seconds are wall time since it was sent."""
+    """The outcome of one request. Seconds are wall time since it was sent."""
 
     item: int
-    """Which request of the load."""
+    """The number of the request in its load."""
     started: float
-    """Seconds since the load began."""
+    """When it was sent, in seconds since the load began."""
     seconds: float
     first_seconds: float | None = None
-    """When the first text came; None if none did."""
+    """Until the first text; None if there was no text."""
     tokens: int = 0
     """Output tokens as the server's `usage` counts them."""
     prompt_tokens: int = 0
     text: str = ""
     passes: float = 0.0
-    """Target passes behind the answer, where the server tells (0 = it doesn't)."""
+    """Target passes behind the answer; 0 if the server doesn't report them."""
     accepted: float = 0.0
-    """Draft tokens that were accepted in them."""
+    """Draft tokens accepted in those passes."""
     error: str | None = None
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Time a token after the first (TPOT)."""
+        """Seconds per token after the first (TPOT); None for fewer than two tokens."""
         if self.first_seconds is None or self.tokens < 2:
             return None
         return (self.seconds - self.first_seconds) / (self.tokens - 1)
@@ -39,7 +39,7 @@ class TimedAnswer:
 
 @dataclass(frozen=True)
 class RawStream:
-    """The raw stream."""
+    """The bytes of a streamed answer, with the times they came."""
 
     item: int
     started: float
@@ -49,7 +49,7 @@ class RawStream:
     error: str | None = None
 
     def read(self) -> TimedAnswer:
-        """Parse the events."""
+        """Parse the server-sent events into an answer, whose `error` says what is wrong with them."""
         if self.error is not None:
             return TimedAnswer(self.item, self.started, self.seconds, error=self.error)
         texts: list[str] = []
@@ -72,7 +72,7 @@ class RawStream:
                     first = seconds if first is None else first
                     texts.append(text)
         if "completion_tokens" not in usage:
-            return self._broken("no `usage` came, so tokens can't be counted: the server doesn't honour stream_options")
+            return self._broken("no `usage` came, so tokens can't be counted: the server ignores stream_options")
         tokens = int(usage["completion_tokens"])
         return TimedAnswer(
             self.item,
@@ -90,7 +90,7 @@ class RawStream:
 
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, str]]:
-    """The data of every event, with the time its last byte came."""
+    """The time and the data of every event; the time is when its last byte came."""
     found, rest = [], b""
     for seconds, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -101,19 +101,21 @@ def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, str]]:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """What a choice of an event adds, of whichever kind: any of it is the first token."""
+    """The text, reasoning or tool calls that a choice of an event adds: any of it ends the wait for the first token."""
     delta = choice.get("delta") or {}
-    said = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
-    return str(said or (json.dumps(delta["tool_calls"]) if delta.get("tool_calls") else ""))
+    text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+    return str(text or (json.dumps(delta["tool_calls"]) if delta.get("tool_calls") else ""))
 
 
 def _speculation(tokens: int, usage: dict[str, Any], timings: dict[str, Any]) -> tuple[float, float]:
-    """Target passes and accepted draft tokens, as eyas tells them; for llama.cpp what was generated without being a
-    draft token took a pass each."""
-    told = usage.get("eyas")
-    if isinstance(told, dict):
-        passes = float(told.get("target_passes") or 0)
-        return passes, passes * (float(told.get("accept_length") or 1.0) - 1.0)
+    """Target passes and accepted draft tokens, by eyas's `usage` or llama.cpp's `timings`; (0, 0) if neither is there.
+
+    With llama.cpp every token that wasn't drafted took a pass.
+    """
+    statistics = usage.get("eyas")
+    if isinstance(statistics, dict):
+        passes = float(statistics.get("target_passes") or 0)
+        return passes, passes * (float(statistics.get("accept_length") or 1.0) - 1.0)
     if "draft_n_accepted" in timings:
         accepted = float(timings["draft_n_accepted"])
         return tokens - accepted, accepted

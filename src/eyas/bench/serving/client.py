@@ -1,4 +1,4 @@
-"""The client of a side: sends requests, keeps what comes and when, and reads the server's counters."""
+"""The client of a side: sends the requests of a load, records the streams, and reads the server's counters."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from eyas.errors import EndpointError
 from eyas.types import SamplingParams
 
 _NO_IDS = frozenset({400, 404, 405, 415, 422, 501})
-"""What servers answer to a prompt of token ids that they can't take."""
+"""Status codes with which servers refuse a prompt of token ids."""
 
 
 @dataclass(frozen=True)
 class LoadRun:
-    """One side under one load, once."""
+    """One run of one side under one load."""
 
     seconds: float
     """From the first request to the end of the last answer."""
     answers: list[TimedAnswer]
     counted: SpeculationCounts = field(default_factory=SpeculationCounts)
-    """What the server counted meanwhile."""
+    """The server's counters during the run."""
 
 
 class Client:
-    """Asks one side. Use it as an async context manager."""
+    """Sends requests to one side. Use it as an async context manager; raises EndpointError if the side isn't there."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Client:
         *,
         own_seeds: bool = True,
     ) -> None:
-        """`own_seeds`: request number i is asked with the seed plus i, else all with the same."""
+        """`own_seeds`: request number i has the seed plus i; else all have the same seed."""
         self.side, self.params, self._timeout, self._own_seeds = side, params, timeout, own_seeds
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -57,20 +57,20 @@ class Client:
         await self._http.aclose()
 
     async def run(self, load: Load, items: Sequence[Item], first: int, seed: int) -> LoadRun:
-        """Send every item under a load; `first` is the number of the first request, which its seed depends on."""
+        """Send every item under a load; `first` is the number of the first request, on which seeds depend."""
         before = await self._counters()
         began = time.perf_counter()
 
-        async def ask(number: int) -> RawStream:
-            return await self._ask(items[number], first + number, began)
+        async def send(number: int) -> RawStream:
+            return await self._send(items[number], first + number, began)
 
-        received = await run_load(load, ask, len(items), seed)
+        streams = await run_load(load, send, len(items), seed)
         seconds = time.perf_counter() - began
         after = await self._counters()
-        return LoadRun(seconds, [one.read() for one in received], after - before)
+        return LoadRun(seconds, [stream.read() for stream in streams], after - before)
 
     async def takes_ids(self, prompt: Sequence[int]) -> bool:
-        """Does the server complete token ids? Raises EndpointError if it answers nothing at all."""
+        """Whether the server completes a prompt of token ids. Raises EndpointError if it answers nothing at all."""
         body = {"model": self._model, "prompt": list(prompt), "max_tokens": 1}
         url = self.side.url + TEXT
         try:
@@ -78,11 +78,11 @@ class Client:
         except httpx.HTTPError as error:
             raise EndpointError(f"{self.side.name}: {url} can't be reached: {error or type(error).__name__}") from error
         if not response.is_success and response.status_code not in _NO_IDS:
-            said = " ".join(response.text.split())[:200]
-            raise EndpointError(f"{self.side.name}: {url} answers {response.status_code}: {said}")
+            text = " ".join(response.text.split())[:200]
+            raise EndpointError(f"{self.side.name}: {url} answers {response.status_code}: {text}")
         return response.is_success
 
-    async def _ask(self, item: Item, number: int, origin: float) -> RawStream:
+    async def _send(self, item: Item, number: int, origin: float) -> RawStream:
         body = item.body(self._model, self.params, number if self._own_seeds else 0) | self.side.extra
         pieces: list[tuple[float, bytes]] = []
         error = None
@@ -113,7 +113,7 @@ class Client:
             raise EndpointError(f"{self.side.name}: {url} lists no model: name it with ,model=NAME") from error
 
     async def _counters(self) -> SpeculationCounts:
-        """What the server has counted since its start."""
+        """The server's counters since its start; all 0 if it publishes none."""
         page = await self._page("/metrics")
         found = None if page is None else read_metrics(page.text)
         if found is None and (page := await self._page("/get_server_info")) is not None:
@@ -124,7 +124,7 @@ class Client:
         return found or SpeculationCounts()
 
     async def _page(self, path: str) -> httpx.Response | None:
-        """None where there is no such page."""
+        """The page at a path; None if the server has none."""
         try:
             response = await self._http.get(self.side.root + path)
         except httpx.HTTPError:

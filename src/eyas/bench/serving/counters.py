@@ -22,7 +22,7 @@ class SpeculationCounts:
     """Drafts that were verified: target passes with at least one draft token."""
     draft_tokens: float = 0.0
     accepted: float = 0.0
-    """Accepted draft tokens."""
+    """Draft tokens that were accepted."""
     by_position: tuple[float, ...] = ()
     """`[i]` = drafts accepted at depth i + 1."""
     length: float | None = None

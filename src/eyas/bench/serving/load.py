@@ -1,4 +1,4 @@
-"""How requests arrive: from so many clients who each wait for their answer, or at random moments."""
+"""The load: requests made of prompt files, sent by clients that wait for their answers, or at random moments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from eyas.text.template import encode_chat, encode_text
 from eyas.types import SamplingParams
 
 AnswerT = TypeVar("AnswerT")
-Ask = Callable[[int], Awaitable[AnswerT]]
-"""Asks request `i` of the load."""
+Send = Callable[[int], Awaitable[AnswerT]]
+"""Sends request number `i` of the load and waits for its answer."""
+CHAT, TEXT = "/chat/completions", "/completions"
+"""The routes of chats and of texts or token ids."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """One level of load."""
+    """A level of load: clients at once (closed loop) or requests per second (open loop)."""
 
     kind: Literal["closed", "open"]
     level: float
@@ -35,23 +37,23 @@ class Load:
 
     @property
     def clients(self) -> int:
-        """Clients at once; 1 where requests come as they come."""
+        """Clients at once; 1 for an open loop."""
         return int(self.level) if self.kind == "closed" else 1
 
     def requests(self, least: int, per_client: float) -> int:
-        """How many are sent: in a closed loop at least `per_client` by each client."""
+        """Requests of a run: at least `least`, and in a closed loop `per_client` for each client."""
         return max(least, math.ceil(per_client * self.clients)) if self.kind == "closed" else least
 
 
-async def run_load(load: Load, ask: Ask[AnswerT], count: int, seed: int) -> list[AnswerT]:
-    """Send `count` requests; the answers in the order of the requests."""
+async def run_load(load: Load, send: Send[AnswerT], count: int, seed: int) -> list[AnswerT]:
+    """Send `count` requests under a load; returns the answers in the order of the requests."""
     if load.kind == "closed":
-        return await _closed(ask, count, load.clients)
-    return await _open(ask, arrivals(load.level, count, seed))
+        return await _closed(send, count, load.clients)
+    return await _open(send, arrivals(load.level, count, seed))
 
 
 def arrivals(rate: float, count: int, seed: int) -> list[float]:
-    """Seconds at which requests arrive: a Poisson process, the first one at 0; the same for the same seed."""
+    """Arrival times in seconds: a Poisson process that begins with a request at 0; a seed always gives the same."""
     chance = random.Random(seed)
     moments = [0.0]
     while len(moments) < count:
@@ -59,39 +61,33 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
     return moments[:count]
 
 
-async def _closed(ask: Ask[AnswerT], count: int, clients: int) -> list[AnswerT]:
-    """Each client asks its next question when it has its answer."""
+async def _closed(send: Send[AnswerT], count: int, clients: int) -> list[AnswerT]:
+    """Each client sends its next request when it has its answer."""
     answers: dict[int, AnswerT] = {}
     waiting = iter(range(count))
 
     async def client() -> None:
         for number in waiting:
-            answers[number] = await ask(number)
+            answers[number] = await send(number)
 
     await asyncio.gather(*(client() for _ in range(min(clients, count))))
     return [answers[number] for number in range(count)]
 
 
-async def _open(ask: Ask[AnswerT], moments: Sequence[float]) -> list[AnswerT]:
-    """Requests are sent at their moments, whatever became of those before."""
+async def _open(send: Send[AnswerT], moments: Sequence[float]) -> list[AnswerT]:
+    """Requests are sent at their times, whether or not earlier ones are answered."""
     began = asyncio.get_running_loop().time()
 
     async def arriving(number: int, moment: float) -> AnswerT:
         await asyncio.sleep(max(0.0, began + moment - asyncio.get_running_loop().time()))
-        return await ask(number)
+        return await send(number)
 
     return list(await asyncio.gather(*(arriving(number, moment) for number, moment in enumerate(moments))))
 
 
-# What a load generator asks: rows of prompt files as requests of the OpenAI API.
-
-
-CHAT, TEXT = "/chat/completions", "/completions"
-
-
 @dataclass(frozen=True)
 class Item:
-    """A prompt on its way."""
+    """A row of a prompt file as a request of the OpenAI API."""
 
     id: str
     path: str
@@ -99,17 +95,17 @@ class Item:
     prompt: dict[str, Any]
     """The body's `messages` or `prompt`."""
     tokens: int | None = None
-    """Most tokens of its answer; None = what the sampling parameters say."""
+    """Most tokens of the answer; None = what the sampling parameters say."""
 
     def body(self, model: str, params: SamplingParams, number: int) -> dict[str, Any]:
-        """The request, streamed; request `number` is asked with its own seed."""
+        """The JSON body of the request, streamed; its seed is that of the parameters plus `number`."""
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         most = {} if self.tokens is None else {"max_tokens": self.tokens}
         return {"model": model, **self.prompt, **sampling_fields(params, params.seed + number), **most, **streamed}
 
 
 def read_items(paths: Sequence[Path], limit: int | None, seed: int, tokenizer: Any = None) -> list[Item]:
-    """All rows of all files, in one seeded order. Of a row with `turns` the first is asked.
+    """All rows of all files in one shuffled order; of a row with `turns` the first one.
 
     With a tokenizer its chat template is applied here and every prompt is sent as token ids, so that servers which
     render chats differently still get the same prompt. Raises DataError for a row that can't be read.
@@ -125,7 +121,7 @@ def read_items(paths: Sequence[Path], limit: int | None, seed: int, tokenizer: A
 
 
 def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = ()) -> Item:
-    """The request of a row after so many of its turns were answered. RequestError if the template refuses the chat."""
+    """The request of a row's next turn, given the answers to earlier ones. RequestError if the template refuses it."""
     if row.token_ids is not None:
         return Item(name, TEXT, {"prompt": list(row.token_ids)})
     if row.prompt is not None:

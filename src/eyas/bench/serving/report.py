@@ -1,4 +1,4 @@
-"""Figures of a serving benchmark. Every figure is defined here."""
+"""Figures of a serving benchmark, as a table, as Markdown and as JSON. Every figure is defined here."""
 
 from __future__ import annotations
 
@@ -35,20 +35,37 @@ DEFINITIONS = (
 )
 
 
+COLUMNS = (
+    "load",
+    "side",
+    "tokens/s",
+    "ratio",
+    "least",
+    "TTFT p50/p90/p99",
+    "TPOT p50/p90/p99",
+    "e2e p50/p90/p99",
+    "accept length",
+    "same",
+    "errors",
+)
+
+
 @dataclass(frozen=True)
 class LoadLine:
-    """One side under one load."""
+    """The figures of one side under one load: a line of the table."""
 
     load: Load
     side: str
     tokens_per_second: list[float]
-    """Repeat by repeat."""
+    """Output tokens per second, repeat by repeat."""
     ratios: list[float]
     """To the baseline, repeat by repeat."""
     ttft: dict[str, float]
+    """Time to first text: quantile -> milliseconds."""
     tpot: dict[str, float]
+    """Time per token after the first: quantile -> milliseconds."""
     e2e: dict[str, float]
-    """Quantiles in milliseconds."""
+    """Time of a whole answer: quantile -> milliseconds."""
     accept_length: float | None
     requests_per_second: float
     answers: int
@@ -57,7 +74,7 @@ class LoadLine:
     compared: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """The JSON form, with medians and the least ratio."""
         return {
             "load": {"kind": self.load.kind, "level": self.load.level},
             "side": self.side,
@@ -80,26 +97,26 @@ class LoadLine:
 
 @dataclass(frozen=True)
 class ServeReport:
-    """Everything that was measured, as figures."""
+    """The figures of all sides under all loads, and what they were measured with."""
 
     baseline: str
     lines: list[LoadLine]
     settings: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     idle: Mapping[str, float] = field(default_factory=dict)
-    """Server of ours -> processor seconds a second while another side was measured."""
+    """Server started here -> share of a core that it used while another side was measured."""
 
     @property
     def sides(self) -> list[str]:
-        """In the order they were given."""
+        """Names of the sides, in the order they were given."""
         return list(dict.fromkeys(line.side for line in self.lines))
 
     def of(self, side: str) -> list[LoadLine]:
-        """A side's lines, load by load."""
+        """The lines of a side, load by load."""
         return [line for line in self.lines if line.side == side]
 
     def crossover(self, side: str) -> Load | None:
-        """The lowest load from which on a side is slower than the baseline; None if it isn't at the highest."""
+        """The lowest load from which on a side is slower than the baseline; None if it isn't at the highest load."""
         crossed = None
         for line in reversed(self.of(side)):
             if median(line.ratios) >= 1.0:
@@ -108,22 +125,22 @@ class ServeReport:
         return crossed
 
     def verdicts(self) -> list[str]:
-        """A sentence a side."""
-        said = []
+        """A sentence for each side but the baseline: where it is slower."""
+        sentences = []
         for side in self.sides:
             if side == self.baseline:
                 continue
             crossed, lines = self.crossover(side), self.of(side)
             if crossed is not None:
-                said.append(f"{side} is slower than {self.baseline} from {crossed} on")
+                sentences.append(f"{side} is slower than {self.baseline} from {crossed} on")
                 continue
             slower = [str(line.load) for line in lines if median(line.ratios) < 1.0]
             where = f", but slower at {', '.join(slower)}" if slower else ""
-            said.append(f"no crossover: {side} is not slower than {self.baseline} at {lines[-1].load}{where}")
-        return said
+            sentences.append(f"no crossover: {side} is not slower than {self.baseline} at {lines[-1].load}{where}")
+        return sentences
 
     def errors(self) -> list[str]:
-        """What went wrong, with counts."""
+        """Every error of every side and load, with how often it occurred."""
         return [
             f"{line.side}, {line.load}: {count} times {error}"
             for line in self.lines
@@ -131,7 +148,7 @@ class ServeReport:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """The JSON form, with the crossover of every side."""
         crossed = {side: self.crossover(side) for side in self.sides if side != self.baseline}
         return {
             "machine": dict(self.machine),
@@ -144,7 +161,7 @@ class ServeReport:
 
 
 def lines_of(results: Results, baseline: str) -> list[LoadLine]:
-    """Figures of all runs."""
+    """The figures of every side under every load."""
     return [
         _line(load, side, runs, of_load[baseline])
         for load, of_load in results.items()
@@ -178,26 +195,26 @@ def _line(load: Load, side: str, runs: Sequence[LoadRun], base: Sequence[LoadRun
 
 
 def throughput(run: LoadRun) -> float:
-    """Output tokens a second."""
+    """Output tokens of all answers per second."""
     return sum(answer.tokens for answer in run.answers) / run.seconds
 
 
 def quantiles(seconds: Sequence[float | None]) -> dict[str, float]:
-    """Milliseconds by name, of those that are there; empty if none is."""
+    """Quantile -> milliseconds over the values that aren't None; empty if there is none."""
     known = [1e3 * value for value in seconds if value is not None]
     return {name: round(float(np.percentile(known, q)), 3) for name, q in QUANTILES.items()} if known else {}
 
 
 def accept_length(runs: Sequence[LoadRun]) -> float | None:
-    """1 + accepted / target passes, by the best source there is; None if the server tells nothing."""
-    told = [answer for run in runs for answer in run.answers if answer.passes]
-    if told:
-        return 1.0 + sum(answer.accepted for answer in told) / sum(answer.passes for answer in told)
+    """1 + accepted / target passes: by the answers, else by the server's counters; None without either."""
+    counted = [answer for run in runs for answer in run.answers if answer.passes]
+    if counted:
+        return 1.0 + sum(answer.accepted for answer in counted) / sum(answer.passes for answer in counted)
     return sum((run.counted for run in runs), SpeculationCounts()).accept_length
 
 
 def _ratio(load: Load, run: LoadRun, base: LoadRun) -> float:
-    """How much faster than the baseline; 0 where a side gave no answer."""
+    """How much faster a side is than the baseline; 0 if one of the two gave no answer."""
     if load.kind == "closed":
         return throughput(run) / throughput(base) if throughput(base) else 0.0
     mine, theirs = _mean_seconds(run.answers), _mean_seconds(base.answers)
@@ -209,26 +226,8 @@ def _mean_seconds(answers: Sequence[TimedAnswer]) -> float:
     return sum(good) / len(good) if good else 0.0
 
 
-# The table of a serving benchmark, for a terminal and as Markdown.
-
-
-COLUMNS = (
-    "load",
-    "side",
-    "tokens/s",
-    "ratio",
-    "least",
-    "TTFT p50/p90/p99",
-    "TPOT p50/p90/p99",
-    "e2e p50/p90/p99",
-    "accept length",
-    "same",
-    "errors",
-)
-
-
 def row_of(line: LoadLine, baseline: str) -> tuple[str, ...]:
-    """One line's cells; what means nothing is left empty."""
+    """The cells of a line, by `COLUMNS`; empty where a figure means nothing."""
     other = line.side != baseline
     return (
         str(line.load),
@@ -246,7 +245,7 @@ def row_of(line: LoadLine, baseline: str) -> tuple[str, ...]:
 
 
 def table_of(report: ServeReport, title: str) -> Table:
-    """For people at a terminal."""
+    """The table of all lines for a terminal."""
     table = Table(title=title)
     for number, name in enumerate(COLUMNS):
         table.add_column(name, justify="left" if number < 2 else "right")
@@ -256,7 +255,7 @@ def table_of(report: ServeReport, title: str) -> Table:
 
 
 def markdown_of(report: ServeReport) -> str:
-    """For a page."""
+    """The table as Markdown, for a page."""
     rows = [COLUMNS, ("---",) * len(COLUMNS), *(row_of(line, report.baseline) for line in report.lines)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

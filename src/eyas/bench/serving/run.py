@@ -1,7 +1,7 @@
-"""The measurement: under each load every side in turn, in an order that rotates, several times.
+"""A serving benchmark: under each load every side in turn, in an order that rotates, several times.
 
-Only one side is under load at a time, all with the same requests in the same order. A ratio is taken within a repeat,
-between runs that lie next to each other, so the machine's moods cancel.
+Only one side is under load at a time; all get the same requests in the same order. Ratios are taken within a repeat,
+between runs next to each other, so that what slows the machine for a while slows both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eyas.types import SamplingParams
 
 @dataclass(frozen=True)
 class ServePlan:
-    """How often, and how much."""
+    """How many requests a run has, and how often it is repeated."""
 
     repeats: int = 3
     requests: int = 16
@@ -32,7 +32,7 @@ class ServePlan:
     """Of the prompts' order and the arrivals."""
 
     def count(self, load: Load) -> int:
-        """Requests of one run."""
+        """How many requests one run under a load has."""
         return load.requests(self.requests, self.per_client)
 
 
@@ -52,14 +52,14 @@ async def measure_sides(
     around: Callable[[str], AbstractContextManager[object]] = nullcontext,
     advance: Callable[[], None] = lambda: None,
 ) -> Results:
-    """Every side under every load, `plan.repeats` times. Raises EndpointError for a side that isn't there.
+    """Measure every side under every load, `plan.repeats` times. Raises EndpointError for a side that isn't there.
 
-    `around(side)` is entered for each measured run: what else is to be watched while that side is under load.
+    `around(side)` is entered around each measured run, such as an `IdleMeter`.
     """
     results: Results = {}
     async with AsyncExitStack() as stack:
         clients = {side.name: await stack.enter_async_context(Client(side, params, timeout, api_key)) for side in sides}
-        at = 0  # the number of the next request: what is asked and with which seed depend on it alone
+        at = 0  # the number of the next request, on which alone its prompt and its seed depend
         for load in loads:
             warm = _taken(items, at, plan.warmup * load.clients)
             if warm:
@@ -68,16 +68,16 @@ async def measure_sides(
             at += len(warm)
             results[load] = {name: [] for name in clients}
             for repeat in range(plan.repeats):
-                asked = _taken(items, at, plan.count(load))
+                batch = _taken(items, at, plan.count(load))
                 for name in rotated(list(clients), repeat):
                     with around(name):
-                        run = await clients[name].run(load, asked, at, plan.seed + repeat)
+                        run = await clients[name].run(load, batch, at, plan.seed + repeat)
                     results[load][name].append(run)
                     advance()
-                at += len(asked)
+                at += len(batch)
     return results
 
 
 def _taken(items: Sequence[Item], first: int, count: int) -> list[Item]:
-    """`count` items from the `first` on, round and round."""
+    """`count` items from the `first` on, wrapping around."""
     return [items[number % len(items)] for number in range(first, first + count)]

@@ -1,4 +1,7 @@
-"""Servers to be measured, in processes of their own: up before anything is measured and gone afterwards."""
+"""The servers of a benchmark: processes started for it, and sides, which are the ways in which servers are asked.
+
+A process is up before anything is measured and gone afterwards; the processor time that it uses while idle is measured.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from typing import IO, Any
 import httpx
 
 from eyas.errors import EndpointError, UsageError
+
+_FLAGS = {"true": True, "false": False}
 
 
 class ServerProcess:
@@ -40,17 +45,17 @@ class ServerProcess:
 
     @property
     def root(self) -> str:
-        """The server's address."""
+        """The address without a path, `http://127.0.0.1:PORT`."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """Up to and including `/v1`."""
+        """The base address of the API, which ends with `/v1`."""
         return f"{self.root}/v1"
 
     @property
     def pid(self) -> int:
-        """The process, which leads a session of its own."""
+        """The id of the process, which leads a session of its own."""
         assert self._process is not None
         return self._process.pid
 
@@ -87,7 +92,7 @@ class ServerProcess:
         raise EndpointError(f"the server {self.name!r} wasn't ready in {self._ready_seconds:g} s: {self.log_tail()}")
 
     def stop(self) -> None:
-        """End it, kindly for ten seconds."""
+        """End the server: SIGTERM, and SIGKILL after ten seconds."""
         if self._process is None:
             return
         self._process.terminate()
@@ -96,19 +101,19 @@ class ServerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it and all it started, at once (SIGKILL)."""
+        """Kill the server and all it started (SIGKILL)."""
         assert self._process is not None
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def log_tail(self, lines: int = 12) -> str:
-        """What it said last."""
+        """The last lines of the server's output."""
         self._log.seek(0)
         return "\n".join(self._log.read().decode("utf-8", "replace").splitlines()[-lines:])
 
     def cpu_seconds(self) -> float:
-        """Processor time used so far by it and all it started; 0 where the system doesn't tell."""
+        """Processor time used so far by the server and all it started; 0 on systems without `/proc`."""
         used = 0
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
@@ -125,7 +130,7 @@ def eyas_server(
     *,
     ready_seconds: float = 300.0,
 ) -> ServerProcess:
-    """`eyas serve ARGUMENTS`."""
+    """The process of `eyas serve ARGUMENTS`, not started yet."""
     command = [sys.executable, "-m", "eyas", "serve", *arguments]
     return ServerProcess(
         name, lambda port: [*command, "--port", str(port)], environment=environment, ready_seconds=ready_seconds
@@ -133,17 +138,17 @@ def eyas_server(
 
 
 class IdleMeter:
-    """Which servers use the processor while another one is measured: they take time away from it."""
+    """Measures what servers use of the processor while another one is under load, which that takes from it."""
 
     def __init__(self, servers: Mapping[str, ServerProcess]) -> None:
-        """`servers`: side -> the server behind it; two sides may share one."""
+        """`servers`: side -> its server; two sides may share one."""
         self._servers = servers
         self._used = {server.name: 0.0 for server in servers.values()}
         self._idle = dict.fromkeys(self._used, 0.0)
 
     @contextmanager
     def __call__(self, side: str) -> Iterator[None]:
-        """Watch the others while `side` is measured."""
+        """Measure the other servers while `side` is under load."""
         active = self._servers.get(side)
         idle = {server.name: server for server in self._servers.values() if server is not active}
         before, began = {name: server.cpu_seconds() for name, server in idle.items()}, time.monotonic()
@@ -153,7 +158,7 @@ class IdleMeter:
             self._idle[name] += time.monotonic() - began
 
     def shares(self) -> dict[str, float]:
-        """Server -> processor seconds a second while it had nothing to do."""
+        """Server -> share of a core that it used while it was idle."""
         return {name: round(self._used[name] / idle, 4) if idle else 0.0 for name, idle in self._idle.items()}
 
 
@@ -163,23 +168,17 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# A side of a serving benchmark: which server is asked, and what is added to every request for it.
-
-
-_FLAGS = {"true": True, "false": False}
-
-
 @dataclass(frozen=True)
 class Side:
-    """An OpenAI-compatible server under a name. Two sides may be one server, asked in two ways."""
+    """A server under a name, and what its requests say. Two sides may be one server asked in two ways."""
 
     name: str
     url: str
-    """Up to and including `/v1`."""
+    """The base address of the API, which ends with `/v1`."""
     model: str = ""
-    """The model's name in requests; empty for the first one that the server lists."""
+    """The model's name in requests; empty = the first one that the server lists."""
     speculate: bool | None = None
-    """Sent as `{"eyas": {"speculate": ...}}` unless None: only eyas servers know it."""
+    """Sent as `{"eyas": {"speculate": ...}}`, which only eyas understands; None = not sent."""
 
     @property
     def root(self) -> str:
@@ -188,16 +187,16 @@ class Side:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What is added to every request's body."""
+        """Fields that are added to the body of every request."""
         return {} if self.speculate is None else {"eyas": {"speculate": self.speculate}}
 
     def settings(self) -> dict[str, Any]:
-        """What is kept in JSON."""
+        """The side as it is kept in reports."""
         return {"url": self.url, "model": self.model, "speculate": self.speculate}
 
 
 def parse_side(text: str, default_name: str = "") -> Side:
-    """`NAME=URL[,speculate=true|false][,model=NAME]`; without `NAME=` the default name is taken, if there is one."""
+    """Parse `NAME=URL[,speculate=true|false][,model=NAME]`; `default_name` stands in for a missing `NAME=`."""
     address, *settings = text.split(",")
     name, given, url = address.partition("=")
     if not given or name.startswith(("http://", "https://")):
@@ -221,7 +220,7 @@ def parse_side(text: str, default_name: str = "") -> Side:
 
 
 def check_names(names: Sequence[str], baseline: str) -> None:
-    """Refuse sides that can't be told apart, and a baseline that is none of them."""
+    """Raise UsageError for two sides of one name, and for a baseline that is no side."""
     if len(set(names)) < len(names):
         raise UsageError(f"two sides have the same name: {', '.join(names)}")
     if baseline not in names:

@@ -1,1 +1,1 @@
-"""The verbs that measure."""
+"""The verbs that measure: `eyas bench ...`."""

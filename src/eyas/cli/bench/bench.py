@@ -1,4 +1,4 @@
-"""`eyas bench`: methods against plain decoding, interleaved."""
+"""`eyas bench measure`: drafters and trees, or a server, against plain decoding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bench(
     files: DrafterFileOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,
-    ends: MeasuredEndpointOptions,
+    servers: MeasuredEndpointOptions,
     given: Given,
     draft_model: Annotated[list[str], Option(help="A drafter; may be repeated.")] = [],  # noqa: B006
     tree: Trees = [],  # noqa: B006  # typer copies defaults
@@ -55,7 +55,7 @@ def bench(
 
     if not draft_model and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
-    check_endpoints(ends, target.model, given)
+    check_endpoints(servers, target.model, given)
     params = sampling_params(sampling)
     specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     check_json(json)
@@ -70,8 +70,8 @@ def bench(
         what = f"{target.model}, {settings['dtype']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
     console = output()
-    if ends.endpoint is not None:
-        report, table = measure_endpoints(ends, engines, tasks, params, plan, settings, what)
+    if servers.endpoint is not None:
+        report, table = measure_endpoints(servers, engines, tasks, params, plan, settings, what)
     else:
         results = {}
         with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
@@ -86,7 +86,7 @@ def bench(
         console.print(definition)
     snapshots = {name: one.controller.snapshot() for name, one in engines.items() if one.controller is not None}
     for name, state in snapshots.items():
-        console.print(_chosen(name, state))
+        console.print(_mean_shape(name, state))
     if json is not None:
         report["settings"] |= {"chosen": {name: vars(state) for name, state in snapshots.items()}} if snapshots else {}
         write_json(json, report)
@@ -102,7 +102,7 @@ def _engines(
     coupled: bool,
     batch_size: int,
 ) -> dict[str, Engine]:
-    """Plain decoding, then every drafter with every tree, all on one target; a tree that is None is chosen by costs."""
+    """An engine for plain decoding and for every drafter with every tree, on one target; a None tree is automatic."""
     from eyas.bench.offline.runner import PLAIN
     from eyas.drafters.loading import load_drafter
     from eyas.engine import Engine, Speculation
@@ -129,7 +129,7 @@ def _engines(
     return engines
 
 
-def _chosen(name: str, state: ControllerState) -> str:
+def _mean_shape(name: str, state: ControllerState) -> str:
     plain = state.plain_rounds / max(1, state.rounds)
     return (
         f"{name} chose on average: depth {state.mean_depth:.1f}, width {state.mean_width:.1f}, "

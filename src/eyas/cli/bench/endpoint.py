@@ -1,4 +1,4 @@
-"""`eyas bench --endpoint`: a server measured as our own engine is."""
+"""`eyas bench --endpoint`: a server measured as an engine in this process is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import note, row_bar
 from eyas.cli.common.options import DrafterFileOptions, RuntimeOptions
 from eyas.cli.common.verb import Given
@@ -19,7 +20,7 @@ from eyas.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eyas.bench.offline.external import Ask, Endpoint
+    from eyas.bench.offline.external import Endpoint, Method
     from eyas.bench.offline.runner import Plan, Task
     from eyas.engine import Engine
     from eyas.types import SamplingParams
@@ -31,7 +32,7 @@ _ENDPOINT, _BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
 
 @dataclass(frozen=True)
 class MeasuredEndpointOptions:
-    """A server that is measured."""
+    """The server that is measured, and the one it is compared with."""
 
     endpoint: Annotated[
         str | None, Option(help="URL[,model=NAME][,speculate=false]: measure the OpenAI-compatible server there.")
@@ -48,11 +49,11 @@ class MeasuredEndpointOptions:
     timeout: Annotated[float, Option(min=1, help="Seconds for a server's whole answer.")] = 600.0
 
 
-def check_endpoints(ends: MeasuredEndpointOptions, model: str | None, given: Given) -> None:
-    """Refuse options that would be ignored, and a missing target."""
-    if ends.endpoint is None:
+def check_endpoints(options: MeasuredEndpointOptions, model: str | None, given: Given) -> None:
+    """Raise UsageError for options that would be ignored, and for a missing target."""
+    if options.endpoint is None:
         about = sorted(given & {"baseline_endpoint", "tokenizer", "timeout"})
-        about += ["api_key"] if ends.api_key != os.environ.get(_KEY) else []  # the variable is not about this call
+        about += ["api_key"] if options.api_key != os.environ.get(_KEY) else []  # the variable may be for other verbs
         if about:
             raise UsageError(f"{_flags(about)}: about a server; give --endpoint")
         if model is None:
@@ -60,7 +61,7 @@ def check_endpoints(ends: MeasuredEndpointOptions, model: str | None, given: Giv
         return
     if model is None and (ours := [name for name in _OURS if name in given]):
         raise UsageError(f"{_flags(ours)}: about an engine here, not the server; give --model or leave it out")
-    if model is not None and ends.baseline_endpoint is not None:
+    if model is not None and options.baseline_endpoint is not None:
         raise UsageError(
             "--baseline-endpoint and --model are two baselines: give one of them (--tokenizer MODEL is enough for "
             "prompts as token ids)"
@@ -68,11 +69,11 @@ def check_endpoints(ends: MeasuredEndpointOptions, model: str | None, given: Giv
 
 
 def _flags(names: Sequence[str]) -> str:
-    return ", ".join("--" + name.replace("_", "-") for name in names)
+    return ", ".join(map(option_name, names))
 
 
 def measure_endpoints(
-    ends: MeasuredEndpointOptions,
+    options: MeasuredEndpointOptions,
     engines: Mapping[str, Engine],
     tasks: Sequence[Task],
     params: SamplingParams,
@@ -80,7 +81,7 @@ def measure_endpoints(
     settings: Mapping[str, Any],
     what: str,
 ) -> tuple[dict[str, Any], Table]:
-    """The report and its table: the server beside its baseline and the engines here. Raises EndpointError."""
+    """Measure the server beside its baseline and the engines here: the report and its table. Raises EndpointError."""
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.external import (
         DEFINITIONS,
@@ -95,9 +96,9 @@ def measure_endpoints(
     from eyas.bench.serving.servers import parse_side
     from eyas.targets import load_tokenizer
 
-    urls = {_BASELINE: ends.baseline_endpoint, _ENDPOINT: ends.endpoint}
+    urls = {_BASELINE: options.baseline_endpoint, _ENDPOINT: options.endpoint}
     sides = {name: parse_side(url, name) for name, url in urls.items() if url is not None}
-    tokenizer = load_tokenizer(ends.tokenizer) if ends.tokenizer is not None else None
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
     if tokenizer is None and engines:
         tokenizer = engines[PLAIN].tokenizer
     baseline = PLAIN if engines else next((name for name in sides if name == _BASELINE), None)
@@ -105,10 +106,10 @@ def measure_endpoints(
     with ExitStack() as stack:
         servers: dict[str, Endpoint] = {}
         for name, side in sides.items():
-            servers[name] = stack.enter_context(Endpoint(side, params, ends.timeout, ends.api_key, tokenizer))
+            servers[name] = stack.enter_context(Endpoint(side, params, options.timeout, options.api_key, tokenizer))
             if tokenizer is not None and not servers[name].sends_ids:
                 note(f"note: {side.url} takes no token ids: it is sent text, and applies its own chat template")
-        methods: dict[str, Ask] = {
+        methods: dict[str, Method] = {
             name: partial(run_engine_as_client, one, params=params) for name, one in engines.items()
         }
         methods |= {name: server.run for name, server in servers.items()}
@@ -116,10 +117,10 @@ def measure_endpoints(
             for task in tasks:
                 results[task.name] = measure_external(task, methods, baseline, plan, advance)
         sent = {name: server.sends_ids for name, server in servers.items()}
-    lines = [line for name, heard in results.items() for line in external_lines(name, heard, baseline)]
+    lines = [line for task, found in results.items() for line in external_lines(task, found, baseline)]
     kept = {**settings, "baseline": baseline, "token_ids": sent}
     kept |= {"servers": {name: side.settings() for name, side in sides.items()}}
-    counts = {task: {name: one.as_dict() for name, one in heard.items()} for task, heard in results.items()}
+    counts = {task: {name: one.as_dict() for name, one in found.items()} for task, found in results.items()}
     errors = [*(error for task in tasks for error in task.errors), *external_errors(results)]
     report = document(describe_machine(), kept, DEFINITIONS, lines, counts, errors)
     return report, table_of([*lines, *means(lines)], f"{sides[_ENDPOINT].url}, {what}")

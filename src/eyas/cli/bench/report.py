@@ -1,4 +1,4 @@
-"""`eyas bench report`: everything that is known about a training run, as one HTML file."""
+"""`eyas bench report`: a training run and its measurements as one HTML file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(
     ] = None,
     trees: Annotated[
         Path | None,
-        Option(exists=True, dir_okay=False, help="Of `bench trees` (default: RUN/bench/trees.json)."),
+        Option(exists=True, dir_okay=False, help="JSON of `eyas bench trees` (default: RUN/bench/trees.json)."),
     ] = None,
     sweep: Annotated[Path | None, Option(exists=True, dir_okay=False, help="results.json of a sweep.")] = None,
 ) -> None:
@@ -60,9 +60,9 @@ def report(
     sections = [trained_section(trained, drafter)]
     if chats:
         sections.append(data_section([(folder.name, read_report(folder)) for folder in chats]))
-    place = store or (Path(trained.recipe["store"]) if trained.recipe.get("store") else None)
-    if place is not None:
-        sections += _store(place)
+    kept = store or (Path(trained.recipe["store"]) if trained.recipe.get("store") else None)
+    if kept is not None:
+        sections += _store(kept)
     sections.append(training_section(trained))
     if checkpoints is not None:
         sections.append(checkpoint_section(trained, checkpoints))
@@ -84,7 +84,7 @@ def _title(run: TrainingRun, drafter: Any) -> str:
 
 
 def _lead(checkpoints: Any, trees: Any) -> list[str]:
-    """What a reader in a hurry wants to know."""
+    """The sentences that sum the report up."""
     lines = []
     if checkpoints is not None:
         best = checkpoints["ranked"][0]
@@ -102,7 +102,7 @@ def _lead(checkpoints: Any, trees: Any) -> list[str]:
 
 
 def _drafter(run: Path) -> Any:
-    """config.json of the pick, the best, or the last drafter."""
+    """The config.json of the picked, the best, or the last drafter. DataError if there is none."""
     for name in ("pick", "best", "drafter"):
         path = run / name / "config.json"
         if path.is_file():
@@ -110,21 +110,21 @@ def _drafter(run: Path) -> Any:
     raise DataError(f"{run} holds no drafter yet: training writes best/ and drafter/")
 
 
-def _store(place: Path) -> list[Section]:
-    """The store's part; none if the store is gone."""
+def _store(folder: Path) -> list[Section]:
+    """The section on the store; empty if the store is gone."""
     from eyas.bench.report.sections import store_section
     from eyas.data.plan import Work, storage
     from eyas.data.store.manifest import MANIFEST, read_manifest
 
-    if not (place / MANIFEST).is_file():
-        note(f"{place} is not there any more: the report has no part on it")
+    if not (folder / MANIFEST).is_file():
+        note(f"{folder} no longer exists: the report has no section on the store")
         return []
-    manifest = read_manifest(place)
+    manifest = read_manifest(folder)
     splits = manifest.settings.splits.values()
     rows, tokens = sum(split.rows for split in splits), sum(split.tokens for split in splits)
     work = Work(rows, tokens // rows, sum(split.taught for split in splits) / tokens)
     planned = [(line.name, line.total) for line in storage(manifest.settings.layout, work)]
-    actual = sum(file.stat().st_size for file in place.iterdir() if file.is_file())
+    actual = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     layout = manifest.settings.layout
     final = f"top:{layout.top}" if layout.final == "top" else layout.final
     return [

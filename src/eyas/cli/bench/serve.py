@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SideOptions:
-    """Who is compared."""
+    """The servers that are compared, running already or started here."""
 
     side: Annotated[
         list[str], Option(help="NAME=URL[,speculate=false][,model=NAME]: a server that runs already; may be repeated.")
@@ -34,7 +34,7 @@ class SideOptions:
         field(default_factory=list)
     )
     off: Annotated[
-        bool, Option("--off", help="Also ask the first server with a drafter not to speculate: the side `off`.")
+        bool, Option("--off", help="A side `off`, too: the first server with a drafter, asked not to speculate.")
     ] = False
     serve_option: Annotated[
         list[str], Option(help="Put into the command line of every server started, e.g. --dtype=bfloat16.")
@@ -47,15 +47,15 @@ class SideOptions:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How much is asked, and how it arrives."""
+    """How many requests are sent, and how they arrive."""
 
-    concurrency: Annotated[str, Option(help="Clients at once, each waiting for its answer (closed loop).")] = ""
-    rate: Annotated[str, Option(help="Requests a second at random moments (open loop, Poisson).")] = ""
-    requests: Annotated[int, Option(min=1, help="At least so many requests a run.")] = 16
-    per_client: Annotated[float, Option(min=1, help="In a closed loop, at least so many by each client.")] = 2.0
+    concurrency: Annotated[str, Option(help="Clients at once, e.g. 1,4,16; each waits for its answer.")] = ""
+    rate: Annotated[str, Option(help="Requests a second at random moments (Poisson), e.g. 0.5,2.")] = ""
+    requests: Annotated[int, Option(min=1, help="Least requests of a run.")] = 16
+    per_client: Annotated[float, Option(min=1, help="Least requests of each client, in a closed loop.")] = 2.0
     repeats: Annotated[int, Option(min=1, help="Runs of every load with every side; the median counts.")] = 3
     warmup: Annotated[int, Option(min=0, help="Uncounted requests by each client, for each load and side.")] = 1
-    order_seed: Annotated[int, Option(min=0, help="Of the prompts' order and the arrivals.")] = 0
+    order_seed: Annotated[int, Option(min=0, help="Seed of the order of prompts and of arrivals.")] = 0
     timeout: Annotated[float, Option(min=1, help="Seconds for a whole answer.")] = 600.0
 
 
@@ -92,13 +92,13 @@ def serve(
     levels = _levels(loads)
     plan = ServePlan(loads.repeats, loads.requests, loads.per_client, loads.warmup, loads.order_seed)
     items = read_items(prompt_file, limit, loads.order_seed, _tokenizer(tokenizer))
-    given, servers = _given(sides), _servers(sides)
-    names = [*servers, *(["off"] if sides.off else []), *(side.name for side in given)]
+    running, servers = _running(sides), _servers(sides)
+    names = [*servers, *(["off"] if sides.off else []), *(side.name for side in running)]
     baseline = sides.baseline or names[0]
     check_names(names, baseline)
     with ExitStack() as stack:
         started = {name: stack.enter_context(server) for name, server in servers.items()}
-        compared = [*_started(started, sides), *given]
+        compared = [*_started(started, sides), *running]
         behind = started | ({"off": started[_speculating(sides)[0]]} if sides.off else {})
         idle = IdleMeter(behind)
         with row_bar(len(levels) * plan.repeats * len(compared)) as advance:
@@ -145,25 +145,25 @@ def _levels(options: LoadOptions) -> list[Load]:
     return list(dict.fromkeys(levels))
 
 
-def _given(options: SideOptions) -> list[Side]:
-    """The servers that run already."""
+def _running(options: SideOptions) -> list[Side]:
+    """The sides whose servers run already."""
     from eyas.bench.serving.servers import parse_side
 
-    given = [parse_side(text) for text in options.side]
+    running = [parse_side(text) for text in options.side]
     if options.endpoint is not None:
-        given.append(parse_side(options.endpoint, "endpoint"))
-    if not given and options.model is None:
-        raise UsageError("nobody to ask: give --side NAME=URL, --endpoint URL, or --model to start servers")
-    return given
+        running.append(parse_side(options.endpoint, "endpoint"))
+    if not running and options.model is None:
+        raise UsageError("no server to measure: give --side NAME=URL, --endpoint URL, or --model to start some")
+    return running
 
 
 def _speculating(options: SideOptions) -> list[str]:
-    """Names of the sides with a drafter that are started: their trees."""
+    """The trees of the servers with a drafter, which name their sides."""
     return list(dict.fromkeys(options.tree or ["auto"])) if options.draft_model is not None else []
 
 
 def _servers(options: SideOptions) -> dict[str, ServerProcess]:
-    """The servers to start, by the name of their side; none runs yet."""
+    """The servers to start, by the name of their side; none is started yet."""
     from eyas.bench.serving.servers import eyas_server
 
     speculating = _speculating(options)
@@ -180,7 +180,7 @@ def _servers(options: SideOptions) -> dict[str, ServerProcess]:
 
 
 def _started(servers: dict[str, ServerProcess], options: SideOptions) -> list[Side]:
-    """The sides behind the servers that were started."""
+    """The sides whose servers were started here."""
     from eyas.bench.serving.servers import Side
 
     sides = [Side(name, server.url) for name, server in servers.items()]

@@ -1,1 +1,1 @@
-"""What several verbs share: options, engines built from options, display, errors."""
+"""What verbs share: parsing and errors, options and their aliases, engines from options, display."""

@@ -19,7 +19,7 @@ _ELSEWHERE = "or have vLLM serve it: eyas serve --engine vllm --engine-option=..
 
 
 def option_name(name: str) -> str:
-    """An option as it is typed."""
+    """The option of a parameter, as it is typed: `--max-running` for `max_running`."""
     return "--" + name.replace("_", "-")
 
 
@@ -44,14 +44,14 @@ class ModelArgument:
     ] = None
 
     def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """`--model`."""
+        """The argument stands for `--model`."""
         if self.model_argument is not None:
             yield "the argument MODEL", {"model": self.model_argument}
 
 
 @dataclass(frozen=True)
 class SpeculationAliases:
-    """How vLLM (one JSON object) and SGLang (several numbers) are told to speculate."""
+    """How vLLM (one JSON object) and SGLang (several numbers) take the settings of speculation."""
 
     required: ClassVar[Mapping[str, str]] = {}
 
@@ -62,7 +62,7 @@ class SpeculationAliases:
     speculative_num_draft_tokens: Annotated[int | None, Option(hidden=True, min=2)] = None
 
     def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """`--draft-model`, `--method`, and `--num-speculative-tokens` or `--tree`."""
+        """They stand for `--draft-model`, `--method`, `--num-speculative-tokens` and `--tree`."""
         if self.speculative_config is not None:
             yield "--speculative-config", vllm_config(self.speculative_config)
         if self.speculative_algorithm is not None:
@@ -98,7 +98,7 @@ def _vllm_method(value: Any) -> dict[str, Any]:
         raise UsageError(f'--speculative-config, method: {value!r} is none; write "eagle" or "eagle3"')
     if value in _OTHER_METHODS:
         raise UsageError(
-            f"--speculative-config, method {value}: write eagle or eagle3, the methods with EAGLE drafters, {_ELSEWHERE}"
+            f"--speculative-config, method {value}: eyas takes EAGLE drafters, eagle or eagle3, {_ELSEWHERE}"
         )
     return {"method": "eagle1" if value == "eagle" else value}
 

@@ -1,4 +1,4 @@
-"""What the measuring verbs share: checks before anything runs, settings as they are kept, errors at the end."""
+"""What the measuring verbs share: checks before anything runs, settings for reports, warnings at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_json(path: Path | None) -> None:
-    """Refuse a file that can't be written."""
+    """Raise UsageError for a JSON file that can't be written."""
     if path is not None and not path.parent.is_dir():
         raise UsageError(f"--json {path}: there is no directory {path.parent} to write it to; make it first")
 
@@ -51,7 +51,7 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
 def write_files(
     content: dict[str, Any], json: Path | None, figure: Callable[[dict[str, Any]], bytes], plot: Path | None
 ) -> None:
-    """The report and its plot, whichever was asked for."""
+    """Write the report, its plot, or both: whichever has a path."""
     from eyas.files import write_bytes, write_json
 
     if json is not None:
@@ -61,7 +61,7 @@ def write_files(
 
 
 def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
-    """Say what is wrong with the figures and with the rows; the exit code."""
+    """Report a busy machine and rows that failed; returns the exit code."""
     from eyas.bench.machine import busy
 
     if (warning := busy(machine)) is not None:

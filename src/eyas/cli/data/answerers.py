@@ -1,4 +1,4 @@
-"""The ways to have chats answered: their options, and from those to whoever answers."""
+"""Options of `eyas data regenerate` about who answers: the engine here, an endpoint, or batch files."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlotOptions:
-    """How the engine in this process is filled."""
+    """How many sequences the engine in this process decodes at once."""
 
     batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8
 
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """How an endpoint is reached."""
+    """The endpoint that answers, and how it is asked."""
 
     endpoint: Annotated[str | None, Option(help="An OpenAI-compatible server, e.g. http://localhost:8000/v1.")] = None
-    api_key_env: Annotated[str | None, Option(help="The environment variable that holds the endpoint's key.")] = None
-    concurrency: Annotated[int, Option(min=1, help="Requests under way at a time.")] = 16
+    api_key_env: Annotated[str | None, Option(help="The environment variable with the endpoint's key.")] = None
+    concurrency: Annotated[int, Option(min=1, help="Requests sent at once.")] = 16
     timeout: Annotated[float, Option(min=0.001, help="Seconds that an answer may take.")] = 600.0
     max_attempts: Annotated[int, Option(min=1, help="Tries before a chat is given up.")] = 6
 
 
 @dataclass(frozen=True)
 class BatchFileOptions:
-    """OpenAI Batch files instead of an endpoint."""
+    """OpenAI Batch files in place of an endpoint."""
 
     batch_write: Annotated[Path | None, Option(dir_okay=False, help="Write the requests to this file.")] = None
     batch_read: Annotated[
@@ -49,16 +49,16 @@ class BatchFileOptions:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What an endpoint, or a batch, is asked."""
+    """What requests to an endpoint, or of a batch, say."""
 
     tool_choice: Annotated[str | None, Option(help="auto, none or required, for chats with tools.")] = None
     reasoning: Annotated[str, Option(help="keep or drop the reasoning of answers.")] = "keep"
-    extra_body: Annotated[str | None, Option(help="A JSON object put into every request; null removes a key.")] = None
+    extra_body: Annotated[str | None, Option(help="A JSON object added to every request; null removes a key.")] = None
 
 
 @dataclass(frozen=True)
 class AnswererOptions:
-    """Every option that says who answers, and how. Combinations in which one would be ignored are refused."""
+    """All options about who answers, and the answerer that they describe."""
 
     target: TargetOptions
     draft: DraftOptions
@@ -69,7 +69,7 @@ class AnswererOptions:
     sampling: SamplingOptions
 
     def check(self) -> None:
-        """Raises UsageError for options that don't go together."""
+        """Raise UsageError for options that contradict each other or would be ignored."""
         ways = {
             "--endpoint": self.endpoint.endpoint is not None,
             "--batch-write": self.files.batch_write is not None,
@@ -77,7 +77,7 @@ class AnswererOptions:
         }
         chosen = [name for name, given in ways.items() if given]
         if len(chosen) > 1:
-            raise UsageError(f"{' and '.join(chosen)} are different ways to be answered: give one of them")
+            raise UsageError(f"{' and '.join(chosen)} are different ways to get answers: give one of them")
         way = chosen[0] if chosen else "the engine in this process"
         here = [self.target, self.draft, self.slots]
         if chosen:
@@ -86,7 +86,7 @@ class AnswererOptions:
             _refuse(f"{way} (no --endpoint and no batch file is given)", [self.endpoint, self.request])
 
     def completions(self) -> CompletionSettings:
-        """What an endpoint or a batch is asked."""
+        """The settings of requests to an endpoint or of a batch."""
         from eyas.data.regenerate import CompletionSettings
 
         if self.request.tool_choice not in (None, "auto", "none", "required"):
@@ -100,7 +100,7 @@ class AnswererOptions:
         )
 
     def answerer(self) -> Answerer:
-        """Whoever answers; loads a model if it is the engine."""
+        """The answerer; loads the model if it is the engine in this process."""
         if self.endpoint.endpoint is not None:
             return self._endpoint(self.endpoint.endpoint)
         if self.files.batch_read:
@@ -136,7 +136,7 @@ class AnswererOptions:
 
 
 def one_of(option: str, value: str, *allowed: str) -> str:
-    """`value`, if it is allowed."""
+    """`value` if it is among the allowed ones; else UsageError."""
     if value not in allowed:
         raise UsageError(f"{option} {value}: write {' or '.join(allowed)}")
     return value

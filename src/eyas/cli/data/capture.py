@@ -1,4 +1,4 @@
-"""`eyas data capture`: the target's states for every chat, stored once."""
+"""`eyas data capture`: the target's hidden states for all chats, stored once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def capture(
         str, Option(help="The target's: bfloat16, float32 or float16; auto: what its checkpoint is stored in.")
     ] = "auto",
     device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Say what it will take, and stop.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Report bytes and duration, and stop.")] = False,
 ) -> None:
     """Run the target once over all chats and store its states. Interrupted, the same command goes on.
 
@@ -126,7 +126,7 @@ def _prepare(
 
 
 def _process() -> tuple[int, int, int]:
-    """Rank, how many, and rank on this machine, as torchrun says."""
+    """(rank, number of processes, rank on this machine), from the variables that torchrun sets."""
     import os
 
     found = [

@@ -87,10 +87,8 @@ def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, ru
     return 0
 
 
-# What `eyas data regenerate` shows: progress while it runs, then what became of the chats.
-
-
 SHOWN = 5
+"""Most errors of a kind that are shown."""
 ROWS = {
     "chats": "chats written",
     "answers": "answers in them",
@@ -104,11 +102,13 @@ ROWS = {
     "nothing_to_answer": "chats left out: nothing to answer",
     "unasked": "chats still to be asked",
 }
+"""Count of a summary -> what the table calls it."""
 ALWAYS = ("chats", "answers", "tokens")
+"""Counts that are shown even if they are 0."""
 
 
 class RegenerateProgress:
-    """A bar on standard error, if that is a terminal."""
+    """The progress of a run, as a bar on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -130,7 +130,7 @@ class RegenerateProgress:
         self._bar.stop()
 
     def watch(self, tally: Tally) -> None:
-        """Show how far the run is."""
+        """Show a tally of the run; called as it proceeds."""
         self.tally = tally
         text = f"chats, {tally.tokens_per_second:.0f} tokens/s"
         if tally.stats.drafted_depth:
@@ -141,7 +141,7 @@ class RegenerateProgress:
 
 
 def show(summary: Summary, tally: Tally | None) -> None:
-    """A table of what was written."""
+    """Print a table of what was written."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False)
@@ -154,9 +154,9 @@ def show(summary: Summary, tally: Tally | None) -> None:
 
 
 def complain(summary: Summary) -> None:
-    """How many chats got no answer and how many rows are no chats, with the first few, on standard error."""
-    for told in summary.unreadable[:SHOWN]:
-        note(f"error: {told}")
+    """Report chats without an answer and rows that are no chats on standard error: how many, and the first few."""
+    for reason in summary.unreadable[:SHOWN]:
+        note(f"error: {reason}")
     for name, reason in summary.unanswered[:SHOWN]:
         note(f"error: chat {name}: {reason}")
     if summary.unreadable or summary.unanswered:
@@ -167,7 +167,7 @@ def complain(summary: Summary) -> None:
 
 
 def as_dict(summary: Summary, tally: Tally | None) -> dict[str, Any]:
-    """The JSON form."""
+    """The JSON form of a summary and of this run's speed."""
     return {**summary.as_dict(), "this_run": _speed(tally)}
 
 

@@ -70,7 +70,7 @@ def _picture(lanes: list[Lane], screen: Console) -> Any:
 
 
 def _engines(dtype: str, tree: str | None) -> tuple[Engine, Engine]:
-    """Two engines that can take turns: one model, but slots of their own."""
+    """The plain and the speculative engine: one model, but slots of their own, so that they can take turns."""
     from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
     from eyas.cli.common.build import quiet
     from eyas.engine import Engine, load
@@ -83,7 +83,7 @@ def _engines(dtype: str, tree: str | None) -> tuple[Engine, Engine]:
 
 
 def _report(results: list[Any], plain: Engine, dtype: str, limit: int) -> dict[str, Any]:
-    """Figures by kind of text and over all; each side's come from its own counter."""
+    """Figures by kind of text and over all; each engine's come from its own counter."""
     from eyas.bench.machine import describe_machine
     from eyas.types import Stats
 
@@ -147,18 +147,16 @@ def _print(report: dict[str, Any]) -> None:
         )
 
 
-# The picture of a race: two panels side by side, each showing the end of what its lane has written.
-
-
 LEGEND = (
     "Underlined: drafted, and accepted because the model itself writes exactly that. The two take turns on this "
     "machine; each clock counts its own side only, reading the prompt included (the table below leaves that out)."
 )
 _WIDEST, _LINES = 72, 14
+"""Most columns and lines of a panel."""
 
 
 def side_by_side(lanes: Sequence[Lane], size: tuple[int, int]) -> Any:
-    """All lanes, on a screen of `size` columns and rows."""
+    """All lanes as panels on a screen of `size` columns and rows, each showing the end of its text."""
     from rich.table import Table
 
     columns, rows = size
@@ -193,29 +191,27 @@ def _end_of(lane: Lane, width: int, lines: int) -> Any:
     return Text("\n").join(wrapped[-lines:])
 
 
-# A race on one machine: the lanes take turns, round by round, and each is charged only its own time.
-#
-# The lane whose clock is behind moves next, so what a spectator sees at any moment is what both would have written in
-# the same time, had each had the machine for itself.
-
-
 @dataclass
 class Lane:
-    """One contestant."""
+    """One of the engines that write the same text, with what it has written so far."""
 
     name: str
     engine: Engine
-    """Not sharing its target's slots with another lane's."""
+    """Must not share its target's slots with another lane's engine."""
     pieces: list[tuple[str, bool]] = field(default_factory=list)
-    """Text so far; True = a draft token that was accepted."""
+    """(text, whether it is an accepted draft token), piece by piece."""
     tokens: int = 0
     seconds: float = 0.0
-    """Prefill included: what a spectator waits for."""
+    """Wall time of this lane alone, prefill included."""
     completion: Completion | None = None
 
 
 def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> None:
-    """Run `request` in every lane to the end; `moved` is called after each round, on nobody's time."""
+    """Run `request` in every lane to the end; `moved` is called after each round, on no lane's time.
+
+    The lanes take turns, round by round, and each is charged its own time only. The lane whose clock is behind moves
+    next, so that at any moment both show what they would have written in the same time, alone on the machine.
+    """
     from eyas.text.detokenizer import Detokenizer
 
     streams = [lane.engine.stream([request]) for lane in lanes]
@@ -229,8 +225,8 @@ def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> 
         chunk = next(streams[behind])
         lane.seconds += time.perf_counter() - began
         lane.tokens += len(chunk.token_ids)
-        for place, token in enumerate(chunk.token_ids):
-            lane.pieces.append((text.push(token), place < chunk.accepted))
+        for index, token in enumerate(chunk.token_ids):
+            lane.pieces.append((text.push(token), index < chunk.accepted))
         if chunk.completion is not None:
             lane.pieces.append((text.finish(), False))
             lane.completion = chunk.completion

@@ -61,11 +61,11 @@ def doctor(
     return FAILURE if diagnosis.examined.faults else 0
 
 
-def _fixed(visit: Doctor, diagnosis: Diagnosis, place: Path) -> str | None:
+def _fixed(visit: Doctor, diagnosis: Diagnosis, folder: Path) -> str | None:
     """Where a corrected copy was written, if one would help."""
-    if visit.fix(diagnosis, place):
-        return str(place)
-    note(f"note: nothing is written to {place}: no change of the drafter's files would help")
+    if visit.fix(diagnosis, folder):
+        return str(folder)
+    note(f"note: nothing is written to {folder}: no change of the drafter's files would help")
     return None
 
 

@@ -1,4 +1,4 @@
-"""`eyas inspect`: what a directory is."""
+"""`eyas inspect`: what a model's or drafter's directory holds."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The verbs that plan and train drafters."""
+"""The verbs that plan, train and sweep drafters."""

@@ -1,4 +1,4 @@
-"""`eyas plan`: bytes, hours and expected speedup, from a config alone."""
+"""`eyas plan`: the bytes, hours and speedup to expect, from a model's config alone."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _PREFIXES = {2: "M", 3: "G", 4: "T"}
 
 
 def _thousands(count: int) -> int:
-    """The power of 1000 to show bytes in."""
+    """The power of 1000 in which bytes are shown."""
     return 4 if count >= 1e12 else 3 if count >= 1e9 else 2
 
 

@@ -1,4 +1,4 @@
-"""`eyas sweep`: many drafters from one recipe, ranked."""
+"""`eyas sweep`: many drafters trained from one recipe, ranked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`eyas train`: run a recipe."""
+"""`eyas train`: train what a recipe describes."""
 
 from __future__ import annotations
 
