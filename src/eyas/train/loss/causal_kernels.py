@@ -43,7 +43,7 @@ def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
     """The fastest kernel that takes these tensors.
 
     On CPU blocked matmuls take 0.6 to 0.7 of torch's flash kernel's time at 512 positions; at 2048 it is flash that is
-    faster, by a seventh (docs/log.md).
+    faster, by a seventh (docs/lab/log.md).
     """
     size, width, same = q.shape[-1], q.shape[2], q.shape[-1] == v.shape[-1]
     if not q.is_cuda:
