@@ -1,0 +1,82 @@
+"""What is built to be installed holds everything that `eyas` needs, and nothing of its tests."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("src", "tests", "docs", "recipes", "benchmarks")
+NEEDED = {
+    "__main__.py", "py.typed", "bench/report/page.html.j2", "assets/demo/target/model.safetensors",
+    "assets/demo/target/tokenizer.json", "assets/demo/target/chat_template.jinja",
+    "assets/demo/drafter/model.safetensors", "assets/demo/README.md", "targets/__init__.py",
+    "serve/playground/page.html", "serve/playground/style.css", "serve/playground/script/main.js",
+}  # fmt: skip
+STOCK_IGNORED = {
+    "build", "develop-eggs", "dist", "downloads", "eggs", "lib", "lib64", "parts", "sdist", "var", "wheels", "target",
+    "instance", "env", "venv", "ENV", "cover", "htmlcov", "site", "out", "bin", "obj", "tmp", "vendor",
+}  # fmt: skip
+
+
+def ours(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def names(folder: Path) -> set[str]:
+    """Files below a folder, as archives name them."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if ours(path)}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with the beginnings of its files: which of them are taken doesn't depend on how large they are."""
+    copy = tmp_path_factory.mktemp("project")
+    for part in PARTS:
+        for path in filter(ours, (ROOT / part).rglob("*")):
+            target = copy / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as file:
+                target.write_bytes(file.read(1000))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def test_the_source_has_what_is_looked_for() -> None:
+    assert names(ROOT / "src" / "eyas") >= NEEDED
+
+
+def test_no_folder_is_called_as_stock_gitignores_call_what_is_built() -> None:
+    """Tools that honour such a file would drop it."""
+    folders = {path.name for path in (ROOT / "src" / "eyas").rglob("*") if path.is_dir()}
+    assert not folders & STOCK_IGNORED
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(project: Path, tmp_path: Path) -> None:
+    (path,) = WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(path) as wheel:
+        inside = set(wheel.namelist())
+    of_package = {name.removeprefix("eyas/") for name in inside if name.startswith("eyas/")}
+    assert of_package == names(ROOT / "src" / "eyas")
+    described = {name for name in inside if name.split("/")[0].endswith(".dist-info")}
+    assert len(of_package) + len(described) == len(inside)
+    assert any(name.endswith("/licenses/LICENSE") for name in described)
+
+
+def test_the_sdist_holds_what_the_wheel_is_made_from_and_its_tests(project: Path, tmp_path: Path) -> None:
+    (path,) = SdistBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"])
+    with tarfile.open(path) as sdist:
+        inside = {name.split("/", 1)[1] for name in sdist.getnames()}
+    for part in PARTS:
+        assert {name for name in inside if name.startswith(f"{part}/")} == {
+            f"{part}/{name}" for name in names(ROOT / part)
+        }
+    assert inside >= {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
