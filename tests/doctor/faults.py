@@ -19,18 +19,18 @@ Files = tuple[dict[str, Any], dict[str, Tensor]]
 SIZE = 256  # of the target's states
 
 
-def write(place: Path, *faults: Callable[[Files], Files]) -> Path:
+def write(path: Path, *faults: Callable[[Files], Files]) -> Path:
     """The demo drafter with these faults, and without the provenance that would give some of them away."""
     files: Files = (read_json(Path(DEMO_DRAFTER) / CONFIG), load_file(Path(DEMO_DRAFTER) / WEIGHTS))
     del files[0]["eyas"]
     for fault in faults:
         files = fault(files)
-    write_directory(place, *files)
-    return place
+    write_directory(path, *files)
+    return path
 
 
 def taps(*ids: int) -> Callable[[Files], Files]:
-    """Other layer numbers."""
+    """Config keys with other layer numbers."""
 
     def fault(files: Files) -> Files:
         return files[0] | {IDS: list(ids), "eagle_config": {IDS: list(ids)}}, files[1]
@@ -39,7 +39,7 @@ def taps(*ids: int) -> Callable[[Files], Files]:
 
 
 def setting(**values: Any) -> Callable[[Files], Files]:
-    """Other values in config.json."""
+    """Config keys with other values."""
     return lambda files: (files[0] | values, files[1])
 
 

@@ -27,8 +27,8 @@ EIGHT = {
 }
 
 
-def examined(place: Path, target: Target, transcript: Transcript) -> Examination:
-    reading = Reading.of(open_checkpoint(place, layers=target.num_layers), target).on(target)
+def examined(path: Path, target: Target, transcript: Transcript) -> Examination:
+    reading = Reading.of(open_checkpoint(path, layers=target.num_layers), target).on(target)
     return examine(reading, target, transcript, LENGTH)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.doctor.examine import judge
-from eyas.doctor.measure import LEAST_GAIN, Gain, Measurement, gain, needed
+from eyas.doctor.measure import MIN_GAIN, Gain, Measurement, gain, needed_z
 
 
 def measured(overlap: list[float], right: list[float], blocks: list[int]) -> Measurement:
@@ -34,8 +34,8 @@ def test_the_same_reading_gains_nothing() -> None:
 
 
 def test_more_readings_need_more_evidence() -> None:
-    assert needed(1) == pytest.approx(3.09, abs=0.01)
-    assert needed(18) == pytest.approx(3.87, abs=0.01)
+    assert needed_z(1) == pytest.approx(3.09, abs=0.01)
+    assert needed_z(18) == pytest.approx(3.87, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_more_readings_need_more_evidence() -> None:
         (0.1, 0.01, 0.0, True),
         (0.1, 0.01, -0.001, False),  # flatter, not better
         (0.1, 0.03, 0.05, False),  # 3.3 errors, 3.9 are needed
-        (LEAST_GAIN / 2, 1e-6, 0.05, False),  # certain, and of no use
+        (MIN_GAIN / 2, 1e-6, 0.05, False),  # certain, and of no use
         (-0.1, 0.01, 0.05, False),
     ],
 )

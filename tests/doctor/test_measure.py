@@ -28,8 +28,8 @@ def sound(demo_target: Target) -> Reading:
 
 @pytest.fixture(scope="module")
 def one(demo_transcript: Transcript) -> Transcript:
-    """A single answer."""
-    return demo_transcript.part(len(demo_transcript.tokens))
+    """A transcript of a single answer."""
+    return demo_transcript.every(len(demo_transcript.tokens))
 
 
 def test_acceptance_is_that_of_the_chains_really_drafted(sound: Reading, one: Transcript, demo_target: Target) -> None:
@@ -67,7 +67,7 @@ def test_overlap_is_what_the_likeliest_tokens_share(sound: Reading, one: Transcr
 def test_neighbours_are_counted_together_and_answers_apart(
     sound: Reading, demo_transcript: Transcript, demo_target: Target
 ) -> None:
-    part = demo_transcript.part(8)
+    part = demo_transcript.every(8)
     blocks = measure(sound, part, demo_target, 1).blocks
     expected = [
         (row, place // BLOCK) for row, count in enumerate(part.answers.sum(1).tolist()) for place in range(count)
@@ -78,8 +78,8 @@ def test_neighbours_are_counted_together_and_answers_apart(
 
 
 def test_elsewhere_shows_every_position_the_states_of_another(demo_transcript: Transcript) -> None:
-    part = demo_transcript.part(8)
-    own, other = part.states((16,)), part.elsewhere().states((16,))
+    part = demo_transcript.every(8)
+    own, other = part.states((16,)), part.with_other_states().states((16,))
     for row, length in enumerate(part.lengths.tolist()):
         same = (own[row, :length] == other[row, :length]).flatten(1).all(1)
         assert not bool(same[1:].any())  # the first token of all chats is the same, and so is its state

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.doctor.examine import DRAWN, unevenness
+from eyas.doctor.examine import RANDOM_UNEVENNESS, unevenness
 from eyas.doctor.measure import measure
 from eyas.doctor.reading import Change, Reading
-from eyas.doctor.search import boundaries, other_readings
+from eyas.doctor.search import needed_boundaries, other_readings
 from eyas.doctor.transcript import Transcript
 from eyas.drafters.registry import KINDS
 from eyas.targets import Target
@@ -45,7 +45,7 @@ def transcript(read: Reading, target: Target) -> Transcript:
     answers = [
         tiny.continuation(target.model, prompt, count) for prompt, count in zip(prompts, (20, 1, 17), strict=True)
     ]
-    return Transcript.of(target, prompts, answers, boundaries(read, target))
+    return Transcript.of(target, prompts, answers, needed_boundaries(read, target))
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
@@ -89,7 +89,7 @@ def test_many_taps_are_not_tried_in_every_order(target: Target) -> None:
 
 def test_drawn_matrices_are_told_from_others(target: Target) -> None:  # noqa: ARG001
     read = reading("eagle3", hidden_size=64, target_hidden_size=64)
-    assert unevenness(read) < DRAWN
+    assert unevenness(read) < RANDOM_UNEVENNESS
     name = "fc.weight"
     scales = torch.linspace(0.5, 1.5, 64).unsqueeze(1)
     assert unevenness(read.changed(tensors={name: read.tensors[name] * scales})) > 2

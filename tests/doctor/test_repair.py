@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eyas.doctor.reading import Reading
-from eyas.doctor.repair import repaired, write
+from eyas.doctor.repair import apply_changes, write_repaired
 from eyas.doctor.search import other_readings
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.errors import ExportError, UsageError
@@ -33,13 +33,13 @@ def fused(read: Reading, target: Target) -> torch.Tensor:
 def test_taps_rise_again_and_nothing_else_changes(settings: dict[str, bool], target: Target, tmp_path: Path) -> None:
     read = reading("eagle3", taps=[1, 2, 4], **settings)
     change = next(c for c in other_readings(read, target) if c.name == "fc reads [4, 1, 2]")
-    made = repaired(read, [change])
+    made = apply_changes(read, [change])
     assert made.taps == (1, 2, 4)
     wanted = fused(change.apply(read), target)
     assert torch.allclose(fused(made, target), wanted, atol=1e-5)
     assert not torch.allclose(fused(read, target), wanted, atol=1e-2)
     seen: list[Reading] = []
-    write(made, {"steps": 3}, tmp_path / "copy", target, seen.append)
+    write_repaired(made, {"steps": 3}, tmp_path / "copy", target, seen.append)
     again = open_checkpoint(tmp_path / "copy", layers=target.num_layers)
     assert again.provenance == {"steps": 3}
     assert Reading.of(again, target).taps == seen[0].taps == (1, 2, 4)
@@ -49,9 +49,9 @@ def test_taps_rise_again_and_nothing_else_changes(settings: dict[str, bool], tar
 def test_every_written_change_survives_the_files(target: Target, tmp_path: Path) -> None:
     read = reading("eagle3", taps=[1, 2, 4])
     for number, change in enumerate(other_readings(read, target)):
-        made = repaired(read, [change])
+        made = apply_changes(read, [change])
         seen: list[Reading] = []
-        write(made, {}, tmp_path / str(number), target, seen.append)
+        write_repaired(made, {}, tmp_path / str(number), target, seen.append)
         (back,) = seen
         assert back.taps == made.taps
         assert back.config.model_copy(update={"taps": None}) == made.config.model_copy(update={"taps": None}), change
@@ -64,7 +64,7 @@ def test_a_copy_that_checks_badly_is_not_left_behind(target: Target, tmp_path: P
         raise ExportError("no")
 
     with pytest.raises(ExportError):
-        write(reading("eagle3", taps=[1, 2, 4]), {}, tmp_path / "copy", target, refuse)
+        write_repaired(reading("eagle3", taps=[1, 2, 4]), {}, tmp_path / "copy", target, refuse)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_refused(target: Target, tmp_path: Path) -> None:
     read = reading("eagle1")
     (change,) = [c for c in other_readings(read, target) if c.aspect == "taps"]
     with pytest.raises(ExportError, match="before the final norm"):
-        repaired(read, [change])
+        apply_changes(read, [change])
     (tmp_path / "kept").write_text("here", encoding="utf-8")
     with pytest.raises(UsageError, match="isn't empty"):
-        write(reading("eagle3"), {}, tmp_path, target, lambda _: None)
+        write_repaired(reading("eagle3"), {}, tmp_path, target, lambda _: None)

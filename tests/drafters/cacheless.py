@@ -10,7 +10,7 @@ from eyas.targets.attention import grouped_attention
 
 
 def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Full causal attention."""
+    """Causal attention without a cache."""
     return grouped_attention(q, k, v, torch.ones(q.shape[2], k.shape[2]).tril().bool())
 
 

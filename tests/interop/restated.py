@@ -120,7 +120,7 @@ def _text(value: str) -> bytes:
 
 
 def gguf_value(value: Any) -> bytes:
-    """Type and value."""
+    """The type and the value of a metadata key."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):

@@ -102,7 +102,7 @@ TOGGLES = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 
 
 def toggled(chosen: dict[str, bool], ht: int = re.H, taps: int = 3) -> dict[str, Any]:
-    """The tensors of toggles."""
+    """The tensors that toggles add or take away."""
     shapes: dict[str, Any] = {f"fc_norm.{i}.weight": (ht,) for i in range(taps)} if chosen.get("fc_norm") else {}
     return shapes | ({"input_norm.weight": (taps * ht,)} if chosen.get("norm_before_fc") else {})
 

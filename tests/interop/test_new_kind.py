@@ -37,7 +37,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "eyas"
 
 
 class SumConfig(FeatureConfig):
-    """One matrix."""
+    """Settings of a network of one matrix."""
 
     bias: bool = False
 

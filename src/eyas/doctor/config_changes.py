@@ -1,4 +1,4 @@
-"""What a drafter's configuration may say wrongly: its taps and their order, norms, RoPE, what is its own."""
+"""Changes of a reading's configuration: taps and their order, norms, RoPE, whose embedding and head."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from eyas.doctor.reading import Change, Reading
 from eyas.drafters.config import FusedTapsConfig, TransformerConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.rope import read_rope
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import ConfigError
 from eyas.targets import Target
 
 THETAS = (10000.0, 500000.0, 1000000.0)
-"""Of the field's usual models."""
+"""RoPE thetas of common models."""
 _ALL_ORDERS = 3
-"""Up to so many taps every order is tried."""
+"""Most taps of which every order is tried."""
 
 
 def taps(reading: Reading, target: Target) -> Iterator[Change]:
-    """Layer outputs for boundaries and the other way round; the default; for one tap, either side of the final norm."""
+    """Taps one layer later or earlier, or the default; for a single tap, either side of the final norm."""
     read, last = reading.taps, target.final_boundary
     config = reading.config
     found = {
@@ -40,7 +41,7 @@ def taps(reading: Reading, target: Target) -> Iterator[Change]:
 
 
 def tap_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """The blocks of `fc`'s columns belong to the taps in another order."""
+    """The taps in another order, in which `fc` would read them."""
     read = reading.taps
     orders = permutations(read) if len(read) <= _ALL_ORDERS else _neighbours_swapped(read)
     for order in orders:
@@ -53,7 +54,7 @@ def tap_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: AR
 
 
 def norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """The residual and the state fed back, each before or after its norm."""
+    """The residual and the state that is fed back: each taken before its norm, or after it."""
     if isinstance(reading.config, FusedTapsConfig):
         for key in ("norm_before_residual", "norm_output"):
             value = not getattr(reading.config, key)
@@ -61,7 +62,7 @@ def norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
 
 
 def rope(reading: Reading, target: Target) -> Iterator[Change]:
-    """The target's rotation, the field's usual ones, and the file's own without scaling."""
+    """The target's RoPE, common ones, and the file's own without scaling."""
     if not isinstance(reading.config, TransformerConfig):
         return
     read = reading.config.rope_parameters
@@ -74,11 +75,11 @@ def rope(reading: Reading, target: Target) -> Iterator[Change]:
 
 
 def ownership(reading: Reading, target: Target) -> Iterator[Change]:
-    """The target's embedding or head instead of the one in the file."""
+    """The target's embedding or head in place of the one in the file."""
     config = reading.config
     for part, name, theirs in (
-        ("embedding", "embed_tokens.weight", target.model.get_input_embeddings()),
-        ("head", "lm_head.weight", target.model.get_output_embeddings()),
+        ("embedding", EMBEDDING, target.model.get_input_embeddings()),
+        ("head", HEAD, target.model.get_output_embeddings()),
     ):
         if getattr(config, part) == "own" and tuple(theirs.weight.shape) == (config.vocab_size, config.hidden_size):
             repair = f"leave {name} out: it is then the target's"
@@ -86,7 +87,7 @@ def ownership(reading: Reading, target: Target) -> Iterator[Change]:
 
 
 def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """Latent attention: channels that are rotated together lie side by side, or half a head apart."""
+    """For latent attention: the channels that are rotated together lie side by side, or half a head apart."""
     interleaved = getattr(reading.config, "rope_interleave", None)
     if interleaved is not None:
         value = not interleaved
@@ -101,7 +102,7 @@ def _neighbours_swapped(read: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _sections(target: Target) -> Iterator[dict[str, Any]]:
-    """The target's RoPE sections that a drafter can have, of every attention type."""
+    """The RoPE sections of the target that a drafter can have, for every attention type."""
     whole = getattr(target.config, "rope_parameters", None) or {}
     for section in (whole, *(part for part in whole.values() if isinstance(part, dict))):
         if isinstance(section.get("rope_theta"), int | float):
@@ -111,9 +112,10 @@ def _sections(target: Target) -> Iterator[dict[str, Any]]:
 
 
 def _readable(section: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The section as drafters have it; nothing if no drafter can have it."""
     try:
         yield read_rope(Fields({"rope_parameters": dict(section)}, "the target"))
-    except ConfigError:  # a rotation that no drafter has, such as one of a part of the channels
+    except ConfigError:  # such as a rotation of a part of the channels
         return
 
 

@@ -1,4 +1,4 @@
-"""A drafter at the doctor's: decoded, examined, decoded as repaired, and written so if that is wanted."""
+"""Diagnosing a drafter: it is decoded, examined, decoded again with the best reading, and repaired if wanted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from eyas.doctor.examine import Examination, examine
 from eyas.doctor.reading import Reading
-from eyas.doctor.repair import repaired, write
-from eyas.doctor.search import Progress, boundaries
+from eyas.doctor.repair import apply_changes, write_repaired
+from eyas.doctor.search import Progress, needed_boundaries
 from eyas.doctor.transcript import Transcript, encode_prompts
 from eyas.drafters.checkpoint import Checkpoint
 from eyas.drafters.decoding import NetworkDrafter
@@ -22,27 +22,33 @@ from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams, Stats
 
 _SAME = 0.02
-"""By how much of itself the accept length of a repaired copy may differ: in half precision sums are taken in another
-order where taps are."""
+"""The share by which the accept length of a repaired copy may differ: reordered taps change the order of sums, which
+half precision rounds differently."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, and how the engine drafts with it."""
+    """What was found about a drafter, and how the engine drafts with it."""
 
     examined: Examination
-    as_is: Decoded
-    best: Decoded
-    """With the best reading; the same where that is how the files are read."""
+    as_is: DecodedAnswers
+    """Decoded as the files are read."""
+    best: DecodedAnswers
+    """Decoded with the best reading; the same as `as_is` unless the drafter is misread."""
     prompts: int
+    """How many prompts were answered."""
     length: int
+    """How many tokens the chains had."""
 
 
 class Doctor:
-    """One drafter and one target; chains of `length` tokens, answers of up to `max_tokens`."""
+    """Diagnoses one drafter for one target, and repairs it."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target, tokenizer: Any, length: int, max_tokens: int) -> None:
-        """Read the weights. Raises CheckpointError, DrafterMismatchError, RequestError."""
+        """Read the weights; chains have `length` tokens, answers up to `max_tokens`.
+
+        Raises CheckpointError, DrafterMismatchError, RequestError.
+        """
         self._file = Reading.of(checkpoint, target)
         self._provenance, self._doubts = checkpoint.provenance, checkpoint.report.doubts
         self._target, self._tokenizer = target, tokenizer
@@ -50,12 +56,12 @@ class Doctor:
         self._prompts = encode_prompts(tokenizer, target.max_length)
 
     def diagnose(self, progress: Progress = lambda *_: None) -> Diagnosis:
-        """Decode, teacher-force, search, judge; decode again with another reading if one won."""
+        """Decode, search for the best reading by teacher forcing, judge, and decode again if another reading won."""
         reading = self._file.on(self._target)
         progress("decoding", 0, None)
         as_is = best = self._decode(reading)
         progress("the target's states", 0, None)
-        wanted = boundaries(reading, self._target)
+        wanted = needed_boundaries(reading, self._target)
         transcript = Transcript.of(self._target, self._prompts, as_is.answers, wanted)
         examined = examine(reading, self._target, transcript, self._length, self._other_target(), progress)
         if examined.verdict == "misread":
@@ -63,11 +69,11 @@ class Doctor:
             best = self._decode(examined.found.reading)
         return Diagnosis(examined, as_is, best, len(self._prompts), self._length)
 
-    def fix(self, diagnosis: Diagnosis, place: Path) -> bool:
-        """Write a corrected copy into the new folder `place`, unless none would help: nothing is wrong, or all is.
+    def fix(self, diagnosis: Diagnosis, path: Path) -> bool:
+        """Write a corrected copy into the new folder `path`. Returns False if none would help, and nothing is written.
 
-        Where the files leave a reading open the copy settles it. Raises ExportError where no file can say what the
-        weights were trained for, UsageError.
+        A sound drafter is copied only if its files can be read in two ways: the copy can be read in one. Raises
+        ExportError if no file can express what the weights were trained for, UsageError.
         """
         verdict = diagnosis.examined.verdict
         if verdict != "misread" and not (verdict == "sound" and self._doubts):
@@ -82,24 +88,21 @@ class Doctor:
                 )
 
         changes = [each.trial.change for each in diagnosis.examined.found.adopted]
-        write(repaired(self._file, changes), self._provenance, place, self._target, check)
+        write_repaired(apply_changes(self._file, changes), self._provenance, path, self._target, check)
         return True
 
-    def _decode(self, reading: Reading) -> Decoded:
+    def _decode(self, reading: Reading) -> DecodedAnswers:
         return decode(reading, self._target, self._tokenizer, self._prompts, self._length, self._max_tokens)
 
     def _other_target(self) -> str:
-        """The fingerprint it was trained for, where that isn't this target's."""
+        """The fingerprint of the target that it was trained for; empty if it is this one, or not recorded."""
         recorded = self._provenance.get("target_fingerprint")
         return recorded if isinstance(recorded, str) and recorded != fingerprint(self._target.model) else ""
 
 
-# A reading at work: the engine's own rounds over the doctor's prompts. Answers are the target's, whoever drafts.
-
-
 @dataclass(frozen=True)
-class Decoded:
-    """Greedy answers with chains."""
+class DecodedAnswers:
+    """Greedy answers of the target, decoded with chains."""
 
     stats: Stats
     answers: list[list[int]]
@@ -107,8 +110,8 @@ class Decoded:
 
 def decode(
     reading: Reading, target: Target, tokenizer: Any, prompts: Sequence[tuple[int, ...]], length: int, max_tokens: int
-) -> Decoded:
-    """Answer all prompts together, chains of `length` tokens."""
+) -> DecodedAnswers:
+    """Answer all prompts in one batch, drafting chains of `length` tokens. The answers don't depend on the reading."""
     drafter = NetworkDrafter(reading.network(target), reading.taps)
     engine = Engine(target, tokenizer, Speculation(drafter, parse_tree(f"chain:{length}")), batch_size=len(prompts))
     params = SamplingParams(max_tokens=max_tokens)
@@ -117,4 +120,4 @@ def decode(
         stats.merge(completion.stats)
         answers.append(list(completion.token_ids))
     target.resize(0)  # what follows needs the memory
-    return Decoded(stats, answers)
+    return DecodedAnswers(stats, answers)

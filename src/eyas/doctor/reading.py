@@ -1,4 +1,4 @@
-"""A reading: one way to understand a drafter's files. All readings of a drafter share its tensors."""
+"""Readings: the ways to understand a drafter's files, and the changes that lead from one to another."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from eyas.targets import Target
 
 @dataclass(frozen=True)
 class Reading:
-    """What a network is made of, and the boundaries it is shown."""
+    """One way to understand a drafter's files. Readings of one drafter share the tensors that they have in common."""
 
     kind: Kind
     config: DrafterConfig
     tensors: Mapping[str, Tensor] = field(repr=False)
-    """As `DraftNetwork.state_dict` names them, the vocabulary map included."""
+    """By native name, the vocabulary map included."""
     taps: tuple[int, ...]
+    """The boundaries of the target that the drafter is shown."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, target: Target) -> Reading:
-        """As eyas reads the files. Raises CheckpointError, DrafterMismatchError."""
+        """The reading by which eyas loads the files. Raises CheckpointError, DrafterMismatchError."""
         config = checkpoint.config
         check_fit(config, target, str(checkpoint.raw.path))
         tensors = checkpoint.network(target).state_dict()
         return cls(checkpoint.kind, config, tensors, config.taps_of(target.num_layers))
 
     def on(self, target: Target) -> Reading:
-        """With its tensors where the target computes, in the type it computes in."""
+        """The same reading with its tensors on the target's device and in its dtype."""
         moved = {
             name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else None)
             for name, tensor in self.tensors.items()
@@ -43,7 +44,7 @@ class Reading:
         return replace(self, tensors=moved)
 
     def network(self, target: Target) -> DraftNetwork:
-        """The network, borrowing from `target` what it shares."""
+        """The draft network of this reading, which shares with `target` what isn't in the files."""
         return self.kind.blank(self.config).fill(self.tensors, target).to(target.device)
 
     def changed(
@@ -52,7 +53,7 @@ class Reading:
         tensors: Mapping[str, Tensor | None] | None = None,
         taps: tuple[int, ...] | None = None,
     ) -> Reading:
-        """With other fields, tensors (None takes one away) or taps."""
+        """The reading with other config fields, tensors (None takes one away) or taps."""
         merged = {**self.tensors, **(tensors or {})}
         return replace(
             self,
@@ -62,23 +63,20 @@ class Reading:
         )
 
 
-# One way in which a reading may be wrong, and what would put it right.
-
-
 @dataclass(frozen=True)
 class Change:
-    """From one reading to another; it can be repeated on the same files in another type."""
+    """A way in which a reading may be wrong. It can be applied to the same files in another dtype, too."""
 
     aspect: str
-    """What is read otherwise; a reading is changed in one aspect once."""
+    """What is read differently; the search changes each aspect at most once."""
     name: str
-    """How it is read instead."""
+    """How it is read instead, for the report."""
     repair: str
-    """What to change in the files."""
+    """What to change in the files to repair them, for the report."""
     apply: Callable[[Reading], Reading]
     written: bool = True
-    """Can a drafter's files say so?"""
+    """Whether a drafter's files can express the change."""
 
 
 Aspect = Callable[[Reading, Target], Iterator[Change]]
-"""The other ways to read one thing, given the present one."""
+"""All changes of a reading in one aspect."""

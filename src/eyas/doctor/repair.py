@@ -1,4 +1,4 @@
-"""A corrected copy of a misread drafter: written, read again, measured again."""
+"""Writing a corrected copy of a misread drafter."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from eyas.files import writing_folder
 from eyas.targets import Target
 
 
-def repaired(reading: Reading, changes: Sequence[Change]) -> Reading:
-    """The files' own tensors with every change applied, taps rising. Raises ExportError where no file can say so."""
+def apply_changes(reading: Reading, changes: Sequence[Change]) -> Reading:
+    """The reading with all changes and its taps in rising order. Raises ExportError if no file can express a change."""
     for change in changes:
         if not change.written:
             raise ExportError(f"{change.aspect}: {change.name}: no {reading.kind.name} drafter's files can say that")
@@ -27,32 +27,31 @@ def repaired(reading: Reading, changes: Sequence[Change]) -> Reading:
     return _rising(reading)
 
 
-def write(
-    reading: Reading, provenance: Mapping[str, Any], place: Path, target: Target, check: Callable[[Reading], None]
+def write_repaired(
+    reading: Reading, provenance: Mapping[str, Any], path: Path, target: Target, check: Callable[[Reading], None]
 ) -> None:
-    """Put the drafter into the new folder `place`, if `check` finds no fault in what is read back from there.
+    """Write the drafter into the new folder `path`; `check` is called with what is read back, and may raise.
 
-    Raises UsageError where something lies there already.
+    Nothing is left behind then. Raises UsageError if `path` exists and isn't empty.
     """
-    refuse_used(place)
+    refuse_used(path)
     config = reading.config
     if not reading.kind.fixed_taps:
         config = config.model_copy(update={"taps": reading.taps})
     network = reading.kind.blank(config).fill(reading.tensors)
-
-    with writing_folder(place) as folder:
+    with writing_folder(path) as folder:
         save_network(network, folder, provenance or None)
         check(Reading.of(open_checkpoint(folder, layers=target.num_layers), target))
 
 
-def refuse_used(place: Path) -> None:
-    """UsageError unless `place` can become a new folder."""
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise UsageError(f"--fix {place}: it exists and isn't empty: name a new folder")
+def refuse_used(path: Path) -> None:
+    """Refuse a path of --fix that isn't free for a new folder. Raises UsageError."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"--fix {path}: it exists and isn't empty: name a new folder")
 
 
 def _rising(reading: Reading) -> Reading:
-    """The same network with its taps in rising order, as every engine collects them: what reads them is reordered."""
+    """The same network with its taps in rising order, as every engine collects them; `fc` and norms are reordered."""
     order = sorted(range(len(reading.taps)), key=lambda i: reading.taps[i])
     if order == list(range(len(order))) or not isinstance(reading.config, FusedTapsConfig):
         return reading

@@ -1,17 +1,17 @@
-"""A diagnosis in words and numbers."""
+"""The report on a diagnosis: a JSON object with figures and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from eyas.doctor.diagnosis import Decoded, Diagnosis
+from eyas.doctor.diagnosis import DecodedAnswers, Diagnosis
 from eyas.doctor.measure import Measurement
 from eyas.doctor.search import Adopted, TriedChange
 
 
 def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON object; `doubts` are what the loader found could be read in two ways."""
+    """The JSON object; `doubts` are the loader's sentences about what can be read in two ways."""
     examined = diagnosis.examined
     found = examined.found
     return {
@@ -20,7 +20,7 @@ def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
         "findings": [_finding(each) for each in findings(diagnosis)],
         "as_is": {"teacher_forced": _figures(found.as_is), "decoded": _decoded(diagnosis.as_is)},
         "best": {"teacher_forced": _figures(found.measured), "decoded": _decoded(diagnosis.best)},
-        "without_the_targets_states": _figures(examined.elsewhere),
+        "without_the_targets_states": _figures(examined.other_states),
         "gain_from_the_targets_states": _gain(examined.from_taps.mean, examined.from_taps.error, examined.from_taps.z),
         "chance": round(examined.chance, 4),
         "unevenness_of_matrices": round(examined.unevenness, 2),
@@ -33,12 +33,12 @@ def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def findings(diagnosis: Diagnosis) -> tuple[Adopted, ...]:
-    """What is read wrongly; nothing where no reading makes sense of the drafter."""
+    """The changes that repair a misread drafter; none for another verdict."""
     return diagnosis.examined.found.adopted if diagnosis.examined.verdict == "misread" else ()
 
 
 def verdict_line(diagnosis: Diagnosis) -> str:
-    """One or two sentences."""
+    """The verdict in one or two sentences."""
     examined = diagnosis.examined
     length = diagnosis.best.stats.accept_length
     if examined.verdict == "sound":
@@ -106,7 +106,7 @@ def _figures(measured: Measurement) -> dict[str, Any]:
     }
 
 
-def _decoded(decoded: Decoded) -> dict[str, Any]:
+def _decoded(decoded: DecodedAnswers) -> dict[str, Any]:
     return {
         "accepted_by_position": [round(rate, 4) for rate in decoded.stats.accepted_by_position],
         "accept_length": round(decoded.stats.accept_length, 3),

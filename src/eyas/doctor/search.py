@@ -1,8 +1,8 @@
-"""The search for the reading the weights were trained for.
+"""The search for the reading that the weights were trained for.
 
-Every other reading is tried on a part of the answers, and on all of them if it may be the best after that. The best
-that wins is adopted and the search goes on from it, so several faults are found one by one. What was clearly worse
-isn't tried again: a change that did harm beside another fault was none that was needed.
+Every other reading is tried on a part of the answers, and on all of them if it may be the best after that. The best of
+those that win is adopted and the search goes on from it, so several faults are found one by one. What was clearly worse
+isn't tried again: a change that did harm beside another fault wasn't needed.
 """
 
 from __future__ import annotations
@@ -17,29 +17,46 @@ from eyas.doctor.transcript import Transcript
 from eyas.targets import Target
 
 PART = 4
-"""Every so-manieth answer is the part on which all readings are tried."""
+"""All readings are tried on one of this many answers first."""
 _SURE = 3.0
-"""Standard errors within which a gain on the part is believed."""
+"""Standard errors by which a gain on that part may be off."""
 MOST_FAULTS = 4
-"""So many are looked for, one after another."""
+"""Most faults that are looked for, one after another."""
+
+ASPECTS: tuple[Aspect, ...] = (
+    config_changes.taps,
+    config_changes.tap_order,
+    config_changes.norms,
+    config_changes.rope,
+    config_changes.ownership,
+    config_changes.rotary_pairs,
+    tensor_changes.vocabulary,
+    tensor_changes.rotary_layout,
+    tensor_changes.input_order,
+    tensor_changes.swapped_norms,
+    tensor_changes.centred_norms,
+)
+"""Everything that may have been misread, in the order in which it is tried."""
 
 Progress = Callable[[str, int, int | None], None]
+"""Called with the stage, how many steps of it are done, and how many there are if that is known."""
 
 
 @dataclass(frozen=True)
 class TriedChange:
-    """A reading tried in place of another."""
+    """A change of a reading, and what it gained."""
 
     change: Change
     gain: Gain
     accepted: tuple[float, ...]
-    """By chain position; of a reading given up early the base's figure plus the difference on the part."""
+    """Acceptance by chain position; for a change given up early, the base's plus the difference on the part."""
     wins: bool
+    """Whether the gain is convincing."""
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """A change that put something right."""
+    """A change that won, and the reading with it."""
 
     trial: TriedChange
     measured: Measurement
@@ -47,32 +64,35 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the search came to."""
+    """The best reading, and how it was found."""
 
     as_is: Measurement
+    """The reading that the search began with."""
     tried: tuple[TriedChange, ...]
-    """On the files as they are."""
+    """All changes of that reading that were tried."""
     adopted: tuple[Adopted, ...]
+    """The changes that led to the best reading, in order."""
     reading: Reading
-    measured: Measurement
     """The best reading, which may be the first."""
+    measured: Measurement
+    """The best reading on all answers."""
 
 
 class ReadingSearch:
-    """Readings of one drafter, compared on one transcript with chains of `length` tokens."""
+    """Searches the readings of one drafter, on one transcript and with chains of `length` tokens."""
 
     def __init__(self, target: Target, transcript: Transcript, length: int, progress: Progress = lambda *_: None):
         self._target, self._length, self._progress = target, length, progress
         self._whole = transcript
-        self._part = transcript.part(PART) if len(transcript.tokens) >= 2 * PART else transcript
+        self._part = transcript.every(PART) if len(transcript.tokens) >= 2 * PART else transcript
         self._given_up: set[tuple[str, str]] = set()
 
     def measure(self, reading: Reading) -> Measurement:
-        """On all answers."""
+        """Measure the reading on all answers."""
         return measure(reading, self._whole, self._target, self._length)
 
     def run(self, reading: Reading) -> SearchResult:
-        """From the files as they are to the reading that nothing beats."""
+        """Search from `reading`, that of the files as they are, until no change wins."""
         as_is = here = self.measure(reading)
         adopted: list[Adopted] = []
         first: tuple[TriedChange, ...] = ()
@@ -89,7 +109,7 @@ class ReadingSearch:
         return SearchResult(as_is, first, tuple(adopted), reading, here)
 
     def _try_all(self, reading: Reading, base: Measurement, settled: list[str]) -> list[TriedChange]:
-        """All other readings against `base`, which is `reading` on all answers."""
+        """Try all changes of `reading` but those in `settled` aspects; `base` is the reading on all answers."""
         found = other_readings(reading, self._target, settled)
         changes = [change for change in found if (change.aspect, change.name) not in self._given_up]
         before = measure(reading, self._part, self._target, self._length)
@@ -116,30 +136,12 @@ class ReadingSearch:
         return trials
 
 
-# Everything that may have been misread, in the order in which it is tried.
-
-
-ASPECTS: tuple[Aspect, ...] = (
-    config_changes.taps,
-    config_changes.tap_order,
-    config_changes.norms,
-    config_changes.rope,
-    config_changes.ownership,
-    config_changes.rotary_pairs,
-    tensor_changes.vocabulary,
-    tensor_changes.rotary_layout,
-    tensor_changes.input_order,
-    tensor_changes.swapped_norms,
-    tensor_changes.centred_norms,
-)
-
-
 def other_readings(reading: Reading, target: Target, settled: Collection[str] = ()) -> list[Change]:
-    """Every change of `reading` in an aspect that isn't settled yet."""
+    """All changes of a reading in aspects that aren't settled yet."""
     return [change for aspect in ASPECTS for change in aspect(reading, target) if change.aspect not in settled]
 
 
-def boundaries(reading: Reading, target: Target) -> set[int]:
-    """All boundaries that any of its readings, changed in one aspect or more, reads."""
+def needed_boundaries(reading: Reading, target: Target) -> set[int]:
+    """All boundaries that a reading, or any that the search may come to from it, reads."""
     shifted = [change.apply(reading).taps for change in config_changes.taps(reading, target)]
     return set(reading.taps).union(*shifted)

@@ -1,4 +1,4 @@
-"""What a converter may have done to a drafter's tensors: maps, layouts, orders, names.
+"""Changes of a reading's tensors, which undo what a converter may have done: maps, layouts, orders, names.
 
 Shapes: N heads, D head size, H hidden.
 """
@@ -18,7 +18,7 @@ from eyas.targets import Target
 
 
 def vocabulary(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """Offsets taken for ids, and ids for offsets."""
+    """`d2t` holds target ids that were read as offsets, or offsets that were read as ids."""
     d2t, config = reading.tensors["d2t"], reading.config
     if config.draft_vocab_size == config.vocab_size:
         return
@@ -32,7 +32,7 @@ def vocabulary(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: A
 
 
 def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """Rows of queries and keys in llama.cpp's order (pairs side by side) or in that of everybody else (halves)."""
+    """The rows of queries and keys are in llama.cpp's order (pairs side by side), or were reordered once too often."""
     config = reading.config
     if not isinstance(config, GroupedConfig) or any(name.endswith("q_norm.weight") for name in reading.tensors):
         return
@@ -46,7 +46,7 @@ def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
 
 
 def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """State and embedding change places where the two lie beside each other."""
+    """State and embedding are in the other order where a tensor reads the two side by side."""
     if reading.config.embedding == "none":
         return
     names = [name for name in reading.kind.paired_inputs if name in reading.tensors]
@@ -55,7 +55,7 @@ def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: 
 
 
 def swapped_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """The norms of the first layer's two inputs under each other's name."""
+    """The norms of the first layer's two inputs have each other's name."""
     one, other = "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
     if isinstance(reading.config, FusedTapsConfig):
         yield Change(
@@ -67,7 +67,7 @@ def swapped_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
 
 
 def centred_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """Norm weights stored as their distance from 1, as Gemma's models do."""
+    """Norm weights are stored less 1, as in Gemma's models."""
     names = [name for name in reading.tensors if name.endswith("norm.weight")]
     if names:
         yield Change(
@@ -104,7 +104,7 @@ def _each(names: list[str], function: Callable[[Tensor], Tensor]) -> Callable[[R
 
 
 def _halves_swapped(weight: Tensor) -> Tensor:
-    """[., 2H] -> [., 2H]"""
+    """The weight [., 2H] with its two halves of columns swapped."""
     return weight.roll(weight.shape[1] // 2, dims=1)
 
 

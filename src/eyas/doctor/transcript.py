@@ -1,4 +1,4 @@
-"""What the target wrote and what it knew while writing: the ground on which every reading is measured.
+"""The answers that readings are measured on, with the states and probabilities that the target had while writing them.
 
 Shapes: B answers, S positions (prompt and answer, right-padded), A taps, Ht target hidden, T likeliest tokens.
 """
@@ -19,25 +19,24 @@ from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
 
 LIKELIEST = 64
-"""Of the target's distribution so many tokens are kept: all but a percent or so of its mass, in any vocabulary."""
+"""Tokens of the target's distribution that are kept: all but a percent or so of its mass, in any vocabulary."""
 
-AT_ONCE = 512
-"""Positions whose logits over the whole vocabulary are in memory."""
+POSITIONS_AT_ONCE = 512
+"""Positions whose logits over the whole vocabulary are in memory at once."""
 
 
 @dataclass
 class Transcript:
-    """Answers of the target's own, teacher-forced through it once more."""
+    """The target's own answers, teacher-forced through it once more."""
 
     tokens: Tensor  # [B, S]
     lengths: Tensor  # [B]
     answers: Tensor  # [B, S] bool: the tokens the target wrote
-    ids: Tensor = field(
-        repr=False
-    )  # [B, S, T] the likeliest tokens after each position; 0 where no answer token follows
+    likely_ids: Tensor = field(repr=False)  # [B, S, T] the likeliest tokens after each position
     likely: Tensor = field(repr=False)  # [B, S, T] float32: the target's probability of each, at temperature 1
+    """Both are 0 where no answer token follows."""
     _states: dict[int, Tensor] = field(repr=False, default_factory=dict)  # boundary -> [B, S, Ht]
-    _from: Tensor | None = None  # [B, S] int64: whose states a position is shown instead of its own
+    _source: Tensor | None = None  # [B, S] int64: the flat position whose states each position is shown; None = its own
 
     @classmethod
     @torch.inference_mode()
@@ -48,14 +47,14 @@ class Transcript:
         answers: Sequence[Sequence[int]],
         boundaries: Collection[int],
     ) -> Transcript:
-        """One pass over all answers; the states at `boundaries` are kept."""
+        """Run the target over all answers in one pass; the states at `boundaries` are kept."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         lengths = torch.tensor([len(row) for row in rows], device=target.device)
         tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64, device=target.device)
         written = torch.zeros_like(tokens, dtype=torch.bool)
-        for at, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            tokens[at, : len(row)] = torch.tensor(row, device=target.device)
-            written[at, len(prompt) : len(row)] = True
+        for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            tokens[index, : len(row)] = torch.tensor(row, device=target.device)
+            written[index, len(prompt) : len(row)] = True
         kept = sorted(set(boundaries))
         trace = target.trace(tokens, lengths, kept)
         ids, likely = _likeliest(target, trace.final, written)
@@ -67,55 +66,54 @@ class Transcript:
         return self.tokens.device
 
     @property
-    def count(self) -> int:
-        """Answer tokens."""
+    def answer_tokens(self) -> int:
+        """How many tokens the answers have, all together."""
         return int(self.answers.sum())
 
     @property
-    def commonest(self) -> float:
-        """Share of the commonest answer token: how often one is right who always guesses that."""
-        return int(torch.bincount(self.tokens[self.answers]).max()) / self.count
+    def most_common_share(self) -> float:
+        """The share of the most common answer token: the acceptance of a drafter that always guesses it."""
+        return int(torch.bincount(self.tokens[self.answers]).max()) / self.answer_tokens
 
     def states(self, taps: Sequence[int]) -> Tensor:
-        """[B, S, A, Ht]"""
+        """The states [B, S, A, Ht] at these boundaries that a drafter is shown at each position."""
         shown = torch.stack([self._states[tap] for tap in taps], dim=2)
-        return shown if self._from is None else shown.flatten(0, 1)[self._from]
+        return shown if self._source is None else shown.flatten(0, 1)[self._source]
 
-    def part(self, every: int) -> Transcript:
-        """Every so-manieth answer alone, cut to the longest of them."""
-        width = int(self.lengths[::every].max())
+    def every(self, step: int) -> Transcript:
+        """The first of every `step` answers, cut to the longest of them."""
+        width = int(self.lengths[::step].max())
 
         def cut(tensor: Tensor) -> Tensor:
-            return tensor[::every, :width]
+            return tensor[::step, :width]
 
         states = {boundary: cut(tensor) for boundary, tensor in self._states.items()}
         return Transcript(
-            cut(self.tokens), self.lengths[::every], cut(self.answers), cut(self.ids), cut(self.likely), states
+            cut(self.tokens), self.lengths[::step], cut(self.answers), cut(self.likely_ids), cut(self.likely), states
         )
 
-    def elsewhere(self) -> Transcript:
-        """The same tokens, but every position is shown the states of another one, half of the text away."""
+    def with_other_states(self) -> Transcript:
+        """The same tokens, but each position is shown the states of another one, half of the text away."""
         batch, width = self.tokens.shape
         real = torch.arange(width, device=self.device) < self.lengths.unsqueeze(1)
         source = torch.arange(batch * width, device=self.device).view(batch, width)
-        here = source[real]
-        source[real] = here.roll(len(here) // 2)
-        return replace(self, _from=source)
+        positions = source[real]
+        source[real] = positions.roll(len(positions) // 2)
+        return replace(self, _source=source)
 
 
 def _likeliest(target: Target, final: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens and probabilities [B, S, T] wherever an answer token follows; final [B, S, Ht], written [B, S]."""
+    """Tokens and probabilities [B, S, T] wherever an answer token follows; final [B, S, Ht], written [B, S] bool."""
     before = torch.nn.functional.pad(written[:, 1:], (0, 1))
     top = min(LIKELIEST, target.vocab_size)
     ids = torch.zeros(*written.shape, top, dtype=torch.int64, device=final.device)
     likely = torch.zeros(*written.shape, top, dtype=torch.float32, device=final.device)
-    found = [target.head(states).float().softmax(-1).topk(top) for states in torch.split(final[before], AT_ONCE)]
+    found = [
+        target.head(states).float().softmax(-1).topk(top) for states in torch.split(final[before], POSITIONS_AT_ONCE)
+    ]
     ids[before] = torch.cat([each.indices for each in found])
     likely[before] = torch.cat([each.values for each in found])
     return ids, likely
-
-
-# What the doctor asks: short tasks of many sorts, written for it; none is part of an evaluation set.
 
 
 PROMPTS: tuple[str, ...] = (
@@ -142,10 +140,11 @@ PROMPTS: tuple[str, ...] = (
     "Translate 'good morning' into French, Spanish and German.",
     "Give me a simple recipe for pancakes.",
 )
+"""What the target is asked: short tasks of many sorts, written for the doctor; none is part of an evaluation set."""
 
 
 def encode_prompts(tokenizer: Any, longest: int | None) -> list[tuple[int, ...]]:
-    """Every prompt shorter than `longest` tokens: as a chat where the tokenizer has a template, else as plain text.
+    """The prompts that are shorter than `longest` tokens, as chats if the tokenizer has a template, else as plain text.
 
     Raises RequestError if none is.
     """

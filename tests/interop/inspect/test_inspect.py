@@ -30,19 +30,19 @@ def examine(path: Path, target: TargetProfile | None = None) -> DrafterReport:
 
 
 def facts(path: Path, **changes: Any) -> TargetProfile:
-    """A target that fits."""
+    """The profile of a target that fits the drafter, with changes."""
     return TargetProfile(**{**vars(LIKE), "vocab_size": read_json(path / "config.json")["vocab_size"], **changes})
 
 
 def edit(path: Path, *drop: str, **add: Any) -> None:
-    """Change config.json."""
+    """Remove the keys `drop` from config.json and set others."""
     config = read_json(path / "config.json")
     kept = {key: value for key, value in config.items() if key not in drop} | add
     (path / "config.json").write_text(json.dumps(kept), encoding="utf-8")
 
 
 def retensor(path: Path, *drop: str, **add: torch.Tensor) -> None:
-    """Change the weight file."""
+    """Remove the tensors `drop` from the weight file and set others."""
     tensors = load_file(path / "model.safetensors")
     save_file({k: v for k, v in tensors.items() if k not in drop} | add, path / "model.safetensors")
 

@@ -49,11 +49,11 @@ def doctor(
         path, weights=files.draft_weights, ignore=files.ignore_config_key, layers=loaded.num_layers
     )
     tokenizer = load_tokenizer(target.model)
-    visit = Doctor(checkpoint, loaded, tokenizer, num_speculative_tokens, max_new_tokens)
+    examiner = Doctor(checkpoint, loaded, tokenizer, num_speculative_tokens, max_new_tokens)
     with counting() as progress:
-        diagnosis = visit.diagnose(progress)
+        diagnosis = examiner.diagnose(progress)
     found = report(diagnosis, checkpoint.report.doubts)
-    found["fixed"] = None if fix is None else _fixed(visit, diagnosis, fix)
+    found["fixed"] = None if fix is None else _fixed(examiner, diagnosis, fix)
     if json:
         typer.echo(jsonlib.dumps(found))
     else:
@@ -61,9 +61,9 @@ def doctor(
     return FAILURE if diagnosis.examined.faults else 0
 
 
-def _fixed(visit: Doctor, diagnosis: Diagnosis, folder: Path) -> str | None:
+def _fixed(examiner: Doctor, diagnosis: Diagnosis, folder: Path) -> str | None:
     """Where a corrected copy was written, if one would help."""
-    if visit.fix(diagnosis, folder):
+    if examiner.fix(diagnosis, folder):
         return str(folder)
     note(f"note: nothing is written to {folder}: no change of the drafter's files would help")
     return None
