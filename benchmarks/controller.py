@@ -252,8 +252,8 @@ def plot(measured: dict[str, Any], path: Path) -> None:
                 plain = shapes["plain"]["measured"]
                 points = [(one["measured"] / plain, one["predicted"] / plain) for one in shapes.values()]
                 area.plot(*zip(*points, strict=True), "o", color=colour, label=f"{rows} rows")
-            ends = area.get_xlim()
-            area.plot(ends, ends, color=GREY, linewidth=0.8)
+            limits = area.get_xlim()
+            area.plot(limits, limits, color=GREY, linewidth=0.8)
             label(area, "measured tokens/s, plain = 1", "predicted", "Every point a tree shape")
         else:
             sizes = [int(rows) for rows in measured["batches"]]

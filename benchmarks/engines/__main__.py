@@ -51,8 +51,8 @@ class Checks:
         self._reference = references(DEMO, DEMO, prompts, tokens, chains)
         self._gap: Callable[[Reference, int, int], float] = Gaps(DEMO).gap
         self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
-        ends = load_embedding_and_head(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
-        self._target = ServedTarget(str(DEMO_TARGET), ends, load_tokenizer(DEMO))
+        loaded = load_embedding_and_head(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
+        self._target = ServedTarget(str(DEMO_TARGET), loaded, load_tokenizer(DEMO))
 
     def vllm(self, python: Path) -> Iterator[Result]:
         """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
@@ -113,10 +113,10 @@ class Checks:
         return count
 
     def _exported(self, consumer: str, dtype: torch.dtype | None = None) -> Path:
-        place = self._folder / consumer
-        if not place.exists():
-            export(DEMO_DRAFTER, consumer, place, self._target, dtype=dtype)
-        return place
+        folder = self._folder / consumer
+        if not folder.exists():
+            export(DEMO_DRAFTER, consumer, folder, self._target, dtype=dtype)
+        return folder
 
     def _job(self, form: str, chain: int) -> Job:
         return Job(DEMO_TARGET, self._exported(form), chain, self._tokens, self._prompts)

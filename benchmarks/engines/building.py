@@ -1,4 +1,4 @@
-"""Environments of the engines, each in a folder of its own; what can't be built says why."""
+"""Builds the engines, each in a folder of its own; `Unavailable` says why one can't be built."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def _run(command: Sequence[str]) -> None:
     except OSError as error:
         raise Unavailable(f"{command[0]} can't be run: {error.strerror}") from error
     if done.returncode:
-        said = [line for line in done.stdout.splitlines() if line.strip()]
-        raise Unavailable(f"`{' '.join(command)}` failed: {' / '.join(said[-3:])}")
+        output = [line for line in done.stdout.splitlines() if line.strip()]
+        raise Unavailable(f"`{' '.join(command)}` failed: {' / '.join(output[-3:])}")

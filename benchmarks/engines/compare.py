@@ -27,17 +27,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where an answer leaves ours."""
+    """Where an engine's answer first differs from ours."""
 
     prompt: int
-    place: int
-    """Tokens of the answer before it."""
+    position: int
+    """Index of that token in the answer."""
     gap: float | None
     """Our token's logit minus theirs; None if one of the answers ends here."""
 
     @property
     def tie(self) -> bool:
-        """Is it excused by rounding?"""
+        """Whether rounding excuses the difference."""
         return self.gap is not None and abs(self.gap) < TIE
 
 
@@ -50,54 +50,57 @@ class Result:
     form: str
     """What was exported: the consumer's name."""
     way: str
-    """How the engine was asked."""
+    """How the engine was run: in process, over HTTP, or given the folder alone."""
     chain: int
     date: str
     prompts: int
     tokens: int
-    """Of all our answers."""
+    """Tokens of all our answers."""
     equal: int
     """Answers that are ours, token for token."""
     same_counts: int
-    """Of those, answers with the very counts of ours."""
+    """Answers among those whose counts are ours, too."""
     ours: Counts
     theirs: Counts
-    """Both over the equal answers: others are other texts."""
+    """Both are counted over the equal answers; other answers are other texts."""
     partings: tuple[Parting, ...] = field(default=())
     misfit: str = ""
     """Why this form isn't for this engine: the run must show it, in its counts."""
 
     @property
     def lossless(self) -> bool:
-        """Every answer ours, or parted at a tie."""
+        """Whether every answer is ours, or differs first at a tie."""
         return self.equal + len(self.partings) == self.prompts and all(parting.tie for parting in self.partings)
 
     @property
     def passed(self) -> bool:
-        """Is it as it should be? A misfit's answers are right and its counts are not."""
+        """Whether the run is as it should be: of a misfit, the answers are right and the counts are not."""
         near = self.equal > 0 and self.ours.difference(self.theirs) <= TOLERANCE
         return self.lossless and near == (not self.misfit)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """The JSON form, as results files keep it."""
         return {
             **{name: value for name, value in vars(self).items() if name not in ("ours", "theirs", "partings")},
             "ours": vars(self.ours) | {"accept_length": round(self.ours.accept_length, 4)},
             "theirs": vars(self.theirs) | {"accept_length": round(self.theirs.accept_length, 4)},
             "largest_difference": round(self.ours.difference(self.theirs), 5),
-            "partings": [vars(parting) | {"tie": parting.tie} for parting in self.partings],
+            "partings": [
+                {"prompt": each.prompt, "place": each.position, "gap": each.gap, "tie": each.tie}
+                for each in self.partings
+            ],
             "passed": self.passed,
         }
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Result:
-        """What `as_dict` wrote."""
+        """The result that `as_dict` wrote."""
         known = {name: row[name] for name in cls.__dataclass_fields__}
         for side in ("ours", "theirs"):
             counts = row[side]
             known[side] = Counts(counts["drafts"], counts["drafted"], tuple(counts["accepted"]))
-        partings = [{name: parting[name] for name in ("prompt", "place", "gap")} for parting in row["partings"]]
-        return cls(**known | {"partings": tuple(Parting(**parting) for parting in partings)})
+        partings = tuple(Parting(each["prompt"], each["place"], each["gap"]) for each in row["partings"])
+        return cls(**known | {"partings": partings})
 
 
 def compare(
@@ -108,18 +111,22 @@ def compare(
     count: Callable[[Reference], Counts],
     gap: Callable[[Reference, int, int], float],
 ) -> Result:
-    """`run`: what a Result says of the run itself; `count`: ours by the engine's rules; `gap`: as in `Gaps.gap`."""
+    """Compare an engine's answers with ours, prompt by prompt.
+
+    `run`: the fields of a Result about the run itself; `count`: our counts by the engine's rules; `gap`: `Gaps.gap`.
+    """
     ours, theirs = Counts.none(chain), Counts.none(chain)
     equal, same, partings = 0, 0, list[Parting]()
     for number, (answer, expected) in enumerate(zip(answers, reference, strict=True)):
-        place = first_difference(expected.answer, answer.tokens)
-        if place is None:
+        position = first_difference(expected.answer, answer.tokens)
+        if position is None:
             counted = count(expected)
             ours, theirs = ours + counted, theirs + answer.counts
             equal, same = equal + 1, same + (counted == answer.counts)
             continue
-        inside = place < min(len(expected.answer), len(answer.tokens))
-        partings.append(Parting(number, place, gap(expected, place, answer.tokens[place]) if inside else None))
+        inside = position < min(len(expected.answer), len(answer.tokens))
+        lead = gap(expected, position, answer.tokens[position]) if inside else None
+        partings.append(Parting(number, position, lead))
     return Result(
         **run,
         chain=chain,

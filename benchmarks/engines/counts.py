@@ -44,18 +44,18 @@ class Counts:
 
     @classmethod
     def none(cls, chain: int) -> Counts:
-        """Nothing yet, of chains of `chain`."""
+        """Zero counts of chains of `chain`."""
         return cls(0, 0, (0,) * chain)
 
     @classmethod
     def of(cls, stats: Stats, chain: int) -> Counts:
-        """What our one counter says."""
+        """The counts in an engine's statistics of chains of `chain`."""
         reached = [sum(stats.accepted_histogram[i + 1 :]) for i in range(chain)]
         return cls(sum(stats.offered_by_depth[:1]), stats.drafted_depth, tuple(reached))
 
     @classmethod
-    def told(cls, page: str, chain: int) -> Counts:
-        """What an engine's Prometheus page says. ValueError if that isn't of chains of `chain`."""
+    def of_page(cls, page: str, chain: int) -> Counts:
+        """The counts on an engine's Prometheus page. ValueError if they aren't of chains of `chain`."""
         counted = read_metrics(page) or SpeculationCounts()
         if len(counted.by_position) > chain or sum(counted.by_position) != counted.accepted:
             raise ValueError(f"these aren't counters of chains of {chain}: {counted}")
@@ -112,12 +112,12 @@ def overshooting_chains(accepted: Callable[[int], int], chain: int, limit: int, 
 
     `accepted(n)`: draft tokens accepted of a chain of K after n tokens of the answer; `end`: where its end mark is.
     """
-    stats, place = Stats(), 0
-    while place <= limit and (end is None or place <= end):
-        offered = min(chain, limit - place - 1) if limit - place > 1 else chain
-        kept = _until_end(accepted(place), offered, None if end is None else end - place)
+    stats, position = Stats(), 0
+    while position <= limit and (end is None or position <= end):
+        offered = min(chain, limit - position - 1) if limit - position > 1 else chain
+        kept = _until_end(accepted(position), offered, None if end is None else end - position)
         stats.record(kept, offered)
-        place += kept + 1
+        position += kept + 1
     return Counts.of(stats, chain)
 
 

@@ -98,11 +98,11 @@ def over_http(running: ServerProcess, job: Job) -> list[Answer]:
         for prompt in job.prompts:
             body = {"prompt": list(prompt), "n_predict": job.tokens, "temperature": 0}
             reply = client.post("/completion", json=body | {"return_tokens": True}).raise_for_status().json()
-            counted = Counts.told(client.get("/metrics").raise_for_status().text, job.chain)
+            counted = Counts.of_page(client.get("/metrics").raise_for_status().text, job.chain)
             answer = Answer(tuple(reply["tokens"]), counted - before)
-            told = [reply["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted")]
-            if told != [answer.counts.drafted, sum(answer.counts.accepted)]:
-                raise EndpointError(f"llama.cpp's timings say {told}, its metrics {answer.counts}")
+            drafted = [reply["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted")]
+            if drafted != [answer.counts.drafted, sum(answer.counts.accepted)]:
+                raise EndpointError(f"llama.cpp's timings say {drafted}, its metrics {answer.counts}")
             answers.append(answer)
             before = counted
     return answers

@@ -62,28 +62,28 @@ def _rounds(
     if tuple(emitted) != answer or stats is None:
         raise RuntimeError(f"eyas's own answers differ with chain:{chain} and without: {emitted} and {list(answer)}")
     if full_chains(rounds, chain) != Counts.of(stats, chain):
-        raise RuntimeError("what the rounds say isn't what the engine counted")
+        raise RuntimeError("the rounds' counts aren't those of the engine")
     return tuple(rounds)
 
 
 class Chains:
-    """What a chain would have accepted at any place of an answer."""
+    """How many draft tokens of a chain are accepted at any position of an answer."""
 
     def __init__(self, model: str, drafter: str, chain: int) -> None:
         self._engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32)
         self._chain = chain
 
-    def accepted(self, reference: Reference, place: int) -> int:
-        """Draft tokens accepted after the answer's first `place` tokens, nothing cut."""
+    def accepted(self, reference: Reference, position: int) -> int:
+        """Draft tokens accepted after the first `position` tokens of the answer, nothing cut."""
         at = 1
         for each in reference.rounds[self._chain]:
-            if at == place:
+            if at == position:
                 return each.accepted
             at += each.accepted + 1
-        return self._accepted((*reference.prompt, *reference.answer[:place]))
+        return self._accepted((*reference.prompt, *reference.answer[:position]))
 
     def _accepted(self, tokens: Sequence[int]) -> int:
-        """By a round of its own, all but the last of `tokens` prefilled."""
+        """Counted in a round of its own after a prefill of all but the last of `tokens`."""
         target, speculation, rows = self._engine.target, self._engine.speculation, range(1)
         assert speculation is not None
         for part in (target, speculation.drafter):
@@ -97,18 +97,18 @@ class Chains:
 
 
 class Gaps:
-    """How sure the target is where an engine's answer parts from ours."""
+    """By how many logits the target prefers our token where an engine's answer differs."""
 
     def __init__(self, model: str) -> None:
         self._engine = eyas.load(model, dtype=torch.float32)
 
-    def gap(self, reference: Reference, place: int, other: int) -> float:
-        """Our token's logit minus that of the engine's token, after the answer's first `place` tokens."""
+    def gap(self, reference: Reference, position: int, other: int) -> float:
+        """Our token's logit minus that of the engine's token, after the first `position` tokens of the answer."""
         scores = scores_after(
             self._engine.target,
             eyas.SamplingParams(),
             reference.prompt,
-            reference.answer[:place],
+            reference.answer[:position],
             self._engine.eos_ids,
         )
-        return float(scores.values[reference.answer[place]] - scores.values[other])
+        return float(scores.values[reference.answer[position]] - scores.values[other])

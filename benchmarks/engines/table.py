@@ -1,4 +1,4 @@
-"""The compatibility table of docs/formats.md, made of what was run; whom nobody ran is by specification only."""
+"""The compatibility table of docs/formats.md, made of results; engines that weren't run are by specification only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BEGIN, END = "<!-- made by `make engines` -->", "<!-- end of what `make engines`
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: a row for each form in each engine, asked in each way, then the consumers that were never run."""
+    """Markdown: a row for each form in each engine, run in each way, then the consumers that were never run."""
     chains = sorted({result.chain for result in results})
     lines = [_line("exported for", "read by", "run", *(f"K = {chain}" for chain in chains))]
     lines.append("|---" * (3 + len(chains)) + "|")
     order = {name: number for number, name in enumerate(CONSUMERS)}
-    ordered = sorted(results, key=lambda r: (bool(r.misfit), order.get(r.form, len(order)), *_place(r), r.chain))
-    for _, runs in groupby(ordered, lambda r: (r.form, *_place(r))):
+    ordered = sorted(results, key=lambda r: (bool(r.misfit), order.get(r.form, len(order)), *_order(r), r.chain))
+    for _, runs in groupby(ordered, lambda r: (r.form, *_order(r))):
         lines.append(_row(list(runs), chains))
     run = {result.form for result in results if not result.misfit}
     for name, consumer in CONSUMERS.items():
@@ -29,7 +29,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _place(result: Result) -> tuple[str, str, bool, str]:
+def _order(result: Result) -> tuple[str, str, bool, str]:
     return result.engine, result.version, not result.way.startswith("in process"), result.way
 
 
@@ -37,12 +37,12 @@ def _row(results: Sequence[Result], chains: Sequence[int]) -> str:
     first = results[0]
     dates = " to ".join(sorted({result.date for result in results}))
     note = f". {first.misfit}" if first.misfit else ""
-    said = {result.chain: _outcome(result) for result in results}
+    outcomes = {result.chain: _outcome(result) for result in results}
     return _line(
         f"`{first.form}`",
         f"{first.engine} {first.version}, {first.way}{note}",
         f"{dates}: {first.prompts} prompts, {first.tokens} tokens",
-        *(said.get(chain, "not run") for chain in chains),
+        *(outcomes.get(chain, "not run") for chain in chains),
     )
 
 

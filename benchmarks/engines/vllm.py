@@ -52,8 +52,8 @@ class Job:
 
 
 def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
-    """vLLM's `LLM` class: its version and the answers. EndpointError says what it said last if it fails."""
-    asked = {
+    """vLLM's `LLM` class: its version and the answers. EndpointError, with its last output, if it fails."""
+    request = {
         "model": str(job.model),
         "drafter": str(job.drafter),
         "chain": job.chain,
@@ -65,7 +65,7 @@ def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
         script = Path(__file__).parent / "inside" / "vllm_offline.py"  # alone: its folder is on vLLM's import path
         done = subprocess.run(
             [str(python), str(script), str(output)],
-            input=json.dumps(asked),
+            input=json.dumps(request),
             env=os.environ | environment(python, 1),
             capture_output=True,
             text=True,
@@ -132,7 +132,7 @@ def over_http(running: ServerProcess, job: Job) -> tuple[str, list[Answer]]:
             reply = client.post("/v1/completions", json=body | {"return_token_ids": True})
             tokens = tuple(reply.raise_for_status().json()["choices"][0]["token_ids"])
             written += len(tokens)
-            counted = Counts.told(_settled(client, written), job.chain)
+            counted = Counts.of_page(_settled(client, written), job.chain)
             answers.append(Answer(tokens, counted - before))
             before = counted
     return version, answers
@@ -142,8 +142,8 @@ def _settled(client: httpx.Client, written: int) -> str:
     """The page of metrics once it has counted every token written: it may lag behind an answer."""
     for _ in range(200):
         page = client.get("/metrics").raise_for_status().text
-        told = re.search(r"^vllm:generation_tokens_total(?:{[^}]*})? (\S+)$", page, re.M)
-        if told is not None and float(told[1]) >= written:
+        found = re.search(r"^vllm:generation_tokens_total(?:{[^}]*})? (\S+)$", page, re.M)
+        if found is not None and float(found[1]) >= written:
             return page
         time.sleep(0.05)
     raise EndpointError(f"vLLM's /metrics never counted {written} tokens")

@@ -1,4 +1,4 @@
-"""What hostile clients do to a server: each attack tells the statuses it was answered with."""
+"""Attacks of hostile clients on a server; each returns the statuses with which it was answered."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 
 
 async def huge_bodies(_: ServerProcess, http: httpx.AsyncClient) -> Statuses:
-    """64 MiB: declared, undeclared, not even JSON."""
+    """Bodies of 64 MiB: of declared and undeclared length, and not even JSON."""
     return await posts(http, body(prompt="a" * 64 * MIB), chunks(64), b"\x00" * 64 * MIB)
 
 
 async def stop_strings(_: ServerProcess, http: httpx.AsyncClient) -> Statuses:
-    """10,000 of them, and one of a MiB."""
+    """10,000 stop strings, and one of a MiB."""
     return await posts(http, body(stop=[f"stop {i}" for i in range(10_000)]), body(stop="s" * MIB))
 
 
@@ -182,8 +182,8 @@ async def odd_requests(server: ServerProcess, http: httpx.AsyncClient) -> Status
     ):
         seen[str((await http.request(method, path)).status_code)] += 1
     for kind in ({"Content-Type": "text/plain"}, {"Content-Type": "multipart/form-data"}, {}):
-        said = await http.post("/v1/completions", content=json.dumps(body()).encode(), headers=kind)
-        seen[str(said.status_code)] += 1
+        response = await http.post("/v1/completions", content=json.dumps(body()).encode(), headers=kind)
+        seen[str(response.status_code)] += 1
     seen += await posts(http, json.dumps(body()).encode()[:-1] + b', "model": "m", "max_tokens": 2}')
     upgrade = b"Connection: Upgrade\r\nUpgrade: %s\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: YQ==\r\n\r\n"
     get = b"GET /v1/completions HTTP/1.1\r\nHost: x\r\n"

@@ -27,7 +27,7 @@ from pathlib import Path
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.machine import describe_machine
 from eyas.data.chats.folder import write_report
-from eyas.data.chats.stdlib import chats_of, sources
+from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.text.chats import write_chats
 
 
@@ -45,7 +45,7 @@ def forty_chats(work: Path) -> Path:
     """A chat folder about Python's library."""
     source = work / "chats"
     source.mkdir(parents=True)
-    chats = [chat for module in islice(sources(), 120) for chat in chats_of(module)]
+    chats = [chat for module in islice(library_modules(), 120) for chat in chats_of(module)]
     chosen = [chats[i * len(chats) // 40] for i in range(40)]
     write_chats(source / "train.jsonl", chosen[:36])
     write_chats(source / "validation.jsonl", chosen[36:])

@@ -28,7 +28,7 @@ QUESTION = {"prompt": "def add(a, b):", "max_tokens": 24, "temperature": 0.7, "s
 
 
 def digest(*folders: Path) -> str:
-    """Of all files of the folders."""
+    """A hash over all files of the folders."""
     found = hashlib.sha256()
     for folder in folders:
         for path in sorted(Path(folder).rglob("*")):
@@ -38,14 +38,14 @@ def digest(*folders: Path) -> str:
 
 
 def answer(server: ServerProcess, model: str) -> str:
-    """To the same question, seeded."""
-    said = httpx.post(f"{server.url}/completions", json={"model": model, **QUESTION}, timeout=60, trust_env=False)
-    return str(said.raise_for_status().json()["choices"][0]["text"])
+    """The server's answer to `QUESTION`, which is seeded."""
+    response = httpx.post(f"{server.url}/completions", json={"model": model, **QUESTION}, timeout=60, trust_env=False)
+    return str(response.raise_for_status().json()["choices"][0]["text"])
 
 
 async def under_load(server: ServerProcess, model: str, clients: int, moment: float) -> tuple[Counter[str], float]:
     """Clients that stream until the server is killed; how they ended, and how long the last one took to notice."""
-    ends: Counter[str] = Counter()
+    endings: Counter[str] = Counter()
     killed = 0.0
 
     async def client(number: int) -> None:
@@ -58,10 +58,10 @@ async def under_load(server: ServerProcess, model: str, clients: int, moment: fl
                         async for _ in response.aiter_bytes():
                             pass
                 except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-                    ends[type(error).__name__] += 1
+                    endings[type(error).__name__] += 1
                     return
                 except httpx.HTTPError as error:
-                    ends[f"wrong: {type(error).__name__}"] += 1
+                    endings[f"wrong: {type(error).__name__}"] += 1
                     return
 
     async def killer() -> None:
@@ -71,7 +71,7 @@ async def under_load(server: ServerProcess, model: str, clients: int, moment: fl
         server.kill()
 
     await asyncio.gather(killer(), *(client(number) for number in range(clients)))
-    return ends, time.monotonic() - killed
+    return endings, time.monotonic() - killed
 
 
 def main() -> None:
@@ -91,12 +91,12 @@ def main() -> None:
         first = answer(server, "m")
         for _ in range(options.kills):
             moment = chance.uniform(0.2, 3.0)
-            ends, noticed = asyncio.run(under_load(server, "m", options.clients, moment))
+            endings, noticed = asyncio.run(under_load(server, "m", options.clients, moment))
             ready = server.start()
             kills.append(
                 {
                     "after_seconds": round(moment, 2),
-                    "clients": dict(ends),
+                    "clients": dict(endings),
                     "noticed_seconds": round(noticed, 3),
                     "ready_seconds": round(ready, 2),
                     "same_answer": answer(server, "m") == first,

@@ -30,7 +30,7 @@ import eyas
 from benchmarks.torture.verdict import conclude
 from eyas.bench.serving.load import Load, run_load
 from eyas.bench.serving.servers import ServerProcess, eyas_server
-from eyas.data.chats.stdlib import chats_of, sources
+from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.text.template import encode_chat
 
 SERVER = (
@@ -45,8 +45,8 @@ CANCELLED, PREEMPTED = 0.3, 0.03
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request, and its answer without a server."""
+class SoakRequest:
+    """A request, and its answer without a server: its offline twin."""
 
     body: dict[str, Any]
     tokens: int
@@ -54,25 +54,29 @@ class Ask:
 
     @property
     def long(self) -> bool:
-        """Does it take part in the waves that outgrow the cache?"""
+        """Whether it takes part in the waves that outgrow the cache."""
         return bool(self.body["max_tokens"] in LONG)
+
+
+Plan = list[tuple[SoakRequest, bool]]
+"""Requests in order, each with whether it is cancelled."""
 
 
 @dataclass
 class Seen:
-    """What came of the requests."""
+    """How the requests ended, and what was measured meanwhile."""
 
-    ends: Counter[str] = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
     different: list[dict[str, Any]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
-    """KiB, once for every request."""
+    """The server's memory in KiB, after every request."""
 
 
-def asks(count: int, chance: random.Random) -> list[Ask]:
+def make_requests(count: int, chance: random.Random) -> list[SoakRequest]:
     """Distinct requests with their offline twins; a quarter of them are long."""
     engine = eyas.load("demo", dtype="float32", batch_size=32)
-    chats = [chat for module in list(sources())[: 2 * count] for chat in chats_of(module)]
+    chats = [chat for module in list(library_modules())[: 2 * count] for chat in chats_of(module)]
     bodies, requests = [], []
     for number in range(count):
         long = number % 4 == 0
@@ -86,17 +90,19 @@ def asks(count: int, chance: random.Random) -> list[Ask]:
         bodies.append({"model": "demo", "prompt": list(ids), **params})
         requests.append(eyas.Request(ids, eyas.SamplingParams(**params)))
     done = engine.generate(requests)
-    return [Ask(body, len(twin.token_ids), twin.text) for body, twin in zip(bodies, done, strict=True)]
+    return [SoakRequest(body, len(twin.token_ids), twin.text) for body, twin in zip(bodies, done, strict=True)]
 
 
-async def send(http: httpx.AsyncClient, ask: Ask, cancelled: bool, chance: random.Random, seen: Seen) -> None:
-    """One request; one that is cancelled is left when some of its stream has come."""
+async def send(
+    http: httpx.AsyncClient, request: SoakRequest, cancelled: bool, chance: random.Random, seen: Seen
+) -> None:
+    """Send one request; a cancelled one is left when some of its stream has come."""
     if not cancelled and chance.random() < 0.5:
-        said = (await http.post("/completions", json=ask.body)).raise_for_status().json()
-        text, tokens = said["choices"][0]["text"], said["usage"]["completion_tokens"]
+        reply = (await http.post("/completions", json=request.body)).raise_for_status().json()
+        text, tokens = reply["choices"][0]["text"], reply["usage"]["completion_tokens"]
     else:
-        pieces, patience = [], chance.randint(1, ask.tokens // 8) if cancelled else None
-        body = ask.body | {"stream": True, "stream_options": {"include_usage": True}}
+        pieces, patience = [], chance.randint(1, request.tokens // 8) if cancelled else None
+        body = request.body | {"stream": True, "stream_options": {"include_usage": True}}
         async with http.stream("POST", "/completions", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
@@ -106,43 +112,43 @@ async def send(http: httpx.AsyncClient, ask: Ask, cancelled: bool, chance: rando
                     break
         text = "".join(choice["text"] for piece in pieces for choice in piece["choices"])
         if not pieces[-1].get("usage"):
-            seen.ends["cancelled" if cancelled else "cut short"] += 1
-            if not ask.text.startswith(text.rstrip("\ufffd")):
-                seen.different.append({"body": ask.body, "text": text, "twin": ask.text})
+            seen.endings["cancelled" if cancelled else "cut short"] += 1
+            if not request.text.startswith(text.rstrip("\ufffd")):
+                seen.different.append({"body": request.body, "text": text, "twin": request.text})
             return
         tokens = pieces[-1]["usage"]["completion_tokens"]
-    seen.ends["finished"] += 1
-    if (text, tokens) != (ask.text, ask.tokens):
-        seen.different.append({"body": ask.body, "text": text, "twin": ask.text})
+    seen.endings["finished"] += 1
+    if (text, tokens) != (request.text, request.tokens):
+        seen.different.append({"body": request.body, "text": text, "twin": request.text})
 
 
-def planned(asked: list[Ask], count: int, clients: int, chance: random.Random) -> list[tuple[Ask, bool]]:
-    """What is asked, in waves of a request a client, every fourth of them long; and is it cancelled?
+def planned(distinct: list[SoakRequest], count: int, clients: int, chance: random.Random) -> Plan:
+    """The requests in order and whether each is cancelled: waves of one per client, every fourth wave long.
 
     Only requests that go on for a while can be cancelled in the middle.
     """
     plan = []
     for number in range(count):
         cancelled = number % 3 == 2
-        wave = [one for one in asked if one.long == (number // clients % 4 == 0)]
+        wave = [one for one in distinct if one.long == (number // clients % 4 == 0)]
         plan.append((chance.choice([one for one in wave if one.tokens > 30 or not cancelled]), cancelled))
     return plan
 
 
-async def soak(server: ServerProcess, plan: list[tuple[Ask, bool]], clients: int) -> Seen:
-    """The planned requests, by so many clients."""
+async def soak(server: ServerProcess, plan: Plan, clients: int) -> Seen:
+    """Send the planned requests, with so many clients at once."""
     seen = Seen()
     async with httpx.AsyncClient(
         base_url=server.url, timeout=STUCK_SECONDS, limits=httpx.Limits(max_connections=None)
     ) as http:
 
         async def one(number: int) -> None:
-            ask, cancelled = plan[number]
+            request, cancelled = plan[number]
             began = time.monotonic()
             try:
-                await asyncio.wait_for(send(http, ask, cancelled, random.Random(number), seen), STUCK_SECONDS)
+                await asyncio.wait_for(send(http, request, cancelled, random.Random(number), seen), STUCK_SECONDS)
             except (httpx.HTTPError, asyncio.TimeoutError) as error:
-                seen.ends[f"{type(error).__name__}: {error}"[:200]] += 1
+                seen.endings[f"{type(error).__name__}: {error}"[:200]] += 1
             seen.seconds.append(time.monotonic() - began)
             seen.memory.append(resident(server.pid))
 
@@ -151,19 +157,19 @@ async def soak(server: ServerProcess, plan: list[tuple[Ask, bool]], clients: int
 
 
 def growth_of(memory: list[int]) -> float:
-    """Of the median of the last tenth over that of the tenth after the first quarter."""
+    """Growth of memory: median of the last tenth over that of the tenth after the first quarter, minus 1."""
     tenth, quarter = len(memory) // 10, len(memory) // 4
     return median(memory[-tenth:]) / median(memory[quarter : quarter + tenth]) - 1
 
 
 def resident(pid: int) -> int:
-    """KiB in memory."""
+    """The resident memory of a process in KiB."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0])
 
 
 async def left_over(server: ServerProcess) -> dict[str, float]:
-    """Gauges and counters that tell of leaks and preemptions, once the server is idle."""
+    """Gauges and counters of leaks and preemptions, read once the server is idle."""
     used = ("num_requests_running", "num_requests_prefilling", "num_requests_waiting", "cached_tokens")
     names = (*used, "num_preemptions_total")
     async with httpx.AsyncClient() as http:
@@ -186,8 +192,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     chance = random.Random(options.seed)
-    asked = asks(min(options.distinct, options.requests), chance)
-    plan = planned(asked, options.requests, options.clients, chance)
+    distinct = make_requests(min(options.distinct, options.requests), chance)
+    plan = planned(distinct, options.requests, options.clients, chance)
     began = time.monotonic()
     with eyas_server("soak", SERVER) as server:
         seen = asyncio.run(soak(server, plan, options.clients))
@@ -195,8 +201,8 @@ def main() -> None:
     growth, preempted = growth_of(seen.memory), left.pop("num_preemptions_total")
     held = {
         "every finished answer equals its twin": not seen.different,
-        "nobody was stuck or refused": set(seen.ends) <= {"finished", "cancelled"},
-        "a third was cancelled midway": seen.ends["cancelled"] >= CANCELLED * options.requests,
+        "nobody was stuck or refused": set(seen.endings) <= {"finished", "cancelled"},
+        "a third was cancelled midway": seen.endings["cancelled"] >= CANCELLED * options.requests,
         "sequences were preempted all the time": preempted >= PREEMPTED * options.requests,
         "nothing is left when idle": not any(left.values()),
         f"memory grew by less than {options.growth:.0%}": growth < options.growth,
@@ -205,10 +211,10 @@ def main() -> None:
         "server": SERVER,
         "clients": options.clients,
         "requests": options.requests,
-        "distinct": len(asked),
+        "distinct": len(distinct),
         "seconds": round(time.monotonic() - began, 1),
         "slowest_seconds": round(max(seen.seconds), 1),
-        "ends": dict(seen.ends),
+        "ends": dict(seen.endings),
         "different": len(seen.different),
         "examples": seen.different[:3],
         "preemptions": preempted,

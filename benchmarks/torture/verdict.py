@@ -1,4 +1,4 @@
-"""What a torture ends with: its findings, and which promises held."""
+"""How a torture ends: its findings and which promises held are printed and written down."""
 
 from __future__ import annotations
 

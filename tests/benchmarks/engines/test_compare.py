@@ -44,7 +44,7 @@ def test_an_answer_that_parts_is_a_tie_or_a_failure_and_not_counted() -> None:
     parted, tied = run(answers), run(answers, gap=5e-4)
     assert not parted.passed
     assert tied.passed
-    assert (tied.partings[0].prompt, tied.partings[0].place, tied.equal) == (1, 1, 1)
+    assert (tied.partings[0].prompt, tied.partings[0].position, tied.equal) == (1, 1, 1)
     assert tied.theirs == SAME[0].counts
 
 

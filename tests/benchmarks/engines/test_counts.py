@@ -96,15 +96,15 @@ def test_the_largest_difference_counts() -> None:
     ("page", "counts"), [(VLLM, Counts(24, 72, (17, 13, 9))), (LLAMA, Counts(24, 70, (17, 13, 8)))]
 )
 def test_both_engines_pages_are_read(page: str, counts: Counts) -> None:
-    assert Counts.told(page, 3) == counts
-    assert Counts.told("", 3) == Counts.none(3)
+    assert Counts.of_page(page, 3) == counts
+    assert Counts.of_page("", 3) == Counts.none(3)
     with pytest.raises(ValueError, match="chains of 2"):
-        Counts.told(page, 2)
+        Counts.of_page(page, 2)
 
 
 def test_pages_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ValueError, match="chains of 3"):
-        Counts.told(VLLM.replace("39.0", "40.0"), 3)
+        Counts.of_page(VLLM.replace("39.0", "40.0"), 3)
 
 
 def test_the_example_programs_log_is_read_round_by_round() -> None:

@@ -85,7 +85,9 @@ def read_metrics(page: str) -> SpeculationCounts | None:
     if not known and not lengths:
         return None
     return SpeculationCounts(
-        *sums.values(),
+        sums["drafts"],
+        sums["draft_tokens"],
+        sums["accepted_tokens"],
         tuple(positions.get(depth, 0.0) for depth in range(max(positions, default=-1) + 1)),
         sum(lengths) / len(lengths) if lengths else None,
     )
