@@ -1,6 +1,7 @@
-"""Answers to the rows of a prompt file, for command lines and benchmarks.
+"""Chats of several turns: a `Conversation` with an engine, and the rows of prompt files as `Dialogue`s.
 
-A row is one prompt, or several user turns; the answer to a turn is appended to the chat before the next is sent.
+A row of a prompt file is one prompt, or several user turns; the answer to a turn is appended to the chat before the
+next is sent. Command lines and benchmarks answer many rows at once with `converse`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
+
+_MOST_TOKENS = 32768
+"""How many tokens a conversation may keep cached if the target's context has no end."""
 
 
 class Dialogue:
@@ -91,3 +95,15 @@ def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingPara
             if chunk.completion is not None:
                 dialogue.answer(chunk.completion)
             yield dialogue, chunk
+
+
+class Conversation:
+    """A chat with an engine whose turns reuse the cached prefix; several may share an engine with other requests."""
+
+    def __init__(self, engine: Engine) -> None:
+        engine.cache_prefixes(engine.target.max_length or _MOST_TOKENS)
+        self._engine = engine
+
+    def turn(self, request: Request) -> Iterator[Chunk]:
+        """Stream the answer to a prompt, which usually continues the previous prompt and its answer."""
+        yield from self._engine.stream([request])
