@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "eyas"
-FILES = sorted(SOURCE.rglob("*.py"))
+from .source import FILES, SOURCE, ids, importers, lines, parsed
 
 FOUNDATION = frozenset({"types", "errors", "config", "files", "runtime", "assets"})
 ENGINE = FOUNDATION | {"tree", "verify", "targets", "drafters", "engine"}
@@ -38,10 +37,13 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything below them
 
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+MOST_LINES, MOST_FILES, SLIVER = 380, 16, 60
+LARGE: dict[str, str] = {}
+"""Folders of more files -> why."""
+FAMILIES = {"drafters/kinds", "serve/api"}
+"""Folders of plug-ins, as verbs of the command line are, which may be short and have one importer."""
+VERBS = {"cli/app.py"}
+"""The importer of all verbs."""
 
 
 def room(path: Path) -> str:
@@ -64,10 +66,6 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
             if head == "eyas":
                 known = rest and ((SOURCE / rest[0]).is_dir() or (SOURCE / f"{rest[0]}.py").is_file())
                 yield (rest[0] if known else "__init__"), node.lineno
-
-
-def ids(path: Path) -> str:
-    return str(path.relative_to(SOURCE))
 
 
 def test_the_source_is_found() -> None:
@@ -99,9 +97,30 @@ def test_the_order_has_no_cycle() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
 def test_files_are_small_and_say_what_they_are_for(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 400
-    assert not text.strip() or ast.get_docstring(parsed(path)), f"{ids(path)} has no docstring"
+    assert lines(path) <= MOST_LINES
+    assert not lines(path) or ast.get_docstring(parsed(path)), f"{ids(path)} has no docstring"
+
+
+def test_folders_can_be_looked_over() -> None:
+    found = Counter(str(path.parent.relative_to(SOURCE)) for path in FILES if path.name != "__init__.py")
+    large = {folder: count for folder, count in found.items() if count > MOST_FILES and folder not in LARGE}
+    assert not large, f"rooms of more than {MOST_FILES} files: {large}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_no_sliver_has_one_importer(path: Path) -> None:
+    """What only one file needs, and is short, belongs into that file."""
+    if path.name in ("__init__.py", "__main__.py") or path.parent.relative_to(SOURCE).as_posix() in FAMILIES:
+        return
+    users = importers().get(ids(path), set())
+    assert lines(path) >= SLIVER or len(users) != 1 or users == VERBS, f"{ids(path)} belongs into {', '.join(users)}"
+
+
+def test_importers_are_found() -> None:
+    assert "engine/load.py" in importers()["targets/loading.py"]
+    assert len(importers()["errors.py"]) > 50
+    handed_on = importers()["tree/spec.py"]  # others import it from eyas.tree
+    assert any(user.startswith("engine/") for user in handed_on)
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)

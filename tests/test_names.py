@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "eyas"
-FILES = sorted(SOURCE.rglob("*.py"))
+from .source import FILES, SOURCE, ids, parsed
 
 PRIVATE = {
     "told": "observed, notified, reported", "tell": "observe, notify, report", "hear": "an external report",
@@ -39,14 +38,6 @@ ALLOWED = {
 SHORTEST, MOST_SHORT = 29, 60
 TWINS: dict[str, str] = {}
 """Class names of several rooms -> why."""
-
-
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
-def ids(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix()
 
 
 def words(name: str) -> list[str]:

@@ -1,0 +1,54 @@
+"""The source as the tests of its shape see it: files, names of modules, who imports whom."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "eyas"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def ids(path: Path) -> str:
+    """A file as a test's id: relative to the package."""
+    return path.relative_to(SOURCE).as_posix()
+
+
+def module(path: Path) -> str:
+    """A file's module, with dots."""
+    return ".".join(("eyas", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")
+
+
+@cache
+def importers() -> dict[str, set[str]]:
+    """file -> the files that import it. A name that a package hands on counts for the file that defines it."""
+    files = {module(path): ids(path) for path in FILES}
+    handed_on: dict[str, str] = {}
+    found: dict[str, set[str]] = defaultdict(set)
+    inner_packages_first = sorted(FILES, key=lambda path: (path.name != "__init__.py", -len(path.parts)))
+    for path in inner_packages_first:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import):
+                homes = {alias.name: alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                named = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                homes = {name: n if n in files else handed_on.get(n, node.module) for name, n in named.items()}
+            else:
+                continue
+            for name, home in homes.items():
+                if path.name == "__init__.py":
+                    handed_on[f"{module(path)}.{name}"] = home
+                elif home in files:
+                    found[files[home]].add(ids(path))
+    return found
