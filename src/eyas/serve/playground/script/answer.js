@@ -1,9 +1,9 @@
-// An answer as it grows: one span a token, drafted ones told from the model's own, every round kept for a later look.
+// An answer while it is generated: a span for each token, marked as drafted or the model's own. All rounds are kept.
 
 import { el } from "./dom.js";
 
 export class Answer {
-  /** Goes into `parent`; `look(answer, round)` is called when a round is pointed at or reached by the keyboard. */
+  /** Appended to `parent`; `look(answer, round)` is called when a round is pointed at or reached by the keyboard. */
   constructor(parent, look) {
     this.look = look;
     this.rounds = []; // {tokens: [{id, piece, drafted, span}], accepted, draft, seconds}
@@ -13,7 +13,7 @@ export class Answer {
     this.element = el("div", { className: "answer", role: "group", ariaLabel: "Answer: arrow keys step through it" });
     this.element.setAttribute("aria-busy", "true");
     this.element.addEventListener("pointermove", (event) => {
-      // a text that scrolls under a mouse at rest moves too, but not by the hand
+      // text that scrolls under a resting mouse fires the event, too
       if (event.pointerType === "mouse" && (event.movementX || event.movementY)) this.point(event.target);
     });
     this.element.addEventListener("click", (event) => this.reach(event.target));
@@ -22,15 +22,15 @@ export class Answer {
     parent.append(this.element);
   }
 
-  /** Take one streamed choice: a round of tokens, or text alone from a server that tells no more. */
+  /** Add one streamed choice: a round of tokens, or only text if the server sends no trace. */
   add(choice) {
-    const told = choice.eyas;
-    if (!told?.token_ids?.length) {
-      if (!told && choice.delta?.content) this.push([{ id: null, piece: choice.delta.content, drafted: false }], 0, null);
+    const trace = choice.eyas;
+    if (!trace?.token_ids?.length) {
+      if (!trace && choice.delta?.content) this.push([{ id: null, piece: choice.delta.content, drafted: false }], 0, null);
       return;
     }
-    const tokens = told.token_ids.map((id, i) => ({ id, piece: told.pieces[i], drafted: i < told.accepted }));
-    this.push(tokens, told.accepted, told.draft ?? null);
+    const tokens = trace.token_ids.map((id, i) => ({ id, piece: trace.pieces[i], drafted: i < trace.accepted }));
+    this.push(tokens, trace.accepted, trace.draft ?? null);
   }
 
   push(tokens, accepted, draft) {
@@ -66,18 +66,18 @@ export class Answer {
     return this.rounds.length ? this.rounds.at(-1).seconds : 0;
   }
 
-  /** Tokens a round; null where nothing was ever drafted. */
+  /** Mean tokens of a round; null if nothing was drafted in any. */
   get acceptLength() {
     return this.rounds.some((round) => round.draft) ? this.tokens.length / this.rounds.length : null;
   }
 
-  /** Mark the spans of a round, and no others. */
+  /** Highlight the tokens of a round and no others. */
   mark(round) {
     for (const span of this.element.querySelectorAll(".shown")) span.classList.remove("shown");
     for (const token of this.rounds[round]?.tokens ?? []) token.span.classList.add("shown");
   }
 
-  /** Show only what was there after so many seconds; everything again for Infinity. */
+  /** Show only what had come after so many seconds; everything for Infinity. */
   rewind(seconds) {
     for (const round of this.rounds) {
       for (const { span } of round.tokens) span.classList.toggle("unseen", round.seconds > seconds);
@@ -93,7 +93,7 @@ export class Answer {
     if (target.dataset?.round) this.focus(target);
   }
 
-  /** One tab stop an answer: the token last reached. */
+  /** Move the focus to a token, which becomes the answer's only tab stop. */
   focus(span) {
     for (const other of this.element.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
     span.tabIndex = 0;
@@ -120,7 +120,7 @@ export class Answer {
   }
 }
 
-/** How many code fences a text has opened or closed. */
+/** The number of code fences in a text, opening and closing ones. */
 function countFences(text) {
   return (text.match(/^ {0,3}```/gm) ?? []).length;
 }

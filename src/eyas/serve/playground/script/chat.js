@@ -1,4 +1,4 @@
-// The conversation: what was said, the answer being streamed, stopping it, and what went wrong.
+// The chat: messages, the answer while it is streamed, stopping it, and errors.
 
 import { Answer } from "./answer.js";
 import { announce, byId, el, plural } from "./dom.js";
@@ -67,7 +67,7 @@ export class Chat {
     this.box.focus();
   }
 
-  /** Ask, and stream the answer below. A turn that failed stays in sight but is not part of what is sent next. */
+  /** Send a message and stream the answer below it. A failed turn stays visible but is not sent again. */
   async send(text) {
     if (this.busy || !text.trim()) return;
     this.welcome ??= byId("welcome");
@@ -81,7 +81,7 @@ export class Chat {
   }
 
   async answer(turn, text) {
-    const asked = [...this.messages, { role: "user", content: text }];
+    const messages = [...this.messages, { role: "user", content: text }];
     const history = this.messages;
     const answer = new Answer(turn, (shown, index) => this.rounds.show(shown, index));
     this.working(new AbortController());
@@ -90,7 +90,7 @@ export class Chat {
     let ending = "";
     let failure = null;
     try {
-      const events = streamJson("v1/chat/completions", this.settings.body(asked), this.settings.key, this.abort.signal);
+      const events = streamJson("v1/chat/completions", this.settings.body(messages), this.settings.key, this.abort.signal);
       for await (const event of events) {
         const choice = event.choices?.[0];
         if (!choice) continue;
@@ -105,7 +105,7 @@ export class Chat {
     }
     this.working(null);
     answer.finish();
-    if (history === this.messages && answer.text) this.messages = [...asked, { role: "assistant", content: answer.text }];
+    if (history === this.messages && answer.text) this.messages = [...messages, { role: "assistant", content: answer.text }];
     if (answer.text || !failure) turn.append(el("p", { className: "figures-line", textContent: figures(answer, ending) }));
     if (failure) this.fail(turn, text, answer, failure);
     else announce(`Answer complete${ending ? `, ${ending}` : ""}: ${answer.text}`);
@@ -135,7 +135,7 @@ export class Chat {
     if (focused === byId("stop") && !this.busy) this.box.focus();
   }
 
-  /** Keep the end in sight, unless the reader has scrolled away from it. */
+  /** Keep the end visible, unless the reader has scrolled away from it. */
   follow(always = false) {
     const view = this.transcript;
     if (always || view.scrollHeight - view.scrollTop - view.clientHeight < 120) view.scrollTop = view.scrollHeight;

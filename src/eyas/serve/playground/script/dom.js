@@ -1,4 +1,4 @@
-// Elements from plain values. Text is only ever set as text: nothing a model writes can become markup.
+// Helpers for DOM elements. Text is only ever set as text, so that nothing a model writes can become markup.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -17,13 +17,13 @@ export function svg(name, attributes = {}, ...children) {
   return element;
 }
 
-/** A token's text with what can't be seen made visible. */
+/** A token's text with spaces and control characters made visible. */
 export function visible(piece) {
   if (piece === "") return "∅";
   return piece.replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length)).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
 }
 
-/** Tell screen readers. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   byId("announce").textContent = text;
 }

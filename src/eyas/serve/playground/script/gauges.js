@@ -1,4 +1,4 @@
-// The server's load, asked for once a second while the page is in sight.
+// The server's load, read once a second while the page is visible.
 
 import { byId, percent, plural } from "./dom.js";
 import { getJson } from "./stream.js";
@@ -7,18 +7,18 @@ const INTERVAL = 1000;
 const MEMORY = 40;
 
 export class LoadGauges {
-  /** `told(stats)` is called with every reading. */
-  constructor(settings, told) {
+  /** `onStats(stats)` is called with every reading. */
+  constructor(settings, onStats) {
     this.settings = settings;
-    this.told = told;
+    this.onStats = onStats;
     this.last = null;
     this.speeds = [];
-    this.turn = 0; // which row of readings goes on; older ones end
+    this.turn = 0; // the number of the current polling; older ones end
     document.addEventListener("visibilitychange", () => this.resume());
     this.resume();
   }
 
-  /** Ask now and go on asking; nothing while the page is hidden. */
+  /** Read now and then in intervals; not while the page is hidden. */
   resume() {
     this.turn += 1;
     this.last = null;
@@ -32,10 +32,10 @@ export class LoadGauges {
       const stats = await getJson("stats", this.settings.key);
       if (turn !== this.turn) return;
       this.show(stats);
-      this.told(stats);
+      this.onStats(stats);
     } catch (error) {
       if (turn !== this.turn) return;
-      again = error.status !== 401; // asked again when there is a key
+      again = error.status !== 401; // read again once there is a key
       note = again ? error.message : "The gauges need the API key.";
       this.blank();
     }

@@ -1,4 +1,4 @@
-// The page put together.
+// The page: creates its parts and connects them.
 
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
@@ -18,7 +18,7 @@ const gauges = new LoadGauges(settings, (stats) => {
   byId("set-speculate").disabled = !stats.speculating;
   if (!settings.model && !keyWanted) connect();
 });
-/** Ask which model is served; without a key that is wanted, ask for the key. */
+/** Find out which model is served; ask the user for the API key if one is needed. */
 async function connect() {
   try {
     const models = await getJson("v1/models", settings.key);

@@ -1,4 +1,4 @@
-// Plain against speculative: the same request twice, timed, compared token by token.
+// The race: the same request decoded plainly and speculatively, timed and compared token by token.
 
 import { Answer } from "./answer.js";
 import { announce, byId, el } from "./dom.js";
@@ -13,7 +13,7 @@ export class Race {
     this.abort = null;
     this.drafter = true;
     this.answers = {};
-    this.replaying = 0; // which replay runs; another begun or a race ends it
+    this.replaying = 0; // the number of the current replay; a newer one, or a race, ends it
     byId("race-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.run(byId("race-prompt").value);
@@ -51,7 +51,7 @@ export class Race {
     for (const lane of Object.keys(LANES)) this.figures(lane, null, 0);
     announce("The race has begun");
     try {
-      // the prompt is read once beforehand, so that the first of the two doesn't pay for the second
+      // the prompt is computed once beforehand, so that both lanes find it cached
       for await (const _ of this.ask(messages, { speculate: true, maxTokens: 1 }));
       for (const [lane, speculate] of Object.entries(LANES)) this.answers[lane] = await this.lap(lane, messages, speculate);
       this.verdict(this.answers.plain, this.answers.speculative);
@@ -86,7 +86,7 @@ export class Race {
     return answer;
   }
 
-  /** The line above a lane: what `rounds` (null before the start) came to in so many seconds. */
+  /** Write the figures above a lane: those of `rounds` (null before the start) after so many seconds. */
   figures(lane, rounds, seconds) {
     const count = (rounds ?? []).reduce((sum, round) => sum + round.tokens.length, 0);
     const shown = {
@@ -100,7 +100,7 @@ export class Race {
     );
   }
 
-  /** Both again at once, at the speeds they had. */
+  /** Show both lanes again at once, at the speeds they had. */
   replay() {
     const began = performance.now();
     const number = ++this.replaying;
@@ -117,7 +117,7 @@ export class Race {
     frame();
   }
 
-  /** How much faster, and whether both wrote the same. */
+  /** Show the speedup, and whether both answers are the same. */
   verdict(plain, speculative) {
     const [ours, theirs] = [speculative.tokens, plain.tokens];
     const differing = ours.findIndex((token, i) => token.id !== theirs[i]?.id || token.piece !== theirs[i]?.piece);

@@ -1,4 +1,4 @@
-// The panel beside the answers: one round at a time, its tokens and its tree.
+// The panel beside the answers: the tokens and the draft tree of one round.
 
 import { byId, el, plural, visible } from "./dom.js";
 import { drawTree, words } from "./tree.js";
@@ -51,19 +51,19 @@ export class Rounds {
     this.reveal();
   }
 
-  /** Scroll the round's words into sight. */
+  /** Scroll the tokens of the round into view. */
   reveal() {
     const { tokens } = this.answer.rounds[this.index];
     for (const token of [tokens.at(-1), tokens[0]]) token?.span.scrollIntoView({ block: "nearest" });
   }
 
-  /** Put the panel away where it covers something, and the keyboard back to the token it was opened from. */
+  /** Close the panel where it covers the answers, and move the focus back to the token it was opened from. */
   close() {
-    this.answer?.element.querySelector('[tabindex="0"]')?.focus(); // which shows its round
+    this.answer?.element.querySelector('[tabindex="0"]')?.focus(); // focusing it shows its round
     this.panel.classList.remove("open");
   }
 
-  /** Forget an answer that is gone. */
+  /** Show the example again, when the answer is gone. */
   clear() {
     this.answer = null;
     this.panel.classList.remove("open");
@@ -74,7 +74,7 @@ export class Rounds {
     this.draw();
   }
 
-  /** More rounds have come to the answer shown. */
+  /** Update the title when an answer has got more rounds. */
   grown(answer) {
     if (answer === this.answer) this.title();
   }
@@ -90,11 +90,11 @@ export class Rounds {
   }
 
   draw() {
-    const tell = (node) => (byId("round-node").textContent = words(node));
+    const describe = (node) => (byId("round-node").textContent = words(node));
     const box = byId("round-tree");
     byId("round-node").textContent = "";
     if (!this.answer) {
-      drawTree(box, EXAMPLE, EXAMPLE_OWN, tell);
+      drawTree(box, EXAMPLE, EXAMPLE_OWN, describe);
       byId("round-node").textContent = "Filled: accepted. Outlined: guessed, not taken. Dashed: the token the model wrote itself.";
       return;
     }
@@ -112,6 +112,6 @@ export class Rounds {
     const nodes = plural(round.draft.tokens.length, "guess", "guesses");
     byId("round-summary").textContent = `${nodes} checked in one pass, ${round.draft.path.length} accepted: ${tokens} at once.`;
     const own = round.tokens.find((token) => !token.drafted) ?? null;
-    drawTree(box, round.draft, own && { id: own.id, piece: own.piece }, tell);
+    drawTree(box, round.draft, own && { id: own.id, piece: own.piece }, describe);
   }
 }

@@ -1,4 +1,4 @@
-// What a request is made of beside its messages: kept in the browser, the key only for the life of the tab.
+// The settings of requests, kept in the browser's storage; the API key only as long as the tab is open.
 
 import { byId } from "./dom.js";
 
@@ -22,11 +22,11 @@ export class Settings {
     try {
       return JSON.parse(localStorage.getItem(STORED)) ?? {};
     } catch {
-      return {}; // nothing of ours
+      return {}; // no settings of this page
     }
   }
 
-  /** Show the form, with what is wrong above it if something is, and the keyboard in `field`. */
+  /** Show the form with a message above it, if there is one, and the focus in `field`. */
   open(message = "", field = "temperature") {
     if (!this.dialog.open) this.fill(this.values, this.key);
     const note = byId("settings-message");
@@ -57,7 +57,7 @@ export class Settings {
     this.onChange();
   }
 
-  /** The body of a streamed chat request; `changes` replace what the settings say. */
+  /** The body of a streamed chat request; `changes` override the settings. */
   body(messages, changes = {}) {
     const { temperature, topP, seed, maxTokens, system, speculate } = { ...this.values, ...changes };
     return {

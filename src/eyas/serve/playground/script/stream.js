@@ -1,6 +1,6 @@
-// Talking to the server: JSON, answers as they are streamed, and errors in words.
+// Requests to the server: JSON, streamed answers, and errors with messages for people.
 
-/** What went wrong, fit to be shown; `status` is the HTTP status, 0 where there was none. */
+/** An error whose message can be shown; `status` is the HTTP status, 0 if there was no response. */
 export class ServerError extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -22,14 +22,14 @@ async function request(path, options) {
   return response;
 }
 
-/** The error of a response that is none of success: the server's own message, and what to do where that is known. */
+/** The error of a failed response: the server's message and, for known statuses, what to do. */
 async function refusal(response) {
   let message = "";
   try {
     const body = await response.json();
     message = body.error?.message ?? (typeof body.detail === "string" ? body.detail : "");
   } catch {
-    // no JSON: the status has to do
+    // no JSON: only the status is known
   }
   const retryAfter = response.headers.get("Retry-After");
   const words = {
@@ -46,7 +46,7 @@ export async function getJson(path, key, signal) {
   return (await request(path, { headers: headers(key), signal })).json();
 }
 
-/** The events of a streamed answer, parsed, up to `[DONE]`. Throws ServerError, or AbortError if `signal` says so. */
+/** Yield the parsed events of a streamed answer up to `[DONE]`. Throws ServerError, or AbortError on `signal`. */
 export async function* streamJson(path, body, key, signal) {
   const options = { method: "POST", headers: headers(key), body: JSON.stringify(body), signal };
   const response = await request(path, options);
@@ -59,7 +59,7 @@ export async function* streamJson(path, body, key, signal) {
   throw new ServerError("The connection was lost before the answer was complete.");
 }
 
-/** The `data` of each server-sent event. */
+/** Yield the `data` of each server-sent event. */
 async function* eventData(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -80,7 +80,7 @@ async function* eventData(stream) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // the server sees that nobody listens any more
+    reader.cancel().catch(() => {}); // the server sees that the client is gone
   }
 }
 

@@ -1,4 +1,4 @@
-// The drawing of one draft tree: levels from left to right, the likeliest child on its parent's line, the walked path marked.
+// Draws a draft tree: levels from left to right, the most likely child on its parent's line, the accepted path marked.
 
 import { percent, svg, visible } from "./dom.js";
 
@@ -9,8 +9,8 @@ const GAP = 18;
 const ROOT = 18;
 
 /**
- * The nodes of a drawing, in reading order, with `column` and `row` set. `draft` is the server's; `own`, if given, is
- * the target's own token, which stands behind the last accepted node.
+ * The nodes of a drawing in reading order, with `column` and `row` set. `draft` is the server's JSON; `own`, if given,
+ * is the target's own token, which comes after the last accepted node.
  */
 export function layout(draft, own) {
   const nodes = draft.tokens.map((id, i) => {
@@ -24,24 +24,24 @@ export function layout(draft, own) {
     const end = draft.path.at(-1) ?? -1;
     (end < 0 ? first : nodes[end].children).push({ ...own, kind: "own", parent: end, children: [] });
   }
-  // the walked way on top, then the likeliest
+  // the accepted path first, then the most likely
   const rank = (node) => (node.kind === "left" ? node.share : node.kind === "own" ? 3 : 2);
   const order = [];
   let row = 0;
-  const place = (siblings, column, parent) => {
+  const arrange = (siblings, column, parent) => {
     siblings.sort((a, b) => rank(b) - rank(a));
     siblings.forEach((node, i) => {
       if (i > 0) row += 1;
       Object.assign(node, { column, row, parent });
       order.push(node);
-      place(node.children, column + 1, node);
+      arrange(node.children, column + 1, node);
     });
   };
-  place(first, 0, null);
+  arrange(first, 0, null);
   return { nodes: order, rows: row + 1, columns: 1 + Math.max(...order.map((node) => node.column)) };
 }
 
-/** The words for a node, for the line below the tree and for screen readers. */
+/** A description of a node, for the line below the tree and for screen readers. */
 export function words(node) {
   const name = `“${visible(node.piece)}” (token ${node.id})`;
   if (node.kind === "own") return `${name}: the model's own token`;
@@ -49,8 +49,8 @@ export function words(node) {
   return `${name}: ${percent(node.share)} after its parent, ${percent(node.path)} for the whole path, ${fate}`;
 }
 
-/** Draw into `box`; `tell(node)` is called for the node pointed at or reached. */
-export function drawTree(box, draft, own, tell) {
+/** Draw into `box`; `describe(node)` is called for the node pointed at or reached by the keyboard. */
+export function drawTree(box, draft, own, describe) {
   const { nodes, rows, columns } = layout(draft, own);
   const column = Math.max(LEAST_COLUMN, Math.min(132, (box.clientWidth - ROOT - 2) / columns));
   const width = ROOT + columns * column;
@@ -67,8 +67,8 @@ export function drawTree(box, draft, own, tell) {
   drawing.append(wires);
   for (const node of nodes) {
     node.element = pill(node, left(node), middle(node) - PILL / 2, column - GAP);
-    node.element.addEventListener("pointerenter", () => tell(node));
-    node.element.addEventListener("focus", () => tell(node));
+    node.element.addEventListener("pointerenter", () => describe(node));
+    node.element.addEventListener("focus", () => describe(node));
     node.element.addEventListener("click", () => reach(nodes, node));
     drawing.append(node.element);
   }
