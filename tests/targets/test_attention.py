@@ -10,7 +10,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from eyas.targets import Target, load_target
-from eyas.targets.attention import grouped_attention, shared_heads_attention
+from eyas.targets.attention import cpu_sdpa, grouped_attention
 
 from .. import tiny
 
@@ -25,7 +25,7 @@ def test_same_numbers_as_transformers(dtype: torch.dtype, queries: int, kv_heads
     query = torch.randn(2, 4, queries, 16).to(dtype)
     key, value = torch.randn(2, 2, kv_heads, 40, 16).to(dtype)
     mask = torch.zeros(2, 1, queries, 40, dtype=dtype).masked_fill_(torch.rand(2, 1, queries, 40) < 0.3, -1e30)
-    ours, _ = shared_heads_attention(module, query, key, value, mask, scaling=0.25)
+    ours, _ = cpu_sdpa(module, query, key, value, mask, scaling=0.25)
     theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.25)
     torch.testing.assert_close(ours, theirs, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
 

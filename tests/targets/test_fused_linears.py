@@ -22,7 +22,7 @@ TYPES = [t for t in (torch.float32, torch.bfloat16) if can_prepack(CPU, t)]
 
 
 class Block(nn.Module):
-    """Three siblings and one that reads something else."""
+    """Three linears with one input and one that reads something else."""
 
     def __init__(self, bias: bool = True, wide: int = 24) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 def pair(dtype: torch.dtype = torch.float32, bias: bool = True) -> tuple[Block, Block]:
-    """The same block twice: separate, and with siblings joined."""
+    """The same block twice: with separate and with fused linears."""
     made = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -46,17 +46,17 @@ def pair(dtype: torch.dtype = torch.float32, bias: bool = True) -> tuple[Block, 
     return made[0], made[1]
 
 
-def joined(module: nn.Module) -> list[str]:
+def fused(module: nn.Module) -> list[str]:
     return [name for name, part in module.named_modules() if isinstance(part, FusedLinear)]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_joined_linears_multiply_and_read_alike(dtype: torch.dtype, bias: bool) -> None:
+def test_fused_linears_multiply_and_read_alike(dtype: torch.dtype, bias: bool) -> None:
     apart, together = pair(dtype, bias)
-    assert joined(together) == ["a", "b", "c"]
+    assert fused(together) == ["a", "b", "c"]
     assert fingerprint(apart) == fingerprint(together)
-    for name in joined(together):
+    for name in fused(together):
         one, other = getattr(apart, name), getattr(together, name)
         assert torch.equal(one.weight, other.weight)
         assert (one.in_features, one.out_features, one.tied) == (other.in_features, other.out_features, other.tied)
@@ -68,12 +68,12 @@ def test_joined_linears_multiply_and_read_alike(dtype: torch.dtype, bias: bool) 
 
 
 @pytest.mark.skipif(torch.bfloat16 not in TYPES, reason="this CPU has no bfloat16 kernels")
-def test_in_bfloat16_a_row_does_not_depend_on_its_neighbours_nor_on_siblings() -> None:
+def test_in_bfloat16_a_row_does_not_depend_on_its_neighbours_nor_on_fused_linears() -> None:
     apart, together = pair(torch.bfloat16)
     rows = torch.randn(70, 16).bfloat16()
     for count in (1, 2, 5, 16, 33, 70):
         x = rows[:count]
-        for name in joined(together):
+        for name in fused(together):
             assert torch.equal(getattr(together, name)(x), getattr(apart, name)(rows)[:count])
 
 
@@ -134,7 +134,7 @@ def test_threads_do_not_meet() -> None:
     assert not wrong
 
 
-def test_gradients_pass_joined_linears() -> None:
+def test_gradients_pass_fused_linears() -> None:
     apart, together = pair()
     found, expected = (torch.ones(2, 16, requires_grad=True) for _ in range(2))
     for x, block in ((found, together), (expected, apart)):
@@ -145,7 +145,7 @@ def test_gradients_pass_joined_linears() -> None:
 
 
 class Writes(Block):
-    """Changes its input between two siblings."""
+    """Changes its input between two linears."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.clone()
@@ -169,7 +169,7 @@ class Flat(Block):
 
 
 class Refuses(Block):
-    """Can't be tried at all."""
+    """Raises an error whenever it is run."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError(f"not with {tuple(x.shape)}")
@@ -186,13 +186,13 @@ class Refuses(Block):
         (lambda: Block(wide=WIDEST), []),
     ],
 )
-def test_only_what_a_trial_shows_to_be_siblings_is_joined(made: Callable[[], Block], expected: list[str]) -> None:
+def test_only_linears_that_a_trial_gives_one_input_are_fused(made: Callable[[], Block], expected: list[str]) -> None:
     block = made().requires_grad_(False)
     before = block.a.weight.clone()
     prepack_linears(block)
     x = torch.randn(2, 3, 16)
     assert fuse_linears(block, lambda: block(x)) == len(expected)
-    assert joined(block) == expected
+    assert fused(block) == expected
     assert isinstance(block.a, PrepackedLinear)
     assert torch.equal(block.a.weight, before)
     assert not block.a._forward_pre_hooks
@@ -215,7 +215,7 @@ def test_a_bias_and_none_do_not_mix_and_a_tied_weight_stays(tied: bool) -> None:
 def test_a_loaded_target_of_any_architecture_says_the_same(tmp_path: Path, name: str) -> None:
     tiny.build_model(name).save_pretrained(tmp_path)
     plain, target = (load_target(tmp_path, device="cpu", prepacked=prepacked) for prepacked in (False, True))
-    count = len(joined(target.model))
+    count = len(fused(target.model))
     if name == "llama":
         assert count == 5 * tiny.LAYERS  # q, k, v; gate, up
     assert fingerprint(plain.model) == fingerprint(target.model)

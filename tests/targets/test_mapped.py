@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def resident() -> int:
-    """MiB in memory."""
+    """Resident memory of this process in MiB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0]) // 1024
 
@@ -59,7 +59,7 @@ def test_copies_that_come_and_go_leave_no_holes() -> None:
     assert len(between) == 20
 
 
-def test_no_room_is_told() -> None:
+def test_lack_of_memory_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="memory"):
         mapped_zeros((1 << 50,), torch.float32, CPU)
 

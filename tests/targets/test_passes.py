@@ -26,7 +26,7 @@ def draft(rows: int, seed: int = 3) -> DraftTree:
 
 
 def everywhere(verified: VerifyOutput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [R, 1 + N, V] and taps [R, 1 + N, A, Ht] of every place."""
+    """Logits [R, 1 + N, V] and taps [R, 1 + N, A, Ht] of every node, by node index."""
     return verified.logits.rows[verified.logits.index], verified.taps[verified.logits.index]
 
 
@@ -53,12 +53,12 @@ def test_every_node_sees_its_own_path_and_nothing_else(target: Target) -> None:
     for row, prompt in enumerate(prompts):
         for path in PATHS:
             plain = tiny.full_forward(target.model, prompt + [int(tree.tokens[row, i]) for i in path])
-            place = path[-1] + 1 if path else 0
-            torch.testing.assert_close(logits[row, place], plain.logits[0, -1], **CLOSE)
+            node = path[-1] + 1 if path else 0
+            torch.testing.assert_close(logits[row, node], plain.logits[0, -1], **CLOSE)
             # transformers' last entry is after the final norm: boundary n is checked against the trace below
             for boundary in range(tiny.LAYERS):
                 expected = plain.hidden_states[boundary][0, -1]
-                torch.testing.assert_close(taps[row, place, boundary], expected, **CLOSE)
+                torch.testing.assert_close(taps[row, node, boundary], expected, **CLOSE)
     kept = ([0, 2], [], [1, 5])
     target.commit(range(3), [[0, *(i + 1 for i in path)] for path in kept])
     roots = torch.tensor([5, 6, 7])

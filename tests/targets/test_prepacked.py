@@ -1,4 +1,4 @@
-"""Packed weights: the same numbers, the same interface."""
+"""Prepacked linears have the numbers and the interface of plain ones."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ pytestmark = pytest.mark.skipif(not can_prepack(CPU, torch.float32), reason="thi
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 2, 5), (0, 5)])
-def test_a_packed_layer_multiplies_alike(bias: bool, shape: tuple[int, ...]) -> None:
+def test_a_prepacked_layer_multiplies_alike(bias: bool, shape: tuple[int, ...]) -> None:
     parent = nn.Sequential(nn.Linear(5, 7, bias=bias))
     x, weight = torch.randn(shape), parent[0].weight.detach().clone()
     with torch.inference_mode():
         expected = parent(x)
         assert prepack_linears(parent) == 1
         torch.testing.assert_close(parent(x), expected)
-    packed = parent[0]
-    assert isinstance(packed, PrepackedLinear)
-    assert torch.equal(packed.weight, weight)
-    assert (packed.in_features, packed.out_features) == (5, 7)
+    prepacked = parent[0]
+    assert isinstance(prepacked, PrepackedLinear)
+    assert torch.equal(prepacked.weight, weight)
+    assert (prepacked.in_features, prepacked.out_features) == (5, 7)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_packed_model_generates_alike(tied: bool) -> None:
+def test_a_prepacked_model_generates_alike(tied: bool) -> None:
     prompt = tiny.prompts(13)[0]
     expected = tiny.continuation(tiny.build_model("llama", tie_word_embeddings=tied), prompt, 12)
     model = tiny.build_model("llama", tie_word_embeddings=tied)
@@ -48,11 +48,11 @@ def test_a_packed_model_generates_alike(tied: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*:DeprecationWarning")  # torch's own compiler uses it
-def test_packing_is_the_default_but_not_for_a_compiled_model(tmp_path: Path) -> None:
+def test_prepacking_is_the_default_but_not_for_a_compiled_model(tmp_path: Path) -> None:
     tiny.build_model("llama").save_pretrained(tmp_path)
     options: dict[str, bool]
-    for options, packed in (({}, True), ({"prepacked": False}, False), ({"compiled": True}, False)):
+    for options, prepacked in (({}, True), ({"prepacked": False}, False), ({"compiled": True}, False)):
         target = load_target(tmp_path, device="cpu", **options)
-        assert isinstance(target.model.lm_head, PrepackedLinear) == packed
+        assert isinstance(target.model.lm_head, PrepackedLinear) == prepacked
     with pytest.raises(UsageError, match="choose one"):
         load_target(tmp_path, device="cpu", compiled=True, prepacked=True)

@@ -1,4 +1,4 @@
-"""Packed passes: rows laid end to end give every real token what a padded pass gives it, and run nothing else."""
+"""Ragged passes give every real token what a padded pass gives it, and run no other tokens."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ CPU = torch.device("cpu")
 @given(
     st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5).filter(lambda p: any(map(any, p)))
 )
-def test_a_layout_is_a_list_of_the_present_places(present: list[list[bool]]) -> None:
+def test_a_layout_lists_the_present_cells(present: list[list[bool]]) -> None:
     mask = torch.tensor(present)
     layout = RaggedLayout.of(mask, int(mask.sum()))
-    assert layout.places.tolist() == mask.flatten().nonzero().flatten().tolist()
+    assert layout.cell_index.tolist() == mask.flatten().nonzero().flatten().tolist()
     padded = torch.arange(mask.numel()).view(mask.shape)
-    packed = layout.gather(padded)
-    assert packed.tolist() == [padded[mask].tolist()]
-    assert torch.equal(layout.pad(packed)[mask], padded[mask])
-    heads = torch.stack((packed, -packed), dim=1).unsqueeze(3)  # [1, H, T, D]
-    spread = layout.pad_heads(heads)
-    assert spread.shape == (len(present), 2, 3, 1)
+    ragged = layout.gather(padded)
+    assert ragged.tolist() == [padded[mask].tolist()]
+    assert torch.equal(layout.pad(ragged)[mask], padded[mask])
+    heads = torch.stack((ragged, -ragged), dim=1).unsqueeze(3)  # [1, H, T, D]
+    padded_heads = layout.pad_heads(heads)
+    assert padded_heads.shape == (len(present), 2, 3, 1)
     for head, sign in enumerate((1, -1)):
-        assert torch.equal(spread[:, head, :, 0][mask], sign * padded[mask])
+        assert torch.equal(padded_heads[:, head, :, 0][mask], sign * padded[mask])
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
-def test_counts_are_a_mask_of_first_places(counts: list[int]) -> None:
+def test_counts_are_a_mask_of_first_cells(counts: list[int]) -> None:
     mask = torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)
     ours, theirs = RaggedLayout.of_counts(counts, CPU), RaggedLayout.of(mask, sum(counts))
-    assert torch.equal(ours.index, theirs.index)
-    assert torch.equal(ours.places, theirs.places)
+    assert torch.equal(ours.token_index, theirs.token_index)
+    assert torch.equal(ours.cell_index, theirs.cell_index)
 
 
 def ragged_tree(seed: int = 3) -> DraftTree:
@@ -56,7 +56,7 @@ def ragged_tree(seed: int = 3) -> DraftTree:
 
 
 def fill(target: Target) -> Tensor:
-    """Prefill; returns the roots."""
+    """Prefill all prompts and return the roots [R]."""
     target.resize(len(LENGTHS))
     prompts = tiny.prompts(*LENGTHS)
     for _ in target.prefill(range(len(LENGTHS)), prompts, (), 7):
@@ -65,7 +65,7 @@ def fill(target: Target) -> Tensor:
 
 
 def check(target: Target, verified: VerifyOutput, tree: DraftTree) -> None:
-    """Every valid place against a plain pass over its path."""
+    """Compare every valid node with a plain pass over its path."""
     for row, prompt in enumerate(tiny.prompts(*LENGTHS)):
         paths: dict[int, list[int]] = {-1: []}
         for node in range(tree.size):
@@ -81,7 +81,7 @@ def check(target: Target, verified: VerifyOutput, tree: DraftTree) -> None:
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_packed_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compact: bool) -> None:
+def test_a_ragged_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compact: bool) -> None:
     target, tree = tiny.target(name), ragged_tree()
     assert target.ragged
     roots = fill(target)
@@ -99,7 +99,7 @@ def test_a_packed_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compa
 
 
 def test_rows_of_one_length_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No layout is even made."""
+    """Rows of one length never make a layout."""
     target = tiny.target()
     roots = fill(target)
     monkeypatch.setattr(RaggedLayout, "of", None)
@@ -145,7 +145,7 @@ def test_rows_are_prefilled_while_others_decode() -> None:
 
 
 class OwnAttention(LlamaAttention):
-    """Attention that asks nobody; `wrong`: it would even mix up rows instead of failing."""
+    """Attention that ignores transformers' interface; if `wrong`, it mixes up rows instead of failing."""
 
     wrong = False
 
@@ -165,7 +165,7 @@ class OwnAttention(LlamaAttention):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_model_with_its_own_attention_runs_padded(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe at load notices, whether the packed pass fails or goes wrong."""
+    """The probe at load notices, whether the ragged pass fails or goes wrong."""
     monkeypatch.setattr(OwnAttention, "wrong", wrong)
     model = tiny.build_model("llama")
     for layer in model.model.layers:
@@ -186,7 +186,7 @@ def target_after(target: Target) -> VerifyOutput:
     return verified
 
 
-def test_packing_can_be_declined() -> None:
+def test_ragged_passes_can_be_declined() -> None:
     target = Target(tiny.build_model("llama"), ragged=False)
     assert target_after(target).tokens == 28
 

@@ -1,4 +1,4 @@
-"""The target: any transformers decoder LM behind prefill, verify and commit."""
+"""Targets: any transformers decoder LM, loaded and given prefill, verify and commit."""
 
 from eyas.targets.loading import load_target, load_tokenizer
 from eyas.targets.slots import KVShape, SlotCache

@@ -1,4 +1,8 @@
-"""What eyas must know of a model's architecture, read from its config and modules, never from its name."""
+"""What eyas must know of a model's architecture, read from its config and modules, never from its name.
+
+`refuse_unsupported` judges a model before any weight is read; `logits_agree` judges, at load, whether the model still
+computes the same when it is run in another way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from eyas.errors import UnsupportedModelError
@@ -17,18 +22,22 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Attention types of a model: the window each type sees (None = everything)."""
+    """The attention types of a model's layers."""
 
     windows: dict[str, int | None]
+    """Attention type -> number of latest positions that it sees; None = all."""
 
     @property
     def hybrid(self) -> bool:
-        """More than one type: the model then takes a mask per type."""
+        """Whether there is more than one type: the model then takes a mask for each."""
         return len(self.windows) > 1
 
 
 def attention_plan(config: Any) -> AttentionPlan:
-    """The masks a decoder with this text config needs; refuses layers whose state can't be rolled back."""
+    """The attention types of a decoder with this text config.
+
+    Raises UnsupportedModelError for layers whose state can't be rolled back.
+    """
     types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     window = getattr(config, "sliding_window", None)
     if types is None:
@@ -44,7 +53,7 @@ def attention_plan(config: Any) -> AttentionPlan:
 
 
 def refuse_unsupported(model_class: type[Any], config: Any) -> None:
-    """Refuse what can be told from the class and the config, so before any weight is read."""
+    """Raise UnsupportedModelError where class and config show that a model can't be verified with trees."""
     kind = config.model_type
     if getattr(model_class, "_is_stateful", False):
         raise UnsupportedModelError(
@@ -66,7 +75,7 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
 
 
 def causal_lm_class(config: Any) -> type[Any] | None:
-    """The class `AutoModelForCausalLM` would make of a config, None if it knows none."""
+    """The class that `AutoModelForCausalLM` makes of a config; None if it knows none."""
     try:
         found: Any = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
@@ -76,11 +85,10 @@ def causal_lm_class(config: Any) -> type[Any] | None:
 
 
 def context_limit(config: Any) -> int | None:
-    """The longest sequence a model takes, None if it names none.
+    """The longest sequence that a model takes; None if its config names none.
 
-    Where RoPE's frequencies change once a sequence outgrows the original context, keys cached before that
-    would be stale, and a tree that reaches over the edge would change the tokens on this side of it: that is
-    the limit then.
+    Where RoPE's frequencies change once a sequence outgrows the original context, that context is the limit: keys
+    cached before would be stale, and a tree that reaches beyond it would change the tokens before it.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -94,7 +102,10 @@ def context_limit(config: Any) -> int | None:
 
 
 def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
-    """The list of decoder layers: the one ModuleList of the base model with `count` members."""
+    """The decoder layers: the one ModuleList of the base model with `count` members.
+
+    Raises UnsupportedModelError if there is none.
+    """
     base: nn.Module = model.base_model  # type: ignore[assignment]  # nn.Module types it as Tensor | Module
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     direct = [child for child in base.children() if isinstance(child, nn.ModuleList) and len(child) == count]
@@ -107,7 +118,7 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
 
 
 def logit_finish(config: Any) -> Callable[[Any], Any]:
-    """What a model's forward does to what its head puts out: scaling and soft-capping, if any."""
+    """The function that a model's forward applies to its head's output: scaling and soft-capping, if any."""
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = getattr(config, "logit_scale", None)
     divisor = getattr(config, "logits_scaling", None)
@@ -122,3 +133,9 @@ def logit_finish(config: Any) -> Callable[[Any], Any]:
         return out
 
     return finish
+
+
+def logits_agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two tensors of logits are equal but for the rounding of a model in `dtype`; never if one has a NaN."""
+    gap, scale = (found.float() - expected.float()).abs().max(), expected.float().abs().max()
+    return bool(gap <= scale * (1e-3 if dtype == torch.float32 else 5e-2))

@@ -1,8 +1,10 @@
-"""Linear layers with weights packed for the CPU's matrix kernels.
+"""Linear layers for a CPU: weights prepacked for its matrix kernels, and layers with one input fused into one product.
 
-A plain `nn.Linear` reads its row-major weight at little more than half the memory's speed when there are few
-tokens; oneDNN's own blocked layout reads at full speed, which is what decoding is bound by. The numbers are the same
-up to float rounding. Packing replaces modules generically, as quantisation does; no model code is touched.
+A plain `nn.Linear` reads its row-major weight at little more than half the memory's speed when there are few tokens;
+oneDNN's own blocked layout is read at full speed, which bounds decoding. A product of few tokens also costs some 10 us
+besides reading its weight, as long as a small weight takes; a layer's q, k and v (or gate and up) read the same input,
+so their weights can be one. Modules are replaced generically, as by quantisation: no model code is touched, and which
+linears to fuse is observed, not looked up by name. The numbers stay the same up to float rounding.
 """
 
 from __future__ import annotations
@@ -15,77 +17,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-_KEPT = 1024
+from eyas.targets.architecture import logits_agree
+
 PREPACKABLE = (torch.float32, torch.bfloat16)
-
-
-class _Product(torch.autograd.Function):
-    """The packed product; its weight is frozen, its input may want a gradient (a drafter that trains under it)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.packed = packed
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0] @ ctx.packed.to_dense(), None, None
-
-
-def pack(weight: Tensor) -> Tensor:
-    """A weight [out, in] in oneDNN's own layout, as `multiply` takes it."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-    return packed
-
-
-def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """[..., in] -> [..., out], with a gradient to `x` where it wants one."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        traced: Tensor = _Product.apply(x, packed, bias)  # type: ignore[no-untyped-call]
-        return traced
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return out
-
-
-class PrepackedLinear(nn.Module):
-    """A frozen stand-in for `nn.Linear`. The packed copy is the only one, unless the weight is shared."""
-
-    bias: Tensor | None
-
-    def __init__(self, linear: nn.Linear, shared: bool) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._dtype = linear.weight.dtype
-        self._first = linear.weight.detach().flatten()[:_KEPT].clone()
-        self._packed = pack(linear.weight.detach())
-        self._shared = linear.weight if shared else None
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
-
-    @property
-    def weight(self) -> Tensor:
-        """The row-major weight [out, in]: unpacked on demand, for callers that read rather than multiply."""
-        return self._packed.to_dense() if self._shared is None else self._shared
-
-    @property
-    def tied(self) -> bool:
-        """Is the weight also an embedding's?"""
-        return self._shared is not None
-
-    def first(self, count: int) -> Tensor:
-        """The weight's first `count` values (at most 1024), without unpacking it."""
-        return self._first[:count]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return multiply(x.to(self._dtype), self._packed, self.bias)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype}"
+"""Dtypes that oneDNN has prepacked kernels for."""
+WIDEST = 2048
+"""Most features of a fused output. Wider ones were measured to lose 2 to 6% of the linears' time from 128 or 512 tokens
+on, and have little to gain when tokens are few: their weights take longer to read."""
+_SAMPLED = 1024
+"""Row-major values of a weight that are kept for fingerprints."""
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Is there a packed kernel for this device and type?"""
+    """Whether there are prepacked kernels for this device and dtype."""
     return (
         device.type == "cpu"
         and dtype in PREPACKABLE
@@ -95,7 +39,10 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def prepack_linears(module: nn.Module) -> int:
-    """Replace every `nn.Linear` below `module`; returns how many. Tied weights stay where the embedding needs them."""
+    """Replace every `nn.Linear` below `module` by a `PrepackedLinear`; returns how many were replaced.
+
+    Tied weights also stay row-major, for the embedding.
+    """
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     found = [
         (parent, name, child)
@@ -106,135 +53,188 @@ def prepack_linears(module: nn.Module) -> int:
     for parent, name, child in found:
         setattr(parent, name, PrepackedLinear(child, id(child.weight) in shared))
         if id(child.weight) not in shared:
-            child.weight = nn.Parameter(torch.empty(0), requires_grad=False)  # free it before the next is packed
+            child.weight = nn.Parameter(torch.empty(0), requires_grad=False)  # free it before the next is prepacked
     return len(found)
 
 
-# Sibling linears as one product: a layer's q, k and v read the same input, so their weights can be one.
-#
-# A product of few tokens costs some 10 us besides reading its weight, which is as long as a small weight takes. Which
-# linears are siblings is watched, not looked up by name; no model code is touched.
+class PrepackedLinear(nn.Module):
+    """A frozen replacement of `nn.Linear`. It holds the prepacked weight only, unless the weight is an embedding's."""
 
+    bias: Tensor | None
 
-WIDEST = 2048
-"""Features of a joint output. Wider ones were measured to lose 2 to 6% of the linears' time from 128 or 512 tokens on,
-and have little to gain when tokens are few: their weights take longer to read."""
-_MEMO = "_eyas_siblings"
-
-
-class _Joint:
-    """One packed weight, its rows those of several linears one after the other, and what is left of its last product.
-
-    The first sibling called with an input computes for all; the others take their columns. These lie with the input
-    tensor itself, so no thread and no other input can meet them; each is handed out once, the last one takes the note
-    along, and if one is never asked for they go with the input. A sibling that finds nothing computes anew.
-
-    An input written to between two siblings is noticed by its version. Tensors of inference mode have none: there
-    siblings rely on the trial (`fuse_linears`), in which the model's code was seen to leave it alone.
-    """
-
-    def __init__(self, linears: list[PrepackedLinear]) -> None:
-        self.packed = pack(torch.cat([linear.weight for linear in linears]))
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        self.bias = torch.cat(biases) if biases else None
-        ends = list(accumulate(linear.out_features for linear in linears))
-        self.rows = [
-            (end - linear.out_features, linear.out_features) for end, linear in zip(ends, linears, strict=True)
-        ]
-
-    def part(self, x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
-        """[..., in] -> [..., out] of linear number `index`."""
-        if torch.is_grad_enabled() and x.requires_grad:
-            return multiply(x.to(dtype), self.packed, self.bias).narrow(-1, *self.rows[index])
-        state = (torch.is_inference_mode_enabled(), None if x.is_inference() else x._version)
-        kept: tuple[_Joint, object, dict[int, Tensor]] | None = x.__dict__.get(_MEMO)
-        if kept is not None and kept[0] is self and kept[1] == state:
-            own = kept[2].pop(index, None)
-            if not kept[2]:
-                x.__dict__.pop(_MEMO, None)
-            if own is not None:
-                return own
-        whole = multiply(x.to(dtype), self.packed, self.bias)
-        parts = {i: whole.narrow(-1, *rows) for i, rows in enumerate(self.rows)}
-        own = parts.pop(index)
-        x.__dict__[_MEMO] = (self, state, parts)
-        return own
-
-
-class FusedLinear(PrepackedLinear):
-    """A packed linear whose weight is some rows of a joint one."""
-
-    def __init__(self, linear: PrepackedLinear, joint: _Joint, index: int) -> None:
-        nn.Module.__init__(self)
+    def __init__(self, linear: nn.Linear, shared: bool) -> None:
+        super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._dtype, self._first, self._shared = linear._dtype, linear._first, None
-        self._joint, self._index = joint, index
-        bias = None if joint.bias is None else joint.bias.narrow(0, *joint.rows[index])
-        self.register_buffer("bias", bias, persistent=False)
+        self._dtype = linear.weight.dtype
+        self._first = linear.weight.detach().flatten()[:_SAMPLED].clone()
+        self._prepacked = _prepack(linear.weight.detach())
+        self._shared = linear.weight if shared else None
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
     @property
     def weight(self) -> Tensor:
-        """The row-major weight [out, in], unpacked on demand."""
-        weight: Tensor = self._joint.packed.to_dense()
-        return weight.narrow(0, *self._joint.rows[self._index])
+        """The row-major weight [out, in], restored on demand for callers that read it rather than multiply."""
+        return self._prepacked.to_dense() if self._shared is None else self._shared
+
+    @property
+    def tied(self) -> bool:
+        """Whether the weight is an embedding's as well."""
+        return self._shared is not None
+
+    def first(self, count: int) -> Tensor:
+        """The first `count` values of the row-major weight (at most 1024), without restoring it."""
+        return self._first[:count]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], a view where siblings share a product of several tokens."""
-        return self._joint.part(x, self._index, self._dtype)
+        """Multiply x [..., in] -> [..., out]."""
+        return _multiply(x.to(self._dtype), self._prepacked, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype}"
 
 
-class _Place(NamedTuple):
-    """A linear and where it hangs."""
+def _prepack(weight: Tensor) -> Tensor:
+    """A weight [out, in] in oneDNN's own layout."""
+    prepacked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+    return prepacked
 
-    parent: nn.Module
-    name: str
-    linear: PrepackedLinear
+
+def _multiply(x: Tensor, prepacked: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply x [..., in] by a prepacked weight -> [..., out], with a gradient to `x` if it requires one."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        traced: Tensor = _Product.apply(x, prepacked, bias)  # type: ignore[no-untyped-call]
+        return traced
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, "none", [], "")
+    return out
+
+
+class _Product(torch.autograd.Function):
+    """A product with a frozen prepacked weight whose input has a gradient (a drafter that trains below a head)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, prepacked: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.prepacked = prepacked
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, "none", [], "")
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0] @ ctx.prepacked.to_dense(), None, None
 
 
 def fuse_linears(module: nn.Module, trial: Callable[[], Tensor]) -> int:
-    """Join packed linears below `module` that `trial`, a run of the model, feeds alike; returns how many were joined.
+    """Fuse prepacked linears below `module` that `trial`, a run of the model, gives the same input.
 
-    Joined are children of one parent with the same input type, bias or none, each called once with the same tensor,
-    unchanged; never a tied one. `trial` returns something to compare (logits): if that fails or says something else
-    afterwards, all are separate again.
+    Fused are children of one parent with the same input dtype, all with or all without bias, each called once with the
+    same tensor, unchanged; never tied ones. `trial` returns something to compare (logits): if it fails or the result
+    differs afterwards, all linears are separate again. Returns how many were fused.
     """
     try:
-        calls, expected = _watch(module, trial)
-    except _FAILURES:
-        return 0  # it can't be tried this way
+        calls, expected = _record_calls(module, trial)
+    except _TRIAL_ERRORS:
+        return 0  # this model can't be tried
     groups = _groups(module, calls)
     calls.clear()  # they hold linears whose weights are about to be replaced
-    joined = [place for group in groups for place in _join(group)]
+    fused = [child for group in groups for child in _fuse(group)]
     groups.clear()
-    if joined and not _agrees(trial, expected):
-        for parent, name, linear in joined:
+    if fused and not _computes_alike(trial, expected):
+        for parent, name, linear in fused:
             plain = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
             plain.weight = nn.Parameter(linear.weight, requires_grad=False)
             if linear.bias is not None:
                 plain.bias = nn.Parameter(linear.bias, requires_grad=False)
             setattr(parent, name, PrepackedLinear(plain, shared=False))
         return 0
-    return len(joined)
+    return len(fused)
 
 
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+class FusedLinear(PrepackedLinear):
+    """A linear whose weight is a slice of the rows of a fused weight."""
+
+    def __init__(self, linear: PrepackedLinear, fused: _FusedWeight, index: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._dtype, self._first, self._shared = linear._dtype, linear._first, None
+        self._fused, self._index = fused, index
+        bias = None if fused.bias is None else fused.bias.narrow(0, *fused.rows[index])
+        self.register_buffer("bias", bias, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The row-major weight [out, in], restored on demand."""
+        weight: Tensor = self._fused.prepacked.to_dense()
+        return weight.narrow(0, *self._fused.rows[self._index])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [..., in] -> [..., out]; a view of the fused product, not contiguous for several tokens."""
+        return self._fused.part(x, self._index, self._dtype)
 
 
-class _Call(NamedTuple):
+_MEMO = "_eyas_fused_parts"
+
+
+class _FusedWeight:
+    """The prepacked weights of several linears as one, its rows in their order.
+
+    The first linear called with an input computes for all; the others take their columns. These are kept with the input
+    tensor itself, so no thread and no other input can see them; each is handed out once, the last one removes the memo,
+    and parts that nobody fetches are freed with the input. A linear that finds no part computes anew.
+
+    An input written to between two calls is noticed by its version. Tensors of inference mode have none: there the
+    linears rely on the trial (`fuse_linears`), in which the model's code was seen to leave it alone.
+    """
+
+    def __init__(self, linears: list[PrepackedLinear]) -> None:
+        self.prepacked = _prepack(torch.cat([linear.weight for linear in linears]))
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        stops = list(accumulate(linear.out_features for linear in linears))
+        self.rows = [
+            (stop - linear.out_features, linear.out_features) for stop, linear in zip(stops, linears, strict=True)
+        ]
+        """The first row and the number of rows of each linear."""
+
+    def part(self, x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
+        """Multiply x [..., in] -> [..., out] of linear number `index`."""
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _multiply(x.to(dtype), self.prepacked, self.bias).narrow(-1, *self.rows[index])
+        state = (torch.is_inference_mode_enabled(), None if x.is_inference() else x._version)
+        kept: tuple[_FusedWeight, object, dict[int, Tensor]] | None = x.__dict__.get(_MEMO)
+        if kept is not None and kept[0] is self and kept[1] == state:
+            own = kept[2].pop(index, None)
+            if not kept[2]:
+                x.__dict__.pop(_MEMO, None)
+            if own is not None:
+                return own
+        whole = _multiply(x.to(dtype), self.prepacked, self.bias)
+        parts = {i: whole.narrow(-1, *rows) for i, rows in enumerate(self.rows)}
+        own = parts.pop(index)
+        x.__dict__[_MEMO] = (self, state, parts)
+        return own
+
+
+_TRIAL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What models raise that can't be tried, or not with fused linears."""
+
+
+class _LinearCall(NamedTuple):
+    """The input of a linear, and a copy of it: a difference later on shows that the model writes to it."""
+
     given: Tensor
-    values: Tensor
-    """A copy, to see whether `given` is changed later on."""
+    copied: Tensor
 
 
-def _watch(module: nn.Module, trial: Callable[[], Tensor]) -> tuple[dict[PrepackedLinear, list[_Call]], Tensor]:
-    """What each packed linear was called with, and what the trial says."""
-    calls: dict[PrepackedLinear, list[_Call]] = {}
+def _record_calls(
+    module: nn.Module, trial: Callable[[], Tensor]
+) -> tuple[dict[PrepackedLinear, list[_LinearCall]], Tensor]:
+    """The calls of every prepacked linear in a trial, and the trial's result."""
+    calls: dict[PrepackedLinear, list[_LinearCall]] = {}
 
-    def note(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def record(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
         assert isinstance(linear, PrepackedLinear)
-        calls.setdefault(linear, []).extend(_Call(x, x.clone()) for x in args)
+        calls.setdefault(linear, []).extend(_LinearCall(x, x.clone()) for x in args)
 
-    handles = [part.register_forward_pre_hook(note) for part in module.modules() if isinstance(part, PrepackedLinear)]
+    handles = [part.register_forward_pre_hook(record) for part in module.modules() if isinstance(part, PrepackedLinear)]
     try:
         with torch.inference_mode():
             return calls, trial()
@@ -243,55 +243,50 @@ def _watch(module: nn.Module, trial: Callable[[], Tensor]) -> tuple[dict[Prepack
             handle.remove()
 
 
-def _groups(module: nn.Module, calls: dict[PrepackedLinear, list[_Call]]) -> list[list[_Place]]:
-    """The sets of siblings, in the order of their parents."""
-    homes = Counter(child for parent in module.modules() for child in parent.children())
+class _Child(NamedTuple):
+    """A linear as a child of its parent module."""
+
+    parent: nn.Module
+    name: str
+    linear: PrepackedLinear
+
+
+def _groups(module: nn.Module, calls: dict[PrepackedLinear, list[_LinearCall]]) -> list[list[_Child]]:
+    """The sets of linears that can be fused, in the order of their parents."""
+    parents = Counter(child for parent in module.modules() for child in parent.children())
     groups = []
     for parent in module.modules():
-        alike: dict[object, list[_Place]] = {}
+        alike: dict[object, list[_Child]] = {}
         for name, child in parent.named_children():
-            if (
-                type(child) is PrepackedLinear
-                and not child.tied
-                and homes[child] == 1
-                and len(calls.get(child, ())) == 1
-            ):
-                key = (id(calls[child][0].given), child.in_features, child.first(0).dtype, child.bias is None)
-                alike.setdefault(key, []).append(_Place(parent, name, child))
+            if type(child) is not PrepackedLinear or child.tied or parents[child] > 1 or len(calls.get(child, ())) != 1:
+                continue
+            key = (id(calls[child][0].given), child.in_features, child.first(0).dtype, child.bias is None)
+            alike.setdefault(key, []).append(_Child(parent, name, child))
         for group in alike.values():
-            values = [calls[place.linear][0].values for place in group]
-            narrow = sum(place.linear.out_features for place in group) <= WIDEST
-            if len(group) > 1 and narrow and all(torch.equal(values[0], other) for other in values):
+            inputs = [calls[child.linear][0].copied for child in group]
+            narrow = sum(child.linear.out_features for child in group) <= WIDEST
+            if len(group) > 1 and narrow and all(torch.equal(inputs[0], other) for other in inputs):
                 groups.append(group)
     return groups
 
 
-def _join(group: list[_Place]) -> list[_Place]:
-    """Put siblings in the places of a group; the weights there before are let go."""
-    joint = _Joint([place.linear for place in group])
+def _fuse(group: list[_Child]) -> list[_Child]:
+    """Replace the linears of a group, which is emptied so that their weights are freed; returns the new ones."""
+    weight = _FusedWeight([child.linear for child in group])
     made = [
-        _Place(parent, name, FusedLinear(linear, joint, index)) for index, (parent, name, linear) in enumerate(group)
+        _Child(parent, name, FusedLinear(linear, weight, index)) for index, (parent, name, linear) in enumerate(group)
     ]
-    for parent, name, sibling in made:
-        setattr(parent, name, sibling)
+    for parent, name, fused in made:
+        setattr(parent, name, fused)
     group.clear()
     return made
 
 
 @torch.inference_mode()
-def _agrees(trial: Callable[[], Tensor], expected: Tensor) -> bool:
-    """Does the trial still say the same, but for rounding?"""
+def _computes_alike(trial: Callable[[], Tensor], expected: Tensor) -> bool:
+    """Whether a trial runs and its result is the expected one but for rounding."""
     try:
         found = trial()
-    except _FAILURES:
+    except _TRIAL_ERRORS:
         return False
-    return agree(found, expected, expected.dtype)
-
-
-# Does a model run in another way still say the same? What is tried at load is judged by this.
-
-
-def agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Are two tensors of logits equal but for the rounding of a model in `dtype`? Never where one is no number."""
-    gap, scale = (found.float() - expected.float()).abs().max(), expected.float().abs().max()
-    return bool(gap <= scale * (1e-3 if dtype == torch.float32 else 5e-2))
+    return logits_agree(found, expected, expected.dtype)

@@ -1,4 +1,4 @@
-"""Load a target from a local directory or a Hub id, or the embedded one by the name `demo`."""
+"""Loading a target, or its embedding and head alone, from a local directory, from a Hub id, or the embedded `demo`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,152 @@ from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
 from eyas.targets.linears import can_prepack, fuse_linears, prepack_linears
 from eyas.targets.target import Target
+
+
+def load_target(
+    model: str | Path,
+    *,
+    dtype: str | torch.dtype = torch.float32,
+    device: str | torch.device | None = None,
+    attention: str | None = None,
+    compiled: bool = False,
+    prepacked: bool | None = None,
+) -> Target:
+    """Load a decoder LM, its model code unpatched, in a `dtype` that `resolve_dtype` knows.
+
+    `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
+    the model through `torch.compile`. `prepacked` lays the weights of linears out for the CPU's kernels; None does so
+    where there are such kernels, unless the model is compiled: the compiler brings its own and refuses these.
+
+    Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
+    before any weight is read, for models that can't verify trees.
+    """
+    keep_freed_memory()
+    if attention not in (None, "sdpa", "eager"):
+        raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
+    if prepacked and compiled:
+        raise UsageError("a compiled target can't be prepacked as well: choose one")
+    torch_device, name = resolve_device(device), named_target(model)
+    config = read_config(name)
+    known = causal_lm_class(config)
+    if known is not None:
+        refuse_unsupported(known, config)
+    torch_dtype = resolve_dtype(dtype, name, torch_device)
+    loaded = read_model(name, config, torch_dtype, attention)
+    loaded = loaded.to(torch_device).eval().requires_grad_(False)
+    if not compiled and can_prepack(torch_device, torch_dtype) if prepacked is None else prepacked:
+        prepack_linears(loaded)
+        fuse_linears(loaded, lambda: _trial_logits(loaded))
+    if torch_device.type == "cpu":
+        use_huge_pages()
+    target = Target(loaded, ragged=not compiled)  # a compiled graph would be compiled anew for every layout
+    if compiled:
+        target.model.forward = torch.compile(target.model.forward, dynamic=True)
+    return target
+
+
+def _trial_logits(model: Any) -> Tensor:
+    """Logits [2, 3, V] of two rows of three tokens, computed by transformers' own forward pass."""
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = (torch.arange(6, device=model.device).view(2, 3) + vocabulary // 2) % vocabulary
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits
+
+
+class EmbeddingAndHead(Target):
+    """A target's sizes, embedding, final norm and head: all that training from a store needs.
+
+    It has one decoder layer, so a forward pass through it means nothing.
+    """
+
+
+def load_embedding_and_head(
+    model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None
+) -> EmbeddingAndHead:
+    """Load a target's embedding, final norm and head; options and errors as of `load_target`.
+
+    transformers builds the model with its first layer only and reads no other tensors, so a 32B target takes about 2
+    GB.
+    """
+    torch_device, name = resolve_device(device), named_target(model)
+    config = read_config(name)
+    short = _shortened(config)
+    torch_dtype = resolve_dtype(dtype, name, torch_device)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers would list the layers left out
+    try:
+        loaded = read_model(name, short, torch_dtype)
+    finally:
+        logging.set_verbosity(verbosity)
+    target = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
+    target.config = config.get_text_config()
+    target.num_layers = target.config.num_hidden_layers
+    return target
+
+
+def _shortened(config: Any) -> Any:
+    """A copy of a config with one layer; lists with an entry per layer keep their first."""
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    layers = text.num_hidden_layers
+    for key, value in text.to_dict().items():
+        if isinstance(value, list | tuple) and len(value) == layers and key != "architectures":
+            setattr(text, key, value[:1])
+    text.num_hidden_layers = 1
+    return short
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
+    try:
+        return AutoTokenizer.from_pretrained(named_target(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
+
+
+def read_config(name: str) -> Any:
+    """The transformers config of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
+    try:
+        return AutoConfig.from_pretrained(named_target(name))
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        where = "" if Path(name).is_dir() else " (not a local directory, so taken for a Hub id)"
+        raise ModelError(f"can't read a model config at {name}{where}: {error}") from error
+
+
+def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """The transformers model that `config` describes, with the weights of a directory or Hub id.
+
+    Raises ModelError if weights can't be read or are missing.
+    """
+    try:
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"can't load the target {name}: {error}") from error
+    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+        missing = ", ".join(sorted(report["missing_keys"])[:5])
+        raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
+    return loaded
+
+
+def resolve_device(name: str | torch.device | None) -> torch.device:
+    """The named device; None = the accelerator if there is one, else the CPU. Raises UsageError for unknown ones."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device {name!r}: write cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+    return device
+
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
@@ -80,140 +226,3 @@ def _weight_file(name: str) -> str:
     if index is not None:
         file = min(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
     return cast(str, cached_file(name, file))
-
-
-def resolve_device(name: str | torch.device | None) -> torch.device:
-    """The named device, or the accelerator if there is one, else the CPU."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"unknown device {name!r}: write cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
-    return device
-
-
-def load_target(
-    model: str | Path,
-    *,
-    dtype: str | torch.dtype = torch.float32,
-    device: str | torch.device | None = None,
-    attention: str | None = None,
-    compiled: bool = False,
-    prepacked: bool | None = None,
-) -> Target:
-    """Load a decoder LM unpatched, in a `dtype` as `resolve_dtype` takes it.
-
-    `attention` is transformers' `attn_implementation`; flash kernels take no trees. `prepacked` lays linear weights out
-    for the CPU's kernels; None does so where there are such kernels, but not for a compiled model: the compiler brings
-    its own and refuses these.
-    """
-    keep_freed_memory()
-    if attention not in (None, "sdpa", "eager"):
-        raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
-    torch_device, name = resolve_device(device), named_target(model)
-    config = read_config(name)
-    known = causal_lm_class(config)
-    if known is not None:
-        refuse_unsupported(known, config)
-    torch_dtype = resolve_dtype(dtype, name, torch_device)
-    loaded = read_model(name, config, torch_dtype, attention)
-    loaded = loaded.to(torch_device).eval().requires_grad_(False)
-    if prepacked and compiled:
-        raise UsageError("a compiled target can't be prepacked as well: choose one")
-    if not compiled and can_prepack(torch_device, torch_dtype) if prepacked is None else prepacked:
-        prepack_linears(loaded)
-        fuse_linears(loaded, lambda: _trial(loaded))
-    if torch_device.type == "cpu":
-        use_huge_pages()
-    target = Target(loaded, ragged=not compiled)  # a compiled graph would be made anew for every layout
-    if compiled:
-        target.model.forward = torch.compile(target.model.forward, dynamic=True)
-    return target
-
-
-def _trial(model: Any) -> Tensor:
-    """Logits [2, 3, V] of two short rows, as transformers runs them."""
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = (torch.arange(6, device=model.device).view(2, 3) + vocabulary // 2) % vocabulary
-    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
-    return logits
-
-
-def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """The transformers model that `config` describes, from the weights of `name`; ModelError if any are missing."""
-    try:
-        loaded, report = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"can't load the target {name}: {error}") from error
-    if report["missing_keys"]:  # transformers would fill them with random numbers and go on
-        missing = ", ".join(sorted(report["missing_keys"])[:5])
-        raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
-    return loaded
-
-
-def read_config(name: str) -> Any:
-    """The transformers config of a local directory or Hub id."""
-    try:
-        return AutoConfig.from_pretrained(named_target(name))
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        where = "" if Path(name).is_dir() else " (it is no local directory, so it was taken for a Hub id)"
-        raise ModelError(f"can't read a model config at {name}{where}: {error}") from error
-
-
-def load_tokenizer(name: str | Path) -> Any:
-    """The model's tokenizer."""
-    try:
-        return AutoTokenizer.from_pretrained(named_target(name))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
-
-
-# The two ends of a target, embedding and head, without what lies between: all that training from a store needs.
-#
-# transformers builds the model with its first layer only and reads no other tensors, so a 32B target takes about 2 GB.
-
-
-class EmbeddingAndHead(Target):
-    """Sizes, embedding and head of a target; passing tokens through it would mean nothing."""
-
-
-def load_embedding_and_head(
-    model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None
-) -> EmbeddingAndHead:
-    """Load embedding, final norm and head. ModelError as `load_target`."""
-    torch_device, name = resolve_device(device), named_target(model)
-    config = read_config(name)
-    short = _shortened(config)
-    torch_dtype = resolve_dtype(dtype, name, torch_device)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would list the layers left out
-    try:
-        loaded = read_model(name, short, torch_dtype)
-    finally:
-        logging.set_verbosity(verbosity)
-    ends = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
-    ends.config = config.get_text_config()
-    ends.num_layers = ends.config.num_hidden_layers
-    return ends
-
-
-def _shortened(config: Any) -> Any:
-    """A copy that has one layer; lists with an entry a layer keep their first."""
-    short = copy.deepcopy(config)
-    text = short.get_text_config()
-    layers = text.num_hidden_layers
-    for key, value in text.to_dict().items():
-        if isinstance(value, list | tuple) and len(value) == layers and key != "architectures":
-            setattr(text, key, value[:1])
-    text.num_hidden_layers = 1
-    return short

@@ -3,7 +3,12 @@
 A pass writes its tokens into the *staging columns* `[start, start + Q)`, the same for every row, where `start` is
 the longest committed length among the rows: one slice copy per layer, no scatter. Committing then moves the kept
 path of each row to the row's own end, all layers in one operation. Nothing else is ever undone: what isn't
-committed is simply overwritten by the next pass.
+committed is overwritten by the next pass. transformers sees a pass as a `StagedCache`.
+
+On a CPU large buffers are mappings of their own (`mapped_zeros`), which the system gets back when they are freed. The
+allocator is told to keep freed memory (`eyas.runtime`), which is right for temporaries; but a cache that is reshaped
+again and again, or copies that come and go, would leave holes in which small buffers settle, so that the next large
+buffer doesn't fit any more.
 
 Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size,
 G tensors of one shape (keys or values of some layers).
@@ -28,14 +33,14 @@ _GRANULE = 256
 
 
 class KVShape(NamedTuple):
-    """Heads and head size of one layer's keys or values."""
+    """Number of heads and head size of one layer's keys or values."""
 
     heads: int
     size: int
 
 
 Saved = list[Tensor]
-"""Columns copied out of a slot: [G, Hkv, n, D] for each shape."""
+"""Columns copied out of a slot: a tensor [G, Hkv, n, D] for each shape."""
 
 
 class SlotCache:
@@ -53,13 +58,13 @@ class SlotCache:
         self._dtype, self._device = dtype, device
         self._capacity = capacity
         members: dict[KVShape, int] = {}
-        self._where: list[tuple[tuple[KVShape, int], tuple[KVShape, int]]] = []
+        self._where: list[tuple[tuple[KVShape, int], tuple[KVShape, int]]] = []  # of each layer: (shape, index below)
         for pair in layers:
-            places = []
+            key_value = []
             for shape in pair:
-                places.append((shape, members.get(shape, 0)))
+                key_value.append((shape, members.get(shape, 0)))
                 members[shape] = members.get(shape, 0) + 1
-            self._where.append((places[0], places[1]))
+            self._where.append((key_value[0], key_value[1]))
         self._groups = {  # [G, slots, Hkv, C, D]
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
@@ -70,26 +75,29 @@ class SlotCache:
 
     @property
     def capacity(self) -> int:
-        """Columns allocated for every slot."""
+        """C, the number of columns allocated for every slot."""
         return self._capacity
 
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
+        """Size of all keys and values, in bytes."""
         return sum(group.nbytes for group in self._groups.values())
 
     def start(self, rows: range) -> int:
-        """First staging column of a pass over `rows`."""
+        """The first staging column of a pass over `rows`."""
         return max(self.lengths[rows.start : rows.stop], default=0)
 
     def reserve(self, columns: int) -> None:
-        """Make room for `columns` columns. Doubles, so that the copying is paid for once per doubling."""
+        """Make room for `columns` columns, at least doubling the capacity so that growing seldom copies."""
         if columns <= self._capacity:
             return
         wanted = max(columns, 2 * self._capacity)
         self.reshape(self.slots, wanted + -wanted % _GRANULE)
 
     def reshape(self, slots: int, capacity: int) -> None:
-        """Become `slots` x `capacity`, keeping what lies in both; nothing changes if there is no memory for it."""
+        """Change to `slots` x `capacity`, keeping what lies in both.
+
+        Raises CacheMemoryError, with nothing changed, if there is no memory for it.
+        """
         if (slots, capacity) == (self.slots, self._capacity):
             return
         made = {
@@ -103,7 +111,7 @@ class SlotCache:
         self.lengths = [min(length, capacity) for length in self.lengths[:both]] + [0] * (slots - both)
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: range, start: int) -> tuple[Tensor, Tensor]:
-        """Stage key, value [R, Hkv, Q, D] of one layer; returns views of all columns up to the staged ones."""
+        """Stage one layer's key and value [R, Hkv, Q, D]; returns views of all columns up to the last staged one."""
         end = start + key.shape[2]
         views = []
         for (shape, member), new in zip(self._where[layer], (key, value), strict=True):
@@ -113,7 +121,7 @@ class SlotCache:
         return views[0], views[1]
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
-        """Keep, for each row, the staged columns in `paths` (0 = first staged), in that order; drop the rest."""
+        """Keep each row's staged columns in `paths` (0 = the first staged one), in that order; drop the rest."""
         start = self.start(rows)
         slots, sources, targets = [], [], []
         for slot, path in zip(rows, paths, strict=True):
@@ -136,22 +144,22 @@ class SlotCache:
             flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget everything of `slot` from position `length` on."""
+        """Drop everything of `slot` from position `length` on."""
         self.lengths[slot] = min(self.lengths[slot], length)
 
     def move(self, source: int, target: int) -> None:
-        """Copy a sequence to another slot and empty its old one."""
+        """Move a sequence from slot `source` to slot `target`, leaving `source` empty."""
         used = self.lengths[source]
         for group in self._groups.values():
             group[:, target, :, :used] = group[:, source, :, :used]
         self.lengths[target], self.lengths[source] = used, 0
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
-        """A copy of the committed columns `[start, stop)` of a slot."""
+        """Copy the committed columns `[start, stop)` of a slot."""
         return [mapped_copy(group[:, slot, :, start:stop]) for group in self._groups.values()]
 
     def copy_in(self, slot: int, saved: Saved, count: int) -> None:
-        """Append the first `count` columns that `copy_out` saved."""
+        """Append the first `count` columns of what `copy_out` saved to a slot."""
         start = self.lengths[slot]
         self.reserve(start + count)
         for group, kept in zip(self._groups.values(), saved, strict=True):
@@ -173,11 +181,11 @@ class SlotCache:
             ) from error
 
 
-# The slot cache as transformers sees it: a `Cache` that stages a pass's keys and values.
-
-
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
-    """One pass over `rows` of a slot cache; lives as long as the pass. `layout`: its rows lie end to end."""
+    """A transformers cache that stages the keys and values of one pass over `rows` of a slot cache.
+
+    It lives as long as the pass. `layout` is that of a ragged pass.
+    """
 
     def __init__(self, slots: SlotCache, rows: range, start: int, layout: RaggedLayout | None = None) -> None:
         super().__init__(layers=[])
@@ -195,7 +203,7 @@ class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
 
 
 class ShapeProbe(Cache):  # type: ignore[misc]
-    """Records what a model caches in each layer; used once, on one token, when a model is loaded."""
+    """A transformers cache that records the shapes of what each layer caches; used for one token at load."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -215,27 +223,23 @@ def _shape(states: Tensor) -> KVShape:
     return KVShape(states.shape[1], states.shape[3])
 
 
-# Large buffers that last, on a CPU in mappings of their own: what is freed is the system's again and leaves no hole.
-#
-# The allocator is told to keep what is freed (`eyas.runtime`), which is right for temporaries. But a cache that changes
-# its shape again and again, or copies that come and go, leave holes in which small buffers settle, and the next one
-# doesn't fit any more.
-
-
-_LEAST = 1 << 17
-"""Bytes from which on a mapping is worth its pages: the allocator's own opinion, where it isn't told otherwise."""
+_LEAST_MAPPED = 1 << 17
+"""Bytes from which on a buffer gets a mapping of its own: glibc's default threshold."""
 
 
 def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`torch.zeros`; pages that nothing is written to take no memory. RuntimeError if there is none."""
+    """`torch.zeros`, in which pages that nothing is written to take no memory.
+
+    Raises RuntimeError if there is no memory.
+    """
     nbytes = math.prod(size) * dtype.itemsize
     plain = partial(torch.zeros, *size, dtype=dtype, device=device)
-    if device.type != "cpu" or nbytes < _LEAST:
+    if device.type != "cpu" or nbytes < _LEAST_MAPPED:
         return plain()
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     try:
         pages = mmap.mmap(-1, nbytes, **private)
-    except OSError:  # no memory, which the allocator will say too, or too many mappings
+    except OSError:  # no memory, which the allocator will report as well, or too many mappings
         return plain()
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -243,5 +247,5 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) 
 
 
 def mapped_copy(tensor: Tensor) -> Tensor:
-    """`tensor.clone()`, contiguous. RuntimeError if there is no memory."""
+    """A contiguous clone, as `mapped_zeros` allocates it. Raises RuntimeError if there is no memory."""
     return mapped_zeros(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)

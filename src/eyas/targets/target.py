@@ -1,7 +1,8 @@
 """The target: a stock transformers decoder LM that prefills, verifies draft trees and commits paths.
 
-Shapes: R rows (a contiguous range of slots), Q columns, N tree nodes, T tokens of a pass (R x Q, or fewer where rows
-lie end to end), A taps, Ht hidden, V vocabulary.
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, N tree nodes, T tokens of a pass (R x Q, or fewer in
+a ragged pass), A taps, Ht hidden size, V vocabulary; B rows and S positions of a trace. A node index counts the root as
+0 and node i as i + 1.
 """
 
 from __future__ import annotations
@@ -17,41 +18,47 @@ from torch.nn import functional as F
 
 from eyas.errors import EyasError, RequestError, UnsupportedModelError
 from eyas.targets import attention
-from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, logit_finish, refuse_unsupported
+from eyas.targets.architecture import (
+    attention_plan,
+    context_limit,
+    decoder_layers,
+    logit_finish,
+    logits_agree,
+    refuse_unsupported,
+)
 from eyas.targets.attention import RaggedLayout, intercept, use_layout
-from eyas.targets.linears import agree
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
 from eyas.targets.taps import caught_taps
 from eyas.tree import DraftTree, NodeLogits
 
 
 class VerifyOutput(NamedTuple):
-    """What one verification pass yields."""
+    """The logits and taps of a verification pass."""
 
     logits: NodeLogits
     taps: Tensor  # [T, A, Ht], in the order of the logits' rows
 
     @property
     def tokens(self) -> int:
-        """T: what the pass cost."""
+        """T, the number of tokens that the pass ran."""
         return self.taps.shape[0]
 
-    def taps_at(self, places: Tensor) -> Tensor:
-        """[R, P, A, Ht] the taps at `places` [R, P] of each row."""
-        return self.taps[self.logits.index.gather(1, places)]
+    def taps_at(self, nodes: Tensor) -> Tensor:
+        """[R, P, A, Ht] the taps at P nodes of each row, by node index `nodes` [R, P]."""
+        return self.taps[self.logits.index.gather(1, nodes)]
 
 
 class PrefillChunk(NamedTuple):
-    """A prefilled and committed piece of some prompts."""
+    """A prefilled and committed chunk of some prompts."""
 
-    next_tokens: Tensor  # [R, Q] the token *after* each position of the piece
+    next_tokens: Tensor  # [R, Q] the token *after* each position of the chunk
     taps: Tensor  # [R, Q, A, Ht]
     counts: list[int]
-    """How many of the Q positions are real, for each row."""
+    """Number of real positions among the Q of each row."""
 
 
 class Trace(NamedTuple):
-    """Teacher-forced states for training."""
+    """The hidden states of teacher-forced tokens, for training."""
 
     taps: Tensor  # [B, S, A, Ht]
     final: Tensor  # [B, S, Ht], after the final norm: what the head reads
@@ -59,12 +66,16 @@ class Trace(NamedTuple):
 
 @dataclass
 class Target:
-    """A model, its tokenizer-independent limits, and the slots of its cache."""
+    """A transformers model, its sizes and limits, and its slot cache.
+
+    Raises UnsupportedModelError for models that can't verify trees.
+    """
 
     model: Any
     cache_slots: int = 0
+    """Slots of the cache to begin with; `resize` changes them."""
     ragged: bool = True
-    """Do rows of different lengths lie end to end in a pass? Turned off if this model's attention doesn't let them."""
+    """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
 
     def __post_init__(self) -> None:
         refuse_unsupported(type(self.model), self.model.config)
@@ -85,7 +96,7 @@ class Target:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Run one token to learn what each layer caches and whether `head` reproduces the model's logits."""
+        """Run one token to find out what each layer caches and whether `head` reproduces the model's logits."""
         probe = ShapeProbe()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
@@ -107,7 +118,7 @@ class Target:
 
     @torch.inference_mode()
     def _runs_ragged(self) -> bool:
-        """Take over the model's attention and see whether a packed pass says what its own padded one does."""
+        """Wrap the model's attention and check that a ragged pass gives the logits of the model's own padded one."""
         self.resize(2)
         own, self.ragged = self.model.config._attn_implementation, False
         first = self.vocab_size // 2
@@ -116,54 +127,57 @@ class Target:
         tree = DraftTree(tokens, tokens.new_tensor([[-1, 0]] * 2), valid.float(), valid, 2, counted=2)
         for _ in self.prefill(range(2), [tokens[0].tolist() * 2, tokens[1].tolist()], ()):
             pass
-        expected = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()  # the second row's node: none
+        expected = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()  # not the second row's node
         try:
             self.ragged = intercept(self.model)
             found = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()
         except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
-            found = torch.full_like(expected, torch.nan)  # whatever went wrong in there, rows can't lie end to end
-        if agree(found, expected, self.dtype):
+            found = torch.full_like(expected, torch.nan)  # whatever the model raises, it can't run ragged rows
+        if logits_agree(found, expected, self.dtype):
             return self.ragged
         self.model.set_attn_implementation(own)
         return False
 
     @property
     def slots(self) -> int:
-        """Sequences the cache holds."""
+        """Number of sequences that the cache has room for."""
         return self.cache.slots
 
     def resize(self, slots: int) -> None:
-        """Start over with an empty cache of `slots` slots."""
-        self.holder: object | None = None  # whose sequences lie in the slots
+        """Replace the cache by an empty one of `slots` slots."""
+        self.holder: object | None = None  # the engine whose sequences are in the slots
         self.cache: SlotCache = SlotCache(self._shapes, slots, self.dtype, self.device)
 
     def reshape(self, slots: int, columns: int) -> None:
-        """Let the cache be `slots` x `columns`, keeping what lies in both."""
+        """Change the cache to `slots` x `columns`, keeping what lies in both."""
         self.cache.reshape(slots, columns)
 
     def length(self, slot: int) -> int:
-        """Tokens of a slot that are in the cache."""
+        """Number of a slot's tokens that are in the cache."""
         return self.cache.lengths[slot]
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget everything of `slot` from position `length` on."""
+        """Drop everything of `slot` from position `length` on."""
         self.cache.truncate(slot, length)
 
     def move(self, source: int, target: int) -> None:
-        """Move a sequence to another slot."""
+        """Move a sequence from slot `source` to slot `target`."""
         self.cache.move(source, target)
 
     @property
     def final_boundary(self) -> int:
-        """The boundary after the final norm, n + 1: what the head reads."""
+        """The tap boundary after the final norm, n + 1: what the head reads."""
         return self.num_layers + 1
 
     def head(self, final: Tensor) -> Tensor:
-        """Final hidden state [..., Ht] -> logits [..., V]; gradients flow to the state."""
+        """Compute logits [..., V] of final hidden states [..., Ht]; gradients flow to the states.
+
+        Raises UnsupportedModelError if the model does more to its logits (`head_is_exact` is False).
+        """
         return self._logits(self.model.get_output_embeddings(), final)
 
     def head_rows(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """A copy of the head cut down to the tokens ids [Vd]: final state [..., Ht] -> logits [..., Vd]."""
+        """A copy of the head for the tokens `ids` [Vd] only: final states [..., Ht] -> logits [..., Vd]."""
         whole = self.model.get_output_embeddings()
         ids = ids.to(self.device)
         rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
@@ -175,14 +189,14 @@ class Target:
     def _logits(self, head: nn.Module, final: Tensor) -> Tensor:
         if not self.head_is_exact:
             raise UnsupportedModelError(
-                f"{self.config.model_type} does something to its logits that eyas doesn't know, so the teacher can't "
-                "be recomputed from stored states; decoding is not affected"
+                f"{self.config.model_type} changes its logits in a way that eyas doesn't know, so they can't be "
+                "recomputed from stored states for training; decoding is not affected"
             )
         out: Tensor = self._finish(head(final.to(self.dtype)))
         return out
 
     def check_taps(self, taps: Sequence[int]) -> None:
-        """Refuse boundaries this model doesn't have."""
+        """Raise RequestError for boundaries that this model doesn't have, or that repeat."""
         bad = [k for k in taps if not 0 <= k <= self.final_boundary]
         if bad or len(set(taps)) != len(taps):
             raise RequestError(
@@ -195,7 +209,7 @@ class Target:
     ) -> Iterator[PrefillChunk]:
         """Commit all of each row's `tokens` but the last, which becomes the root of the first verification.
 
-        Rows may hold a committed prefix already; `tokens` continue it. Yields piece by piece, so that no more than
+        Rows may hold a committed prefix already; `tokens` continue it. Yields chunk by chunk, so that no more than
         `chunk` columns of states exist at a time.
         """
         for done in range(0, max(len(row) for row in tokens) - 1, chunk):
@@ -219,9 +233,9 @@ class Target:
     def prefill_to_end(
         self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
     ) -> tuple[NodeLogits, PrefillChunk]:
-        """Commit all of each row's `tokens`, at least one, in one pass: the logits after its last, and the piece.
+        """Commit all of each row's `tokens`, at least one, in one pass: the logits after the last, and the chunk.
 
-        In the piece the token after a row's last is its own last again: nobody knows it yet. Needs `head_is_exact`.
+        The chunk's token after a row's last one isn't known yet: it repeats the last. Needs `head_is_exact`.
         """
         counts = [len(row) for row in tokens]
         window = torch.tensor([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], device=self.device)
@@ -231,7 +245,7 @@ class Target:
         return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts)
 
     def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Commit the first `counts[r]` of each row of tokens [R, Q]: final states [R, Q, Ht], taps [R, Q, A, Ht]."""
+        """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
@@ -241,26 +255,26 @@ class Target:
 
     @torch.inference_mode()
     def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> VerifyOutput:
-        """Run roots [R] and the tree's valid nodes through the model in one pass; nothing is committed."""
+        """Run the `roots` [R] and the trees' valid nodes through the model in one pass; nothing is committed."""
         layout = self._layout(tree)
         logits, caught = self._forward(rows, tree.columns(roots), tree.ancestors, tree.depth, taps, True, layout)
-        placed = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.index)
-        return VerifyOutput(placed, caught.flatten(0, 1))
+        of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
+        return VerifyOutput(of_nodes, caught.flatten(0, 1))
 
     def _layout(self, tree: DraftTree) -> RaggedLayout | None:
-        """How the tree's valid nodes lie end to end; None = padded: no node is missing, or nobody may ask how many."""
+        """The layout of the trees' valid nodes; None = run padded: all are valid, or counting them takes a sync."""
         if not self.ragged or tree.full is not False:
             return None
         nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
         return RaggedLayout.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the columns on each row's walked path (0 = root, i + 1 = node i)."""
+        """Keep the columns on each row's walked path, given as node indexes."""
         self.cache.commit(rows, paths)
 
     @torch.no_grad()
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-        """Teacher-force right-padded tokens [B, S] with `lengths` [B]; no cache is touched."""
+        """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the cache."""
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         positions = steps.expand_as(tokens)
         seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (
@@ -277,16 +291,16 @@ class Target:
         self, rows: range, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int], head: bool,
         layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Stage tokens [R, Q]; returns logits (or, without the head, the final state) and taps [R, Q, A, Ht].
+        """Stage `tokens` [R, Q]; returns logits (without `head` final states) [R, Q, ...] and taps [R, Q, A, Ht].
 
-        Of a packed pass `layout` tells which tokens are real; only they are run, and what comes back is [1, T, ...].
+        With a `layout` only the real tokens are run, and what comes back is ragged: [1, T, ...].
         """
         start = self.cache.start(rows)
         self.cache.reserve(start + tokens.shape[1])
         lengths = torch.tensor(self.cache.lengths[rows.start : rows.stop], device=self.device)
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
-            # nodes past the context's end can't be emitted, but learned positions must not be looked up there
+            # nodes beyond the context can't be emitted, but there are no learned positions to look up there
             positions = positions.clamp(max=self.max_length - 1)
         mask = self._masks(lengths, start, ancestors, positions)
         if layout is not None:
@@ -303,13 +317,13 @@ class Target:
         return out, self._stacked(caught, tokens)
 
     def _stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
-        """[R, Q, A, Ht], also of no taps at all."""
+        """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
         if not caught:
             return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
         return torch.stack(list(caught), dim=2)
 
     def _masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor) -> Any:
-        """A 4-D additive mask, or a dictionary of them where the model mixes attention types."""
+        """The additive mask [R, 1, Q, K] of a pass, or one for each attention type where the model mixes them."""
         made = {
             kind: attention.additive(attention.visible(lengths, start, ancestors, positions, window), self.dtype)
             for kind, window in self._plan.windows.items()
