@@ -22,6 +22,15 @@ def test_options_without_a_verb_go_to_the_first_one(run: Run) -> None:
     assert "Missing option '--prompt-file'" in missing.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [("owner/name",), ("demo",), ("measure", "owner/name"), ("./folder", "--limit", 1)], ids=str
+)
+def test_a_model_without_a_verb_goes_to_the_first_one(run: Run, words: tuple[Any, ...]) -> None:
+    missing = run("bench", *words)
+    assert missing.exit_code == 2
+    assert "Missing option '--prompt-file'" in missing.stderr
+
+
 def test_every_other_verb_is_named_in_the_default_one() -> None:
     for group in DEFAULTED:
         first, *others = GROUPS[group][1].items()

@@ -105,13 +105,13 @@ def quietly_refreshing(view: Callable[[], Any], show: bool) -> Iterator[Callable
     from rich.live import Live
 
     drawn = 0.0
-    with Live(view(), refresh_per_second=1, auto_refresh=False) as live:
+    with Live(view(), refresh_per_second=1, auto_refresh=False) as picture:
 
         def refresh() -> None:
             nonlocal drawn
             if time.monotonic() - drawn > 0.05:
-                live.update(view(), refresh=True)
+                picture.update(view(), refresh=True)
                 drawn = time.monotonic()
 
         yield refresh
-        live.update(view(), refresh=True)
+        picture.update(view(), refresh=True)

@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from eyas.assets import DEMO
 from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
 from eyas.errors import EyasError, UsageError
 
@@ -74,11 +75,11 @@ class VerbCommand(TyperCommand):
 class DefaultGroup(TyperGroup):
     """A group of verbs whose first verb is meant where none is named: `eyas bench ...` is `eyas bench measure ...`.
 
-    That holds if the first argument is an option, a path or a Hub id; a mistyped verb is still reported as one.
+    That holds if the first argument is an option, a path, a Hub id or `demo`; a mistyped verb is reported as one.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0].startswith("-") or "/" in args[0]:
+        if not args or args[0].startswith("-") or "/" in args[0] or args[0] == DEMO:
             args = [self.list_commands(ctx)[0], *args]
         return super().parse_args(ctx, args)
 

@@ -86,8 +86,8 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     for source in report["sources"]:
         for reason, dropped in source["dropped"].items():
             screen.print(f"dropped, {source['name']}: {dropped['count']} x {reason}")
-            for place in dropped["first"]:
-                screen.print(f"    {place}")
+            for example in dropped["first"]:
+                screen.print(f"    {example}")
     for line in report["notes"]:
         screen.print(f"note: {line}")
     note(f"{folder} is whole")
@@ -101,9 +101,9 @@ def _sources_table(report: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     for source in report["sources"]:
         dropped = sum(reason["count"] for reason in source["dropped"].values())
-        asked = "" if source["share_asked"] is None else f" (asked {source['share_asked']:.0%})"
+        wanted = "" if source["share_asked"] is None else f" (asked {source['share_asked']:.0%})"
         numbers = (source["rows"], dropped, source["not_needed"], source["cut"], source["chats"])
-        table.add_row(source["name"], *map(str, numbers), f"{source['share']:.0%}{asked}")
+        table.add_row(source["name"], *map(str, numbers), f"{source['share']:.0%}{wanted}")
     return table
 
 

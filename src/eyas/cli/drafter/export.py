@@ -83,5 +83,5 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
 
     name = named_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
-    ends = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
-    return ServedTarget(name, ends, load_tokenizer(name))
+    embedding_and_head = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
+    return ServedTarget(name, embedding_and_head, load_tokenizer(name))
