@@ -33,15 +33,20 @@ def validated(cls: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
 def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) -> ModelT:
     """Read a YAML file, apply `a.b=value` overrides (values are YAML), validate strictly."""
     values = read_yaml(path)
-    for override in overrides:
-        key, sep, text = override.partition("=")
-        if not sep:
-            raise ConfigError(f"override {override!r} must look like key=value")
-        try:
-            assign(values, key, yaml.safe_load(text), str(path))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {override!r}: {text!r} is not a YAML value: {error}") from error
+    override(values, overrides, str(path))
     return validated(cls, values, str(path))
+
+
+def override(values: dict[str, Any], overrides: Sequence[str], where: str) -> None:
+    """Apply `a.b=value` overrides, whose values are YAML, to the mapping read from `where`."""
+    for item in overrides:
+        key, sep, text = item.partition("=")
+        if not sep:
+            raise ConfigError(f"override {item!r} must look like key=value")
+        try:
+            assign(values, key, yaml.safe_load(text), where)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {item!r}: {text!r} is not a YAML value: {error}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -1,63 +1,76 @@
-"""Every shipped recipe parses, strictly."""
+"""Recipe files: sections, overrides, and values on top of those of other files."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
+import yaml
 
-from eyas.config import load_config
 from eyas.errors import ConfigError
-from eyas.targets import Target
-from eyas.targets.loading import load_embedding_and_head
-from eyas.train.drafter.shape import fresh_network
-from eyas.train.recipe import Recipe
-from eyas.tree import parse_tree
+from eyas.train.recipe import load_recipe, read_recipe
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+DRAFTER: dict[str, Any] = {"target": "demo", "chats": "c.jsonl", "output": "run", "loop": {"steps": 5}}
 
 
-KINDS = ("eagle1", "eagle3", "eagle3_1", "mla", "mlp")
+def write(path: Path, **values: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(values))
+    return path
 
 
-def test_there_are_recipes() -> None:
-    assert {path.stem for path in RECIPES} >= {"demo_target", "demo_drafter", *KINDS}
-
-
-@pytest.fixture(scope="module")
-def demo() -> Target:
-    return load_embedding_and_head("demo", dtype="float32", device="cpu")
-
-
-@pytest.mark.parametrize("name", [*KINDS, "demo_drafter"])
-def test_recipe_builds_its_network(name: str, demo: Target) -> None:
-    recipe = load_config(Recipe, next(path for path in RECIPES if path.stem == name)).drafter
-    assert recipe is not None
-    assert recipe.shape.kind == name.replace("_", ".") or name == "demo_drafter"
-    network = fresh_network(recipe.shape, demo, torch.arange(recipe.shape.draft_vocab_size or demo.vocab_size))
-    assert any(p.requires_grad for p in network.parameters())
-    states = torch.zeros(1, 2, network.config.tap_count, demo.hidden_size)
-    assert network.fuse(states).shape == (1, 2, demo.hidden_size)
-    if recipe.validation.tree is not None:
-        parse_tree(recipe.validation.tree)
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
-def test_recipe_parses(path: Path) -> None:
-    load_config(Recipe, path)
-
-
-def test_overrides_reach_and_typos_do_not() -> None:
-    path = next(p for p in RECIPES if p.name == "demo_drafter.yaml")
-    recipe = load_config(Recipe, path, ["drafter.loop.steps=7"])
+def test_overrides_reach_and_typos_do_not(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", drafter=DRAFTER)
+    recipe = load_recipe(path, ["drafter.loop.steps=7"])
     assert recipe.drafter is not None
     assert recipe.drafter.loop.steps == 7
     with pytest.raises(ConfigError, match=r"drafter\.loop\.step:"):
-        load_config(Recipe, path, ["drafter.loop.step=7"])
+        load_recipe(path, ["drafter.loop.step=7"])
+    with pytest.raises(ConfigError, match="must look like key=value"):
+        load_recipe(path, ["drafter.loop.steps"])
 
 
-def test_a_recipe_has_one_section(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("{}")
+@pytest.mark.parametrize("sections", [{}, {"drafter": DRAFTER, "lm": {}}])
+def test_a_recipe_has_one_section(tmp_path: Path, sections: dict[str, Any]) -> None:
+    if sections:
+        sections["lm"] = {"output": "o", "corpus": {"chats": "c"}, "loop": {"steps": 1}}
     with pytest.raises(ConfigError, match="one section"):
-        load_config(Recipe, tmp_path / "r.yaml")
+        load_recipe(write(tmp_path / "r.yaml", **sections))
+
+
+def test_a_recipe_replaces_values_of_those_it_extends(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", drafter={**DRAFTER, "shape": {"taps": [1, 2, 3], "layers": 2}})
+    write(tmp_path / "deep" / "sizes.yaml", drafter={"loop": {"steps": None, "epochs": 2}, "shape": {"taps": [4]}})
+    path = write(tmp_path / "deep" / "r.yaml", extends=["../base.yaml", "sizes.yaml"], drafter={"shape": {"layers": 3}})
+    assert read_recipe(path) == {
+        "drafter": {**DRAFTER, "shape": {"taps": [4], "layers": 3}, "loop": {"steps": None, "epochs": 2}}
+    }
+    recipe = load_recipe(path, ["drafter.shape.layers=1"]).drafter
+    assert recipe is not None
+    assert (recipe.shape.layers, recipe.shape.taps, recipe.loop.epochs) == (1, (4,), 2)
+    single = write(tmp_path / "single.yaml", extends="deep/r.yaml")
+    assert read_recipe(single) == read_recipe(path)
+
+
+def test_extending_in_a_circle_or_something_else_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", extends="b.yaml")
+    path = write(tmp_path / "b.yaml", extends="a.yaml")
+    with pytest.raises(ConfigError, match="extends itself"):
+        read_recipe(path)
+    with pytest.raises(ConfigError, match=r"can't read .*there.yaml"):
+        read_recipe(write(tmp_path / "c.yaml", extends="there.yaml"))
+    with pytest.raises(ConfigError, match="a file or a list of files, not 3"):
+        read_recipe(write(tmp_path / "d.yaml", extends=3))
+
+
+@pytest.mark.parametrize("loop", [{}, {"steps": 3, "epochs": 1.5}])
+def test_a_loop_has_steps_or_epochs(tmp_path: Path, loop: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"either steps or epochs: .* loop\.epochs=null loop\.steps=300"):
+        load_recipe(write(tmp_path / "r.yaml", drafter={**DRAFTER, "loop": loop}))
+
+
+def test_a_target_from_text_counts_steps(tmp_path: Path) -> None:
+    section = {"output": "o", "corpus": {"chats": "c"}, "loop": {"epochs": 1}}
+    with pytest.raises(ConfigError, match=r"no epochs: give loop\.steps"):
+        load_recipe(write(tmp_path / "r.yaml", lm=section))

@@ -22,13 +22,13 @@ from typing import Any
 import yaml
 
 from eyas.bench.offline.checkpoints import TrainingRun
-from eyas.config import assign, read_yaml, validated
+from eyas.config import assign, validated
 from eyas.errors import ConfigError, DataError
 from eyas.files import FileLock, write_json, write_text
 from eyas.sweep.config import Knob, SweepConfig
 from eyas.sweep.search import Listed, Search, Tpe, Values, draws, grid
 from eyas.train.drafter.config import DrafterTrainConfig
-from eyas.train.recipe import Recipe
+from eyas.train.recipe import Recipe, read_recipe
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Trials:
     @cached_property
     def base(self) -> dict[str, Any]:
         """The recipe with what all trials share."""
-        values = read_yaml(self.config.recipe)
+        values = read_recipe(self.config.recipe)
         if "drafter" not in values:
             raise ConfigError(f"{self.config.recipe} has no section `drafter`: a sweep trains drafters")
         for key, value in self.config.set.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -172,10 +173,11 @@ def test_what_will_be_trained_is_told(
 ) -> None:
     train_drafter(recipe(target, chats, tmp_path))
     said = capsys.readouterr().err
-    assert "eagle3.1 drafter:" in said
-    assert "parameters trained" in said
-    assert "48 never occur" in said
-    assert "6 steps of 1 batches" in said
+    assert re.search(r"kind +eagle3\.1 +recipe", said)
+    assert re.search(r"parameters +[\d,]+ trained, [\d,]+ frozen", said)
+    assert "never occur" in said
+    assert "6 of 1 micro-batches" in said
+    assert re.search(r"48 +never +occur", (tmp_path / "settings.txt").read_text())
 
 
 def provenance(place: Path) -> dict[str, Any]:

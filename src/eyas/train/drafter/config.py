@@ -1,9 +1,9 @@
-"""The recipe of a drafter: on which data, of which shape, with which loss, how long."""
+"""The section `drafter` of a recipe: on which data, of which shape, with which loss, for how long."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ from eyas.train.loss.config import LossConfig
 
 
 class DrafterTrainConfig(StrictModel):
-    """Recipe of a drafter. What `loss` leaves out is what the kind's paper trains it with."""
+    """A drafter's training run. Whatever `loss` leaves out is what the kind's paper trains it with."""
 
     target: str  # a folder, a Hub id, or `demo`, the embedded target
     source: SourceKind = "online"
@@ -25,12 +25,12 @@ class DrafterTrainConfig(StrictModel):
     held_out_share: float | None = Field(default=None, gt=0, lt=1)  # of a .jsonl file; folders and stores are split
     output: Path
     device: str | None = None  # None: the accelerator if there is one
-    target_dtype: str = "bfloat16"
+    target_dtype: str = "auto"  # auto: the checkpoint's, float32 on CPUs without kernels for it
     shape: DrafterShape = DrafterShape()
     loss: LossConfig
     warm_start: str | None = None  # a drafter of the same kind and sizes; `demo` is the embedded one
-    batch_tokens: int = Field(default=4096, gt=0)  # a micro-batch, padding counted
-    max_length: int = Field(default=2048, gt=2)
+    batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # a micro-batch, padding counted
+    max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # chats are cut to so many tokens
     validation: ValidationConfig = ValidationConfig()
     keep_checkpoints: int | None = Field(default=None, ge=1)  # the newest that stay beside the best; None: all
     loop: LoopConfig
@@ -41,11 +41,8 @@ class DrafterTrainConfig(StrictModel):
         if not isinstance(values, dict) or isinstance(values.get("loss"), LossConfig):
             return values
         shape = values.get("shape") or {}
-        family = (shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)).family
-        return {
-            **values,
-            "loss": {**LossConfig.for_kind(family).model_dump(), **(values.get("loss") or {})},
-        }
+        kind = (shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)).definition.name
+        return {**values, "loss": {**LossConfig.for_kind(kind).model_dump(), **(values.get("loss") or {})}}
 
     @model_validator(mode="after")
     def _source_has_what_it_needs(self) -> DrafterTrainConfig:
@@ -63,4 +60,4 @@ ELSEWHERE = {
     "target", "source", "store", "chats", "held_out_share", "output", "device", "validation", "keep_checkpoints",
     "loop",
 }  # fmt: skip
-"""Where things lie and how the run is watched: not what makes a run another run. The data has a hash of its own."""
+"""Settings that may differ when a run is resumed: where things lie and how it is watched. The data has its own hash."""

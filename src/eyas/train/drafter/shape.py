@@ -1,18 +1,17 @@
-"""What drafter to train: its kind and sizes; whatever is left out is taken from the target."""
+"""What drafter to train: its kind, sizes and options. What a recipe leaves out follows from the target's config."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
-from eyas.drafters.config import DrafterConfig, TransformerConfig
-from eyas.drafters.kinds.eagle3 import FusedTapsConfig
-from eyas.drafters.kinds.mla import MlaConfig
-from eyas.drafters.kinds.mlp import MlpConfig
+from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, TransformerConfig
+from eyas.drafters.kind import Kind
+from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
@@ -20,27 +19,41 @@ from eyas.targets import Target
 from eyas.targets.architecture import FULL
 from eyas.targets.taps import default_taps
 
-_PRESETS: dict[str, dict[str, bool]] = {"eagle3.1": {"fc_norm": True, "norm_output": True}}
-_LAYERED = ("eagle1", "eagle3", "mla")
-_FUSED = ("eagle3", "mla")
-_ONLY: dict[str, tuple[str, ...]] = {  # option -> the kinds that have it
-    **dict.fromkeys(("intermediate_size", "heads", "layers"), _LAYERED),
-    **dict.fromkeys(("kv_heads", "head_dim"), ("eagle1", "eagle3")),
-    **dict.fromkeys(("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "hidden_size"), _FUSED),
-    "bias": ("eagle1",),
-    "taps": ("eagle3", "mla", "mlp"),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("mla",)),
-    **dict.fromkeys(("depth", "gate", "dropout"), ("mlp",)),
-}
+DRAFT_VOCABULARY = 32_000
+"""Most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
+
+_PRESETS: dict[str, tuple[str, dict[str, bool]]] = {"eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True})}
+"""Names for a kind with options."""
+_OF_EVERY_KIND = {
+    "kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head",
+}  # fmt: skip
 _FIELD = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
-"""What the config calls an option, where it has another name."""
+"""What a drafter's config calls an option, where it has another name."""
+
+
+class TargetModel(TargetSizes, Protocol):
+    """What of a target decides the sizes of its drafter: a `Target`, or a config alone."""
+
+    @property
+    def config(self) -> Any:
+        """The transformers config of the text model."""
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence the target takes; None if it names none."""
+
+    def check_taps(self, taps: tuple[int, ...]) -> None:
+        """Refuse boundaries that the target doesn't have."""
 
 
 class DrafterShape(StrictModel):
-    """Kind, sizes and options; None = the target's, or the kind's default. An option of another kind is refused."""
+    """A drafter's kind, sizes and options. None = the target's size, or the kind's default.
 
-    kind: Literal["eagle1", "eagle3", "eagle3.1", "mla", "mlp"] = "eagle3"
-    draft_vocab_size: int | None = Field(default=None, ge=1)
+    Options that the kind doesn't have are refused.
+    """
+
+    kind: str = "eagle3"  # a name in `eyas.drafters.registry.KINDS`, or eagle3.1
+    draft_vocab_size: int | Literal["auto"] | None = Field(default="auto", ge=1)  # None: the target's whole vocabulary
     taps: tuple[int, ...] | None = None
     default_tree: str | None = None
     # whose embedding and head, and whether own ones train
@@ -73,14 +86,23 @@ class DrafterShape(StrictModel):
     gate: bool | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
 
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind not in (*KINDS, *_PRESETS):
+            raise ValueError(f"no kind of drafter is called {kind!r}: write one of {', '.join((*KINDS, *_PRESETS))}")
+        return kind
+
     @model_validator(mode="after")
     def _options_of_the_kind(self) -> DrafterShape:
-        strange = [
-            name for name, kinds in _ONLY.items() if getattr(self, name) is not None and self.family not in kinds
-        ]
-        if strange:
-            raise ValueError(f"a drafter of kind {self.kind} has no {', '.join(strange)}")
-        if self.embedding == "none" and self.kind != "mlp":
+        foreign = sorted(
+            name
+            for name in DrafterShape.model_fields.keys() - _OF_EVERY_KIND - _options(self.definition)
+            if getattr(self, name) is not None
+        )
+        if foreign:
+            raise ValueError(f"a drafter of kind {self.kind} has no {', '.join(foreign)}")
+        if self.embedding == "none" and issubclass(self.definition.config, TransformerConfig):
             raise ValueError(f"a drafter of kind {self.kind} reads the token embedding: write own or shared")
         if self.train_embedding and self.embedding_owner != "own":
             raise ValueError("train_embedding: only an embedding of its own can train (embedding: own)")
@@ -89,29 +111,49 @@ class DrafterShape(StrictModel):
         return self
 
     @property
-    def family(self) -> str:
-        """The kind's name in the registry: presets are toggles on one."""
-        return self.kind.removesuffix(".1")
+    def definition(self) -> Kind:
+        """The registered kind; presets such as eagle3.1 are options of one."""
+        return KINDS[_PRESETS.get(self.kind, (self.kind, {}))[0]]
 
     @property
     def embedding_owner(self) -> str:
-        """`mlp` shares the target's by default; EAGLE's engines expect one in the file."""
-        return self.embedding or ("shared" if self.kind == "mlp" else "own")
+        """By default the file has an embedding if other engines run the kind: they expect one there."""
+        return self.embedding or ("own" if self.definition.family is not None else "shared")
 
     @property
     def head_owner(self) -> str:
-        """EAGLE-3 has its own head; where the states are the target's features, the target's head reads them."""
-        return self.head or ("own" if self.family in _FUSED else "shared")
+        """By default the target's, if the drafter's states are the target's features: its head reads them."""
+        return self.head or ("shared" if issubclass(self.definition.config, FeatureConfig) else "own")
+
+    def draft_vocabulary(self, vocab_size: int) -> int:
+        """How many of the target's `vocab_size` tokens the drafter can guess.
+
+        `auto` is 32,000 for a head of its own, and everything for the target's head.
+        """
+        if self.draft_vocab_size == "auto":
+            return min(DRAFT_VOCABULARY, vocab_size) if self.head_owner == "own" else vocab_size
+        return self.draft_vocab_size or vocab_size
 
 
-def drafter_config(shape: DrafterShape, target: Target) -> DrafterConfig:
-    """Fill what the shape leaves open from the target's own config; the taps are written down. Raises ConfigError."""
-    cls = KINDS[shape.family].config
+def _options(kind: Kind) -> set[str]:
+    """The options of `DrafterShape` that this kind has and others may not: the fields of its config."""
+    special = DrafterShape.model_fields.keys() - _OF_EVERY_KIND
+    names = {name for name in special if _FIELD.get(name, name) in kind.config.model_fields}
+    fixed = {"taps"} if kind.fixed_taps else set()
+    return names - fixed - ({"hidden_size"} if issubclass(kind.config, FeatureConfig) else set())
+
+
+def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
+    """The drafter's config, with whatever the shape leaves open filled in from the target's and the taps written down.
+
+    Raises ConfigError for sizes that don't fit together.
+    """
+    cls = shape.definition.config
     width = shape.hidden_size or target.hidden_size
     values: dict[str, Any] = {
         "hidden_size": width,
         "vocab_size": target.vocab_size,
-        "draft_vocab_size": shape.draft_vocab_size or target.vocab_size,
+        "draft_vocab_size": shape.draft_vocabulary(target.vocab_size),
         "target_hidden_size": target.hidden_size,
         "embedding": shape.embedding_owner,
         "head": shape.head_owner,
@@ -121,9 +163,11 @@ def drafter_config(shape: DrafterShape, target: Target) -> DrafterConfig:
     if issubclass(cls, TransformerConfig):
         values |= decoder_sizes(own, target.max_length)
         heads = values["num_attention_heads"] = shape.heads or values["num_attention_heads"]
-        values |= latent_sizes(own) if cls is MlaConfig else head_sizes(own, heads, width)
-    given = {_FIELD.get(name, name): getattr(shape, name) for name in _ONLY if getattr(shape, name) is not None}
-    values |= {**_PRESETS.get(shape.kind, {}), **given}
+        latent = "kv_lora_rank" in cls.model_fields
+        values |= latent_sizes(own) if latent else head_sizes(own, heads, width)
+    given = {name: getattr(shape, name) for name in _options(shape.definition)}
+    values |= _PRESETS.get(shape.kind, ("", {}))[1]
+    values |= {_FIELD.get(name, name): value for name, value in given.items() if value is not None}
     if values.get("q_lora_rank") == 0:
         values["q_lora_rank"] = None
     taps = values.get("taps")
@@ -134,16 +178,17 @@ def drafter_config(shape: DrafterShape, target: Target) -> DrafterConfig:
     values["taps"] = tuple(taps)
     if issubclass(cls, FusedTapsConfig):
         values["num_aux_hidden_states"] = len(taps)
-    if cls is MlpConfig:
+    if "norm" in cls.model_fields:  # a feature from before the target's final norm needs one of the drafter's
         values["norm"] = tuple(taps) != (target.final_boundary,)
     values["rms_norm_eps"] = getattr(own, "rms_norm_eps", None) or 1e-6
     return validated(cls, values, f"the shape of the {shape.kind} drafter")
 
 
 def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> DraftNetwork:
-    """New weights on the target's device; own embedding and head start from the target's where the widths agree.
+    """A network with new weights on the target's device.
 
-    draft_ids [Vd] are the target tokens it can draft, rising. Raises ConfigError for what can't be trained.
+    Its own embedding and head start from the target's if the widths agree. draft_ids [Vd] are the target tokens that it
+    can draft, ascending. Raises ConfigError for what can't be trained.
     """
     config = drafter_config(shape, target)
     same_width = config.hidden_size == target.hidden_size
@@ -158,7 +203,7 @@ def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> Dra
             )
     if len(draft_ids) != config.draft_vocab_size:
         raise ConfigError(f"{len(draft_ids)} draft tokens for a draft vocabulary of {config.draft_vocab_size}")
-    network = KINDS[shape.family].network(config)
+    network = shape.definition.network(config)
     network.set_vocabulary(draft_ids)
     if config.embedding == "own":
         _start(network.embed_tokens, target.model.get_input_embeddings().weight, same_width, shape.train_embedding)
@@ -173,13 +218,10 @@ def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> Dra
 
 @torch.no_grad()
 def _start(part: nn.Embedding | nn.Linear, weight: Tensor, fits: bool, trains: bool) -> None:
-    """Begin with the target's rows [V or Vd, H], if they fit."""
+    """Copy the target's rows [V or Vd, H] into an embedding or head if they fit."""
     if fits:
         part.weight.copy_(weight)
     part.weight.requires_grad_(trains)
-
-
-# Sizes a drafter takes over from its target's config, whatever architecture that is.
 
 
 _THETA = 10000.0
@@ -189,14 +231,27 @@ _LONG = 32768
 
 
 def decoder_sizes(own: Any, max_length: int | None) -> dict[str, Any]:
-    """MLP width, heads, norm and RoPE of a decoder like the target's. `own` is the target's text config."""
+    """MLP width, heads, positions and RoPE of a decoder like the target's. `own` is the target's text config."""
     return {
-        "intermediate_size": getattr(own, "intermediate_size", None) or getattr(own, "n_inner", None)
-        or 4 * own.hidden_size,
+        "intermediate_size": mlp_width(own),
         "num_attention_heads": own.num_attention_heads,
         "max_position_embeddings": max_length or getattr(own, "max_position_embeddings", None) or _LONG,
         "rope_parameters": rope_of(own),
     }  # fmt: skip
+
+
+def mlp_width(own: Any) -> int:
+    """The width of the target's MLP.
+
+    Configs of mixtures of experts name a dense layer's width as a rule, and where there is none that of one expert. If
+    that is narrower than two hidden states, it is taken times the experts that a token passes through: gpt-oss has
+    experts as wide as its states, four for a token.
+    """
+    width: int = getattr(own, "intermediate_size", None) or getattr(own, "n_inner", None) or 4 * own.hidden_size
+    experts = getattr(own, "num_experts_per_tok", None)
+    if experts and not getattr(own, "moe_intermediate_size", None) and width < 2 * own.hidden_size:
+        width *= experts
+    return width
 
 
 def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
@@ -226,7 +281,7 @@ def latent_sizes(own: Any) -> dict[str, int | None]:
 
 
 def rope_of(own: Any) -> dict[str, Any]:
-    """The target's RoPE, of its full-attention layers where they differ; theta alone where the type isn't plain."""
+    """The target's RoPE, of its full-attention layers if they differ; theta alone if the length changes frequencies."""
     rope = dict(getattr(own, "rope_parameters", None) or {})
     if isinstance(rope.get(FULL), dict):
         rope = dict(rope[FULL])

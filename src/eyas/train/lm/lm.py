@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eyas.config import StrictModel
 from eyas.errors import ConfigError
+from eyas.files import writing_folder
 from eyas.train.lm.corpus import CorpusConfig, Mixture, build_corpus
 from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import joined
@@ -45,6 +46,12 @@ class LmConfig(StrictModel):
     start_from: Path | None = None  # a trained folder of fewer layers, grown to `model.layers`
     corpus: CorpusConfig
     loop: LoopConfig
+
+    @model_validator(mode="after")
+    def _counts_steps(self) -> LmConfig:
+        if self.loop.steps is None:
+            raise ValueError("a mixture of sources has no epochs: give loop.steps")
+        return self
 
 
 def build_lm(config: LmModelConfig, vocab: int, eos: int, pad: int) -> LlamaForCausalLM:
@@ -136,12 +143,12 @@ def train_lm(config: LmConfig) -> None:
     with joined(config.loop.parallel, torch.device(config.device)) as team:
         if team.world > 1:
             raise ConfigError("only drafters are trained by several processes: start lm recipes without torchrun")
-        loop = resolved(config.loop, config.output, team)
+        loop = resolved(config.loop, 0, config.output, team)
         objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config, loop)
         train(objective, loop, config.output, team, identity)
-    final = config.output / "model"
-    model.to(torch.bfloat16).save_pretrained(final)
-    tokenizer.save_pretrained(final)
+    with writing_folder(config.output / "model") as final:
+        model.to(torch.bfloat16).save_pretrained(final)
+        tokenizer.save_pretrained(final)
 
 
 # Depth growth: a deeper model that computes the same function, to go on training from a shallow one.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -40,7 +40,8 @@ from eyas.train.loop.optimizer import (
 class LoopConfig(StrictModel):
     """How long, how often, how fast, on how many processes."""
 
-    steps: int = Field(gt=0)
+    steps: int | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0)  # instead of steps: how often to go through the data
     accumulate: int = Field(default=1, gt=0)  # micro-batches a step, over all processes
     seed: int = Field(default=0, ge=0)
     bf16: bool | Literal["auto"] = "auto"  # autocast; the weights being trained stay float32
@@ -52,23 +53,37 @@ class LoopConfig(StrictModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
 
+    @model_validator(mode="after")
+    def _one_length(self) -> LoopConfig:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                "give either steps or epochs: to replace the one that a recipe has, set it to null "
+                "(as in loop.epochs=null loop.steps=300)"
+            )
+        return self
+
 
 class ResolvedLoop(LoopConfig):
     """A loop's configuration with nothing left to choose."""
 
-    bf16: bool = False
+    steps: int = Field(gt=0)
+    bf16: bool
 
 
-def resolved(config: LoopConfig, folder: Path, team: Team) -> ResolvedLoop:
-    """Choose what `config` leaves open: bf16 where the device computes in it. All processes call it, rank 0 decides.
+def resolved(config: LoopConfig, batches: int, folder: Path, team: Team) -> ResolvedLoop:
+    """Choose what `config` leaves open: steps for its epochs of `batches` micro-batches, bf16 where it is fast.
 
-    A run in `folder` keeps what it began with, whatever machine it is resumed on.
+    All processes call it, rank 0 decides. A run in `folder` keeps the precision it began with, whatever machine it is
+    resumed on.
     """
-    bf16 = config.bf16
+    steps, bf16 = config.steps, config.bf16
+    if steps is None:
+        assert config.epochs is not None  # one of the two is given
+        steps = max(1, math.ceil(config.epochs * batches / config.accumulate))
     if bf16 == "auto":
         began = saved_identity(folder / "state").get("bf16")
         bf16 = team.gathered(computes_in_bf16(team.device) if began is None else bool(began))[0]
-    return ResolvedLoop.model_validate({**config.model_dump(), "bf16": bf16})
+    return ResolvedLoop.model_validate({**config.model_dump(), "steps": steps, "epochs": None, "bf16": bf16})
 
 
 class Objective(Protocol):
@@ -86,7 +101,7 @@ class Objective(Protocol):
 
 
 # May differ between a run and its resumption: a plateau can be wound down earlier or later than planned.
-_FLEXIBLE = {"steps", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
+_FLEXIBLE = {"steps", "epochs", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
 
 
 def train(objective: Objective, config: ResolvedLoop, folder: Path, team: Team, identity: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ def orthogonalised(
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = (matrices.mT if tall else matrices).to(dtype)  # [..., small, large]
+    x: Tensor = (matrices.mT if tall else matrices).to(dtype)  # [..., small, large]
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # no singular value exceeds 1
     for _ in range(steps):
         gram = x @ x.mT

@@ -1,0 +1,51 @@
+"""What a recipe leaves open, chosen for the target and the machine."""
+
+from __future__ import annotations
+
+from eyas.targets.loading import resolve_dtype
+from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.shape import TargetModel
+from eyas.train.loop.checkpoint import saved_identity
+from eyas.train.loop.distributed import Team
+
+LENGTH = 4096
+"""Tokens that an `auto` length cuts chats to, as SpecForge's examples do; SafeAILab/EAGLE has half of that."""
+CHATS = 2
+"""Chats of full length in an `auto` micro-batch."""
+
+
+class SizedConfig(DrafterTrainConfig):
+    """A drafter's training run of which no size is open. Resuming compares it, and config.yaml records it."""
+
+    target_dtype: str
+    batch_tokens: int
+    max_length: int
+
+
+def resolved_dtype(config: DrafterTrainConfig, team: Team) -> str:
+    """The target's dtype. `auto` is what the run began with, or else `resolve_dtype`'s; rank 0 decides."""
+    if config.target_dtype != "auto":
+        return config.target_dtype
+    began = saved_identity(config.output / "state").get("target_dtype")
+    chosen = began or str(resolve_dtype("auto", config.target, team.device)).removeprefix("torch.")
+    return str(team.gathered(chosen)[0])
+
+
+def sized(config: DrafterTrainConfig, target: TargetModel, dtype: str) -> SizedConfig:
+    """Fill in every `auto` size; the target is loaded in `dtype`.
+
+    Chats are cut to 4,096 tokens or the target's context, and a micro-batch has room for two such chats. A draft
+    vocabulary of None stays the target's whole one.
+    """
+    length = min(LENGTH, target.max_length or LENGTH) if config.max_length == "auto" else config.max_length
+    shape = config.shape
+    if shape.draft_vocab_size == "auto":
+        size = shape.draft_vocabulary(target.vocab_size)
+        shape = shape.model_copy(update={"draft_vocab_size": None if size == target.vocab_size else size})
+    filled = {
+        "target_dtype": dtype,
+        "max_length": length,
+        "batch_tokens": CHATS * length if config.batch_tokens == "auto" else config.batch_tokens,
+        "shape": shape,
+    }
+    return SizedConfig.model_validate({**dict(config), **filled})

@@ -1,0 +1,78 @@
+"""Every shipped recipe parses, strictly, and makes the network that it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.config import read_yaml
+from eyas.targets import Target
+from eyas.targets.loading import load_embedding_and_head
+from eyas.train.drafter.shape import fresh_network
+from eyas.train.recipe import load_recipe
+from eyas.tree import parse_tree
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SWEEPS = set((RECIPES / "sweeps").glob("*.yaml"))  # tests/sweep/test_recipes.py
+PARTS = {RECIPES / "demo" / "sizes.yaml"}  # what others extend
+FILES = sorted(set(RECIPES.rglob("*.yaml")) - SWEEPS - PARTS)
+KINDS = ("eagle1", "eagle3", "eagle3_1", "mla", "mlp")
+WHERE = ("drafter.target=MODEL", "drafter.store=STORE", "drafter.output=RUN")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(RECIPES).with_suffix(""))
+
+
+def test_there_are_recipes() -> None:
+    names = {named(path) for path in FILES}
+    assert names >= {"demo_target", "demo_drafter", "pipeline", *KINDS, *(f"demo/{kind}" for kind in KINDS)}
+    assert names >= {"eagle3_8b", "eagle3_32b", "eagle3_moe", "eagle3_mla"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_a_recipe_parses(path: Path) -> None:
+    """Recipes of a kind, for any target, leave open where target, store and run are; all others are whole."""
+    anywhere = path.parent == RECIPES and path.stem in KINDS
+    recipe = load_recipe(path, WHERE if anywhere else ())
+    assert (recipe.lm is None) == (path.stem not in ("demo_shallow", "demo_target"))
+    if anywhere:
+        assert not {"target", "store", "output"} & read_yaml(path)["drafter"].keys()
+    if recipe.drafter is not None and recipe.drafter.validation.tree is not None:
+        parse_tree(recipe.drafter.validation.tree)
+
+
+@pytest.mark.parametrize("path", sorted(PARTS), ids=named)
+def test_a_part_is_extended(path: Path) -> None:
+    assert any(path.name in str(read_yaml(other).get("extends")) for other in FILES)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Target:
+    return load_embedding_and_head("demo", dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("name", [*(f"demo/{kind}" for kind in KINDS), "demo_drafter", "pipeline"])
+def test_a_recipe_for_the_demo_builds_its_network(name: str, demo: Target) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.yaml").drafter
+    assert recipe is not None
+    assert recipe.shape.kind == Path(name).stem.replace("_", ".") or name in ("demo_drafter", "pipeline")
+    network = fresh_network(recipe.shape, demo, torch.arange(recipe.shape.draft_vocabulary(demo.vocab_size)))
+    assert any(p.requires_grad for p in network.parameters())
+    states = torch.zeros(1, 2, network.config.tap_count, demo.hidden_size)
+    assert network.fuse(states).shape == (1, 2, demo.hidden_size)
+    assert recipe.loop.epochs is None
+    assert recipe.max_length != "auto"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recipe_for_any_target_leaves_sizes_to_it(kind: str) -> None:
+    recipe = load_recipe(RECIPES / f"{kind}.yaml", WHERE).drafter
+    assert recipe is not None
+    assert recipe.shape.kind == kind.replace("_", ".")
+    assert recipe.shape.draft_vocab_size == recipe.batch_tokens == "auto"
+    assert recipe.shape.intermediate_size is None
+    assert recipe.loop.epochs is not None
+    assert recipe.max_length == (2048 if kind == "eagle1" else "auto")

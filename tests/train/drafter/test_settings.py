@@ -1,0 +1,146 @@
+"""What a run was resolved to is shown and kept, and settings of another model are warned of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from eyas.data.tokens.batches import ChatBatches
+from eyas.data.tokens.tokenize import TokenRow
+from eyas.train.drafter import resolve
+from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.resolve import resolved_dtype, sized
+from eyas.train.drafter.settings import Outlook, announce
+from eyas.train.drafter.shape import fresh_network
+from eyas.train.drafter.train import train_drafter
+from eyas.train.drafter.vocab_map import DraftVocabulary
+from eyas.train.loop.distributed import Team
+from eyas.train.loop.loop import resolved
+
+from ... import tiny
+
+ALONE = Team(0, 1, torch.device("cpu"), "none")
+
+
+class Pretending:
+    """A tiny target that says it is a large one."""
+
+    def __init__(self, **sizes: Any) -> None:
+        self._sizes = sizes
+
+    def __getattr__(self, name: str) -> Any:
+        return self._sizes.get(name, getattr(tiny.target(), name))
+
+
+def written(folder: Path, **more: Any) -> DrafterTrainConfig:
+    return DrafterTrainConfig.model_validate(
+        {
+            "target": "some/model", "chats": "chats.jsonl", "output": folder, **more,
+            "loop": {"epochs": 3, "bf16": False, "optimizer": {"lr": 1e-4}, **more.pop("loop", {})},
+        }
+    )  # fmt: skip
+
+
+def outlook(config: DrafterTrainConfig, **sizes: Any) -> Outlook:
+    """Of a run on 20 rows of 10 tokens each."""
+    target = tiny.target()
+    draw = torch.Generator().manual_seed(0)
+    rows = []
+    for i in range(20):
+        tokens = torch.randint(3, tiny.VOCAB, (10,), generator=draw).numpy()
+        rows.append(TokenRow(tokens, tokens > 2, f"r{i}"))
+    settled = sized(config, target, "float32")
+    batches = ChatBatches(rows, settled.batch_tokens, settled.max_length, 0)
+    loop = resolved(settled.loop, batches.per_epoch, config.output, ALONE)
+    size = config.shape.draft_vocabulary(target.vocab_size)
+    vocabulary = DraftVocabulary(torch.arange(size), 0.5, 60)
+    network = fresh_network(settled.shape, target, vocabulary.ids)
+    pretending: Any = Pretending(**sizes)
+    return Outlook(config, settled, loop, pretending, network, vocabulary, batches)
+
+
+def test_it_says_what_was_chosen_and_by_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = written(tmp_path, batch_tokens=40, shape={"draft_vocab_size": 50, "kv_heads": 1})
+    view = outlook(config)
+    rows = {name: (value, origin) for name, value, origin in view.settings()}
+    assert rows["target"] == ("some/model: 4 layers, 32 wide, 97 tokens, context 256", "recipe")
+    assert rows["kind"] == ("eagle3", "default")
+    assert rows["taps"] == ("1, 3, 4", "target and store")
+    assert rows["layers"] == ("1 of 4 heads of 8 on 1, 32 wide", "target")
+    assert rows["MLP"] == ("48 wide", "target")
+    assert rows["draft vocabulary"] == ("50 tokens cover 50.00% of answers (60 different tokens)", "recipe")
+    assert rows["max length"] == ("256 tokens", "context")
+    assert rows["micro-batch"] == ("up to 40 tokens, 5 an epoch", "recipe")
+    assert rows["data"] == ("20 chats, 200 tokens, 200 of them answers", "online")
+    assert rows["steps"] == ("15 of 1 micro-batches = 3.00 epochs", "3 epochs")
+    assert rows["optimizer"] == ("adamw, lr 0.0001, wsd", "recipe")
+    assert rows["precision"] == ("float32", "recipe")
+    announce(view)
+    said, kept = capsys.readouterr().err, (tmp_path / "settings.txt").read_text()
+    for text in (said, kept):
+        for name, (value, _) in rows.items():
+            assert name in text
+            assert value.split(",")[0].split()[0] in text
+    assert "warning" not in said + kept
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes", "words"),
+    [
+        ({}, {"vocab_size": 128_256}, "a draft vocabulary of 97 is a small model's: the target has 128,256 tokens"),
+        ({"shape": {"intermediate_size": 23}}, {}, "an MLP 23 wide is a small model's: the target's is 48 wide"),
+        ({"max_length": 1000}, {"max_length": 131_072}, "chats are cut to 1,000 tokens"),
+        ({"max_length": 1000}, {"max_length": None}, "chats are cut to 1,000 tokens"),
+        ({"shape": {"taps": (0, 1, 2)}}, {}, "the highest tap is boundary 2 of 4"),
+        ({"loop": {"optimizer": {"lr": 1e-3}}}, {"hidden_size": 4096}, "loop.optimizer.lr is 0.001"),
+        (
+            {"loop": {"optimizer": {"kind": "muon", "lr": 1e-4, "matrix_lr": 0.08}}},
+            {"hidden_size": 4096},
+            "loop.optimizer.matrix_lr is 0.08",
+        ),
+        ({"batch_tokens": 20, "loop": {"epochs": None, "steps": 4}}, {}, "4 steps are 0.40 epochs"),
+    ],
+)
+def test_settings_of_another_model_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, Any], sizes: dict[str, Any], words: str
+) -> None:
+    view = outlook(written(tmp_path, **more), **sizes)
+    [warning] = view.warnings()
+    assert words in warning
+    assert not list(outlook(written(tmp_path)).warnings())
+    announce(view)
+    assert f"warning: {warning}" in capsys.readouterr().err
+    assert f"warning: {warning}" in (tmp_path / "settings.txt").read_text()
+
+
+def test_a_run_keeps_what_was_resolved(target: Path, chats: Path, tmp_path: Path) -> None:
+    """config.yaml is a recipe with nothing open, which resumes the run."""
+    values = {
+        "target": str(target), "chats": chats, "output": tmp_path, "device": "cpu", "held_out_share": 0.2,
+        "validation": {"decode": False}, "loop": {"epochs": 0.5, "accumulate": 2},
+    }  # fmt: skip
+    train_drafter(DrafterTrainConfig.model_validate(values))
+    kept = yaml.safe_load((tmp_path / "config.yaml").read_text())["drafter"]
+    assert kept["target_dtype"] in ("float32", "bfloat16")
+    assert (kept["max_length"], kept["batch_tokens"]) == (256, 512)
+    assert kept["shape"]["draft_vocab_size"] is None
+    assert kept["loop"]["steps"] == 1
+    assert kept["loop"]["epochs"] is None
+    assert isinstance(kept["loop"]["bf16"], bool)
+    kept["loop"]["steps"] = 2
+    train_drafter(DrafterTrainConfig.model_validate(kept))
+    train_drafter(DrafterTrainConfig.model_validate({**values, "loop": {"steps": 3, "accumulate": 2}}))
+
+
+def test_a_resumed_run_keeps_the_targets_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "resolve_dtype", lambda *_: torch.float16)
+    auto = written(tmp_path)
+    assert resolved_dtype(auto, ALONE) == "float16"
+    assert resolved_dtype(written(tmp_path, target_dtype="float32"), ALONE) == "float32"
+    monkeypatch.setattr(resolve, "saved_identity", lambda _: {"target_dtype": "bfloat16"})
+    assert resolved_dtype(auto, ALONE) == "bfloat16"
+    assert resolved_dtype(written(tmp_path, target_dtype="float32"), ALONE) == "float32"
