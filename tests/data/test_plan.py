@@ -7,7 +7,7 @@ import transformers as tf
 
 from eyas.data.plan import (
     Machine,
-    Work,
+    Workload,
     capture_hours,
     drafter_parameters,
     known_machine,
@@ -18,7 +18,7 @@ from eyas.data.plan import (
     this_machine,
     training_hours,
 )
-from eyas.data.store.layout import Layout, classic_bytes
+from eyas.data.store.layout import ShardLayout, classic_bytes
 from eyas.errors import UnsupportedModelError, UsageError
 
 from .. import tiny
@@ -27,7 +27,7 @@ BIG = tf.Qwen3Config(
     hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64, num_key_value_heads=8,
     head_dim=128, vocab_size=151936, tie_word_embeddings=False,
 )  # fmt: skip
-WORK = Work(500_000, 2048)
+WORK = Workload(500_000, 2048)
 
 
 def test_the_published_figure() -> None:
@@ -45,7 +45,7 @@ def test_a_32b_model_is_counted_without_memory_for_it() -> None:
 
 
 def test_the_table_of_layouts() -> None:
-    rows = {row.name: row for row in storage(Layout(hidden=5120, vocab=151936, taps=(2, 32, 61)), WORK)}
+    rows = {row.name: row for row in storage(ShardLayout(hidden=5120, vocab=151936, taps=(2, 32, 61)), WORK)}
     assert rows["classic (8 H + 16)"].total == 41_959_424_000_000
     ours = rows["--states fp8 --final answers"]
     assert 0.43 < ours.of_classic < 0.44

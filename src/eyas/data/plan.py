@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eyas.data.store.layout import Layout, Size, classic_bytes
+from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
 
@@ -33,7 +33,7 @@ DRAFT_PASSES = 6
 """Drafter passes a round: a tree of depth 5, and one over what was accepted."""
 
 
-class Work(NamedTuple):
+class Workload(NamedTuple):
     """How much there is to do."""
 
     samples: int
@@ -48,12 +48,12 @@ class Work(NamedTuple):
         return self.samples * self.length
 
     @property
-    def size(self) -> Size:
+    def size(self) -> RowTotals:
         """As the layout counts."""
-        return Size(self.samples, self.tokens, round(self.tokens * self.answer_share))
+        return RowTotals(self.samples, self.tokens, round(self.tokens * self.answer_share))
 
 
-class Bytes(NamedTuple):
+class StorageOption(NamedTuple):
     """Room a layout takes."""
 
     name: str
@@ -71,17 +71,17 @@ class Speedup(NamedTuple):
     high: float
 
 
-def variants(layout: Layout) -> dict[str, Layout]:
+def variants(layout: ShardLayout) -> dict[str, ShardLayout]:
     """The same taps of the same target, stored in every way."""
-    return {option: Layout(**{**layout.model_dump(), **change}) for option, change in VARIANTS.items()}
+    return {option: ShardLayout(**{**layout.model_dump(), **change}) for option, change in VARIANTS.items()}
 
 
-def storage(layout: Layout, work: Work) -> list[Bytes]:
+def storage(layout: ShardLayout, work: Workload) -> list[StorageOption]:
     """The classic layout, and every way of ours. Headers aren't counted: some 700 bytes a shard."""
     classic = classic_bytes(work.tokens, layout.hidden)
     totals = {"classic (8 H + 16)": classic}
     totals |= {option: other.data_bytes(work.size) for option, other in variants(layout).items()}
-    return [Bytes(name, total, total / work.tokens, total / classic) for name, total in totals.items()]
+    return [StorageOption(name, total, total / work.tokens, total / classic) for name, total in totals.items()]
 
 
 def drafter_parameters(target: ModelSize, taps: int, draft_vocab: int) -> tuple[int, int, int]:
@@ -91,12 +91,12 @@ def drafter_parameters(target: ModelSize, taps: int, draft_vocab: int) -> tuple[
     return taps * hidden * hidden, attention + 3 * hidden * target.intermediate, vocab * hidden
 
 
-def capture_hours(target: ModelSize, work: Work, machine: Machine, devices: int) -> float:
+def capture_hours(target: ModelSize, work: Workload, machine: Machine, devices: int) -> float:
     """One pass of the target over all tokens, without its head."""
     return work.tokens * _forward(target, work.length) / (machine.tflops * 1e12 * devices) / 3600
 
 
-def training_hours(target: ModelSize, taps: int, work: Work, machine: Machine, devices: int) -> float:
+def training_hours(target: ModelSize, taps: int, work: Workload, machine: Machine, devices: int) -> float:
     """All epochs from a store: the unrolled drafter forward and backward (three forwards), and the teacher's head.
 
     Heads are applied to answer tokens alone. Online training adds `capture_hours` every epoch.

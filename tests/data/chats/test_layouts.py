@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats.layouts import detect, read_layout
+from eyas.data.chats.layouts import detect_layout, read_layout
 from eyas.errors import RowError
 from eyas.text.chats import Message
 
@@ -82,9 +82,9 @@ def test_alpaca() -> None:
 
 def test_the_layout_is_told_from_the_keys_or_given() -> None:
     both = {"messages": [{"role": "user", "content": "a"}], "instruction": "b"}
-    assert detect(both) == "openai"
+    assert detect_layout(both) == "openai"
     assert messages(both, "alpaca") == [{"role": "user", "content": "b"}]
-    assert detect({"messages": None, "conversations": [{"from": "human"}]}) == "sharegpt"
+    assert detect_layout({"messages": None, "conversations": [{"from": "human"}]}) == "sharegpt"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from eyas.data.chats.sources import Source, chats_of_source, parse_source
+from eyas.data.chats.sources import ChatSource, chats_of_source, parse_source
 from eyas.errors import ConfigError, DataError, RowError
 from eyas.text.chats import Chat, chat_line, exchange
 
@@ -134,6 +134,6 @@ def test_sources_that_make_no_sense(text: str, words: str) -> None:
 
 
 def test_a_source_is_strict() -> None:
-    assert parse_source("some/name,weight=2,split=test,subset=main") == Source(
+    assert parse_source("some/name,weight=2,split=test,subset=main") == ChatSource(
         place="some/name", weight=2, split="test", subset="main", name="name"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from eyas.data.chats.stdlib import BODY_LINES, COMPLETE, LibraryModule, chats_of, sources
+from eyas.data.chats.stdlib import BODY_LINES, COMPLETE, LibraryModule, chats_of, library_modules
 
 TEXT = '''"""A module whose docstring is long enough to be an answer by itself."""
 
@@ -89,11 +89,11 @@ def test_files_that_do_not_parse_or_are_tests_are_skipped(tmp_path: Path) -> Non
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert [s.name for s in sources(tmp_path)] == ["good", "pkg"]
+    assert [s.name for s in library_modules(tmp_path)] == ["good", "pkg"]
 
 
 def test_the_real_library_yields_usable_chats() -> None:
-    modules = [s for s in sources() if s.name in {"textwrap", "heapq", "json.encoder"}]
+    modules = [s for s in library_modules() if s.name in {"textwrap", "heapq", "json.encoder"}]
     assert len(modules) == 3
     chats = [chat for module in modules for chat in chats_of(module)]
     code = [c for c in chats if c.id.startswith("stdlib-code-")]

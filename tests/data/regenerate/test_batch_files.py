@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.regenerate import BatchAnswerer, CompletionSettings, Rule, regenerate, write_requests
+from eyas.data.regenerate import BatchAnswerer, CompletionSettings, RewriteRule, regenerate, write_requests
 from eyas.data.regenerate.batch_files import write_batch
 from eyas.data.regenerate.rewrite import Rewrite
 from eyas.errors import DataError, UsageError
@@ -19,7 +19,7 @@ from eyas.types import SamplingParams
 from .fake_endpoint import completion, echo
 
 ASK = CompletionSettings(model="big", sampling=SamplingParams(max_tokens=9))
-LAST = Rule()
+LAST = RewriteRule()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -78,10 +78,10 @@ def test_all_turns_take_a_batch_each(tmp_path: Path) -> None:
     talk = tuple(Message(role=role, content=role) for role in ("user", "assistant", "user", "assistant"))  # type: ignore[arg-type]
     write_chats(chats, [Chat(id=name, messages=talk) for name in "ab"])
     for number in range(2):
-        (written,) = write_requests(chats, output, tmp_path / f"{number}.jsonl", ASK, Rule("all"))
+        (written,) = write_requests(chats, output, tmp_path / f"{number}.jsonl", ASK, RewriteRule("all"))
         assert [row["custom_id"] for row in read(written.path)] == [f"a#{number}", f"b#{number}"]
         results = write_results(tmp_path / "r.jsonl", [result(row) for row in read(written.path)])
-        summary = regenerate(chats, output, BatchAnswerer([results], ASK), Rule("all"))
+        summary = regenerate(chats, output, BatchAnswerer([results], ASK), RewriteRule("all"))
         assert (summary.chats, summary.unasked) == ((0, 2) if number == 0 else (2, 0))
     assert all(str(chat.messages[3].content).startswith("<user>") for chat in read_chats(output))
 

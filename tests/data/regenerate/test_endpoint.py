@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.regenerate import CompletionSettings, Connection, EndpointAnswerer, Rule, regenerate
+from eyas.data.regenerate import CompletionSettings, Connection, EndpointAnswerer, RewriteRule, regenerate
 from eyas.data.regenerate.endpoint import RetryPolicy, retry_after
 from eyas.errors import EndpointError, UsageError
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
@@ -228,7 +228,7 @@ def test_all_turns_are_asked_in_order(tmp_path: Path) -> None:
     messages = tuple(Message.model_validate({"role": role, "content": text}) for role, text in talk)
     write_chats(tmp_path / "in.jsonl", [Chat(id=f"c{i}", messages=messages) for i in range(5)])
     with endpoint() as server:
-        summary = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", answerer(server), Rule("all"))
+        summary = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", answerer(server), RewriteRule("all"))
     assert (summary.chats, summary.answers, len(server.asked)) == (5, 15, 15)
     for chat in read_chats(tmp_path / "out.jsonl"):
         said = [message.content or "" for message in chat.messages]
@@ -245,7 +245,7 @@ def test_settings_must_stay(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="model was 'big', now 'small'"):
             regenerate(chats, output, answerer(server, ASK.model_copy(update={"model": "small"})))
         with pytest.raises(UsageError, match="turns was 'last', now 'all'"):
-            regenerate(chats, output, answerer(server), Rule("all"))
+            regenerate(chats, output, answerer(server), RewriteRule("all"))
         regenerate(chats, output, answerer(server, concurrency=1))  # how it is reached is free
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.regenerate import Rule, regenerate
+from eyas.data.regenerate import RewriteRule, regenerate
 from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.data.regenerate.rewrite import Rewrite
 from eyas.data.tokens.tokenize import tokenize_chat
@@ -58,7 +58,7 @@ def generated(chats: list[Chat]) -> list[tuple[tuple[int, ...], tuple[tuple[int,
     plain, found = engine(), []
     for chat in chats:
         prompt = encode_chat(tokenizer(), chat.messages[:-1])
-        question = Rewrite(chat, Rule()).question()
+        question = Rewrite(chat, RewriteRule()).question()
         assert question is not None
         params = PARAMS.model_copy(update={"seed": question.seed(PARAMS.seed)})
         (done,) = plain.generate([Request(prompt, params)])
@@ -89,10 +89,12 @@ def test_answers_equal_generate(tmp_path: Path, tree: str | None, batch: int) ->
 def test_all_turns_equal_asking_one_by_one(tmp_path: Path, tree: str | None) -> None:
     chats = talk(5, turns=3)
     write_chats(tmp_path / "in.jsonl", chats)
-    regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(tree, 3), PARAMS), Rule("all"))
+    regenerate(
+        tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(tree, 3), PARAMS), RewriteRule("all")
+    )
     plain = engine()
     for old, new in zip(chats, read_chats(tmp_path / "out.jsonl"), strict=True):
-        rewrite, messages, last = Rewrite(old, Rule("all")), list[Message](), tuple[int, ...]()
+        rewrite, messages, last = Rewrite(old, RewriteRule("all")), list[Message](), tuple[int, ...]()
         for turn in range(3):
             messages.append(old.messages[2 * turn])
             prompt = encode_chat(tokenizer(), messages)
@@ -154,7 +156,7 @@ def test_unfinished_answers_are_kept_or_dropped(tmp_path: Path) -> None:
     )
     kept = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", ends)
     assert 0 < kept.unfinished < 6
-    dropped = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", ends, Rule("last", True))
+    dropped = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", ends, RewriteRule("last", True))
     assert dropped.chats + dropped.dropped == 6
     assert (dropped.dropped, dropped.unfinished) == (kept.unfinished, 0)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eyas.data.chats.folder import read_report, splits, write_report
-from eyas.data.regenerate import Answer, Question, Reply, Rule, regenerate
+from eyas.data.regenerate import Answer, Question, Reply, RewriteRule, regenerate
 from eyas.data.regenerate.entries import Take, unanswered
 from eyas.errors import DataError, OutputError, UsageError
 from eyas.files import TEMPORARY
@@ -188,7 +188,7 @@ def test_input_and_output_must_go_together(tmp_path: Path) -> None:
         (tmp_path / "in.jsonl", source, "is a folder"),
     ):
         with pytest.raises(UsageError, match=what):
-            regenerate(chats, output, Echo(), Rule())
+            regenerate(chats, output, Echo(), RewriteRule())
     with pytest.raises(DataError, match="there are no chats"):
         regenerate(tmp_path / "nowhere", tmp_path / "out", Echo())
     (source / "report.json").unlink()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eyas.data.regenerate.entries import Answer, AnswerTokens
-from eyas.data.regenerate.rewrite import Rewrite, Rule
+from eyas.data.regenerate.rewrite import Rewrite, RewriteRule
 from eyas.text.chats import Chat, Message
 
 CODES = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
@@ -61,7 +61,7 @@ def said(rewrite: Rewrite) -> str:
     ],
 )
 def test_turns(shape: str, turns: Any, asked: list[str], result: str) -> None:
-    rewrite = Rewrite(chat(shape), Rule(turns))
+    rewrite = Rewrite(chat(shape), RewriteRule(turns))
     assert answered(rewrite) == asked
     assert len(rewrite.answers) == len(asked)
     if asked:
@@ -87,7 +87,7 @@ def tooled() -> Chat:
 
 
 def test_tool_results_follow_the_new_calls() -> None:
-    rewrite = Rewrite(tooled(), Rule("all"))
+    rewrite = Rewrite(tooled(), RewriteRule("all"))
     asked = answered(rewrite, {"tool_calls": [call("f", "x"), call("g", "y")]})
     assert asked == ["u0:0", "t1:1", "u5:2"]
     assert said(rewrite) == "u0 - t2 t1 new1 u5 new2"
@@ -97,25 +97,25 @@ def test_tool_results_follow_the_new_calls() -> None:
 
 @pytest.mark.parametrize("new", [{"content": "no call"}, {"tool_calls": [call("f", "x")]}])
 def test_the_chat_ends_where_results_do_not_fit(new: dict[str, Any]) -> None:
-    rewrite = Rewrite(tooled(), Rule("all"))
+    rewrite = Rewrite(tooled(), RewriteRule("all"))
     assert answered(rewrite, new) == ["u0:0"]
     assert rewrite.cut
     assert len(rewrite.chat().messages) == 2
 
 
 def test_a_new_call_ends_the_chat_too() -> None:
-    rewrite = Rewrite(tooled(), Rule("all"))
+    rewrite = Rewrite(tooled(), RewriteRule("all"))
     answered(rewrite, {"tool_calls": [call("f", "x"), call("g", "y")]}, {"tool_calls": [call("f", "z")]})
     assert rewrite.cut
     assert rewrite.chat().messages[-1].tool_calls is not None
-    last = Rewrite(tooled(), Rule("last"))
+    last = Rewrite(tooled(), RewriteRule("last"))
     assert answered(last, {"tool_calls": [call("f", "z")]}) == ["u5:2"]
     assert not last.cut
 
 
 def test_unfinished_answers_drop_the_chat_if_asked() -> None:
     for drop in (False, True):
-        rewrite = Rewrite(chat("uaua"), Rule("all", drop))
+        rewrite = Rewrite(chat("uaua"), RewriteRule("all", drop))
         answered(rewrite, finish="length")
         assert (rewrite.dropped, len(rewrite.answers)) == (drop, 1 if drop else 2)
 
@@ -126,7 +126,7 @@ def test_tokens_of_every_turn_that_is_rendered_again() -> None:
         ((4, (5,), (6,)), ((1, 2, 3, 4, 5, 6), ((2, 4), (5, 6)))),
         ((5, (7, 8), (9,)), ((1, 2, 3, 4, 5, 7, 8, 9), ((2, 4), (7, 8)))),  # the second answer is rendered otherwise
     ]
-    rewrite = Rewrite(chat("uauaua"), Rule("all"))
+    rewrite = Rewrite(chat("uauaua"), RewriteRule("all"))
     for i, ((kept, prompt, tokens), (row, spans)) in enumerate(steps):
         question = rewrite.question()
         assert question is not None

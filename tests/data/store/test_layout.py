@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors import safe_open
 
-from eyas.data.store import Layout, Size, classic_bytes
+from eyas.data.store import RowTotals, ShardLayout, classic_bytes
 from eyas.data.store.layout import header
 
 from .conftest import Made
@@ -33,9 +33,9 @@ def test_the_estimate_is_the_size_of_every_file(options: dict[str, Any], store: 
 
 
 def test_the_recommended_layout_is_less_than_half_of_the_classic_one() -> None:
-    size = Size(100, 51_200, 40_000)
+    size = RowTotals(100, 51_200, 40_000)
     for hidden in (256, 2048, 5120):
-        layout = Layout(hidden=hidden, vocab=32000, taps=(1, 2, 3))
+        layout = ShardLayout(hidden=hidden, vocab=32000, taps=(1, 2, 3))
         assert layout.shard_bytes(size) < 0.5 * classic_bytes(size.tokens, hidden)
         # by hand: e4m3 taps and their exponents, an id, a bit; final states where they teach; two numbers a row
         per_token = 3 * hidden + 3 + 4
@@ -44,20 +44,20 @@ def test_the_recommended_layout_is_less_than_half_of_the_classic_one() -> None:
 
 def test_ids_are_as_narrow_as_the_vocabulary_allows() -> None:
     def item(vocab: int) -> str:
-        layout = Layout(hidden=8, vocab=vocab, taps=(1,), final="top", top=3)
-        return layout.tensors(Size(1, 4, 2))["top_ids"].item
+        layout = ShardLayout(hidden=8, vocab=vocab, taps=(1,), final="top", top=3)
+        return layout.tensors(RowTotals(1, 4, 2))["top_ids"].item
 
     assert (item(65536), item(65537)) == ("U16", "I32")
 
 
 def test_headers_are_aligned() -> None:
-    layout = Layout(hidden=7, vocab=9, taps=(1,))
+    layout = ShardLayout(hidden=7, vocab=9, taps=(1,))
     for tokens in range(1, 30):
-        assert len(header(layout.tensors(Size(1, tokens, 1)), "x")) % 8 == 0
+        assert len(header(layout.tensors(RowTotals(1, tokens, 1)), "x")) % 8 == 0
 
 
 def test_top_needs_a_count() -> None:
     with pytest.raises(ValidationError, match="both or neither"):
-        Layout(hidden=7, vocab=9, taps=(1,), final="top")
+        ShardLayout(hidden=7, vocab=9, taps=(1,), final="top")
     with pytest.raises(ValidationError, match="both or neither"):
-        Layout(hidden=7, vocab=9, taps=(1,), top=3)
+        ShardLayout(hidden=7, vocab=9, taps=(1,), top=3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eyas.data.chats.stdlib import sources
+from eyas.data.chats.stdlib import library_modules
 from eyas.errors import ConfigError
 from eyas.targets.fingerprint import fingerprint
 from eyas.train.lm import corpus
@@ -36,7 +36,7 @@ def recipe(chats: Path, output: Path, **more: Any) -> LmConfig:
 
 
 def test_target_trains_grows_and_loads(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = list(itertools.islice(sources(), 40))
+    few = list(itertools.islice(library_modules(), 40))
     monkeypatch.setattr(corpus, "sources", lambda: few)
     train_lm(recipe(chats, tmp_path / "shallow"))
     shallow = tmp_path / "shallow" / "model"

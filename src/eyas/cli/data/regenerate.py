@@ -24,7 +24,7 @@ from eyas.cli.data.answerers import (
 )
 
 if TYPE_CHECKING:
-    from eyas.data.regenerate import Rule, Summary, Tally
+    from eyas.data.regenerate import RegenerationProgress, RegenerationSummary, RewriteRule
 
 
 def regenerate(
@@ -50,13 +50,13 @@ def regenerate(
     Interrupted at any moment, the same command goes on where it was. With --endpoint and batch files --model is the
     name of the model to ask for.
     """
-    from eyas.data.regenerate import BatchAnswerer, Rule
+    from eyas.data.regenerate import BatchAnswerer, RewriteRule
     from eyas.data.regenerate import regenerate as run
 
     answering = AnswererOptions(target, draft, slots, endpoint, files, request, sampling)
     answering.check()
     drop = one_of("--unfinished", unfinished, "keep", "drop") == "drop"
-    rule = Rule("all" if one_of("--turns", turns, "last", "all") == "all" else "last", drop)
+    rule = RewriteRule("all" if one_of("--turns", turns, "last", "all") == "all" else "last", drop)
     if files.batch_write is not None:
         return _write(answering, files.batch_write, chats, output, rule, json)
     answerer = answering.answerer()
@@ -72,7 +72,7 @@ def regenerate(
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
 
 
-def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, rule: Rule, json: bool) -> int:
+def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, rule: RewriteRule, json: bool) -> int:
     from eyas.data.regenerate import write_requests
 
     written = write_requests(chats, output, path, answering.completions(), rule)
@@ -118,7 +118,7 @@ class RegenerateProgress:
         screen = sys.stderr.isatty()
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not screen)
         self._task = self._bar.add_task("chats", total=None)
-        self.tally: Tally | None = None
+        self.tally: RegenerationProgress | None = None
 
     def __enter__(self) -> RegenerateProgress:
         self._bar.start()
@@ -129,7 +129,7 @@ class RegenerateProgress:
     ) -> None:
         self._bar.stop()
 
-    def watch(self, tally: Tally) -> None:
+    def watch(self, tally: RegenerationProgress) -> None:
         """Show a tally of the run; called as it proceeds."""
         self.tally = tally
         text = f"chats, {tally.tokens_per_second:.0f} tokens/s"
@@ -140,7 +140,7 @@ class RegenerateProgress:
         self._bar.update(self._task, completed=tally.settled, total=tally.total, description=text)
 
 
-def show(summary: Summary, tally: Tally | None) -> None:
+def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> None:
     """Print a table of what was written."""
     from rich.table import Table
 
@@ -153,7 +153,7 @@ def show(summary: Summary, tally: Tally | None) -> None:
     output().print(table)
 
 
-def complain(summary: Summary) -> None:
+def complain(summary: RegenerationSummary) -> None:
     """Report chats without an answer and rows that are no chats on standard error: how many, and the first few."""
     for reason in summary.unreadable[:SHOWN]:
         note(f"error: {reason}")
@@ -166,12 +166,12 @@ def complain(summary: Summary) -> None:
         )
 
 
-def as_dict(summary: Summary, tally: Tally | None) -> dict[str, Any]:
+def as_dict(summary: RegenerationSummary, tally: RegenerationProgress | None) -> dict[str, Any]:
     """The JSON form of a summary and of this run's speed."""
     return {**summary.as_dict(), "this_run": _speed(tally)}
 
 
-def _speed(tally: Tally | None) -> dict[str, Any]:
+def _speed(tally: RegenerationProgress | None) -> dict[str, Any]:
     if tally is None:
         return {"answers": 0}
     speed: dict[str, Any] = {

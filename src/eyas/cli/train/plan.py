@@ -14,7 +14,7 @@ from eyas.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eyas.data.plan import Bytes, Machine
+    from eyas.data.plan import Machine, StorageOption
 
 
 def plan(
@@ -37,7 +37,7 @@ def plan(
     quiet()
     from eyas.data import plan as plans
     from eyas.data.plan import model_size
-    from eyas.data.store.layout import Layout
+    from eyas.data.store.layout import ShardLayout
     from eyas.targets.loading import read_config
     from eyas.targets.taps import choose_taps, why_taps
 
@@ -50,9 +50,11 @@ def plan(
     if size.layers + 1 in chosen and kind != "all":
         raise UsageError(f"--taps {taps}: boundary {size.layers + 1} is the final state everywhere: use --final all")
     stored = tuple(k for k in chosen if k <= size.layers)
-    layout = Layout(hidden=size.hidden, vocab=size.vocab, taps=stored, states=parse_states(states), final=kind, top=top)
+    layout = ShardLayout(
+        hidden=size.hidden, vocab=size.vocab, taps=stored, states=parse_states(states), final=kind, top=top
+    )
     draft_vocab = min(draft_vocab, size.vocab)
-    work = plans.Work(samples, length, answer_share, epochs, unroll, draft_vocab)
+    work = plans.Workload(samples, length, answer_share, epochs, unroll, draft_vocab)
     on = _machine(machine, tflops, bandwidth)
     console = output()
     console.print(f"{model}: {size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters")
@@ -96,7 +98,7 @@ def _machine(name: str | None, tflops: float | None, bandwidth: float | None) ->
     return Machine(found.name, tflops or found.tflops, bandwidth or found.bandwidth)
 
 
-def _table(rows: list[Bytes], ours: str) -> Table:
+def _table(rows: list[StorageOption], ours: str) -> Table:
     from rich.table import Table
 
     thousands = _thousands(rows[0].total)

@@ -21,15 +21,15 @@ from eyas.data.capture.rows import CaptureRows, ShardPlan, cut_shards
 from eyas.data.capture.shard import length_groups, shard_tensors, traced_rows
 from eyas.data.plan import variants
 from eyas.data.store.encoding import StateEncoding
-from eyas.data.store.layout import FinalKind, Layout, Size, size_of
+from eyas.data.store.layout import FinalKind, RowTotals, ShardLayout, size_of
 from eyas.data.store.manifest import (
     MANIFEST,
     SETTINGS,
+    CapturedTarget,
+    CaptureSettings,
     Manifest,
-    Settings,
-    ShardFacts,
-    SplitFacts,
-    TargetFacts,
+    StoredShard,
+    StoredSplit,
     differences,
     lock_store,
     read_settings,
@@ -175,7 +175,7 @@ class Capture:
         """Write the manifest if every shard is there. Two processes that both find them write the same one."""
         digests = [self._digest(plan) for plan in self.plans]
         shards = tuple(
-            ShardFacts(
+            StoredShard(
                 file=plan.file, split=plan.split, bytes=self.settings.layout.shard_bytes(plan.size), sha256=digest,
                 **plan.size._asdict(),
             )
@@ -193,7 +193,9 @@ class Capture:
         return shard_digest(self.folder / plan.file, expected, self.settings.identity)
 
 
-def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig) -> Settings:
+def capture_settings(
+    target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig
+) -> CaptureSettings:
     """All that decides the store's bytes. Raises RequestError for taps the target doesn't have, StoreError where the
     final state is asked for as a tap and not kept everywhere.
     """
@@ -205,7 +207,7 @@ def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, 
             f"boundary {after} is the final state at every position, and --final {config.final} doesn't keep that: "
             "use --final all"
         )
-    layout = Layout(
+    layout = ShardLayout(
         hidden=target.hidden_size,
         vocab=target.vocab_size,
         taps=tuple(k for k in taps if k != after),
@@ -216,15 +218,15 @@ def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, 
     splits = {}
     for split, rows in found.rows.items():
         size = size_of(rows)
-        splits[split] = SplitFacts(**size._asdict(), dropped=found.dropped[split], hash=rows_hash(rows))
-    facts = TargetFacts(
+        splits[split] = StoredSplit(**size._asdict(), dropped=found.dropped[split], hash=rows_hash(rows))
+    facts = CapturedTarget(
         name=name,
         fingerprint=fingerprint(target.model),
         ends=embedding_head_fingerprint(target.model, target.layers),
         dtype=str(target.dtype).removeprefix("torch."),
         layers=target.num_layers,
     )
-    return Settings(
+    return CaptureSettings(
         target=facts,
         taps=taps,
         layout=layout,
@@ -236,9 +238,9 @@ def capture_settings(target: Target, name: str, chats: str, found: CaptureRows, 
     )
 
 
-def smaller_layouts(layout: Layout) -> dict[str, Layout]:
+def smaller_layouts(layout: ShardLayout) -> dict[str, ShardLayout]:
     """Options that take less room than `layout`, the exactest first."""
-    token = Size(1, 1, 1)
+    token = RowTotals(1, 1, 1)
     return {o: other for o, other in variants(layout).items() if other.data_bytes(token) < layout.data_bytes(token)}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eyas.data.chats.folder import splits
-from eyas.data.store.layout import Layout, Size, size_of
+from eyas.data.store.layout import RowTotals, ShardLayout, size_of
 from eyas.data.tokens.batches import cut_row, learnable
 from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
 from eyas.errors import DataError
@@ -74,19 +74,19 @@ class ShardPlan(NamedTuple):
     split: str
     first: int
     stop: int
-    size: Size
+    size: RowTotals
 
 
-def cut_shards(splits: dict[str, list[TokenRow]], layout: Layout, most_bytes: int) -> list[ShardPlan]:
+def cut_shards(splits: dict[str, list[TokenRow]], layout: ShardLayout, most_bytes: int) -> list[ShardPlan]:
     """Shards of at most `most_bytes` of data each (a row that is bigger goes alone), split by split."""
     return [plan for split, rows in splits.items() for plan in _cut(split, rows, layout, most_bytes)]
 
 
-def _cut(split: str, rows: Sequence[TokenRow], layout: Layout, most_bytes: int) -> Iterator[ShardPlan]:
-    first, total = 0, Size(0, 0, 0)
+def _cut(split: str, rows: Sequence[TokenRow], layout: ShardLayout, most_bytes: int) -> Iterator[ShardPlan]:
+    first, total = 0, RowTotals(0, 0, 0)
     number = 0
     for i, row in enumerate(rows):
-        grown = Size(*(a + b for a, b in zip(total, size_of([row]), strict=True)))
+        grown = RowTotals(*(a + b for a, b in zip(total, size_of([row]), strict=True)))
         if i > first and layout.data_bytes(grown) > most_bytes:
             yield ShardPlan(_name(split, number), split, first, i, total)
             number, first, grown = number + 1, i, size_of([row])

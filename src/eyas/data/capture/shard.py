@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from eyas.data.features import taught, top_rows
-from eyas.data.store.encoding import Encoded, encode_states, pack_mask
-from eyas.data.store.layout import ItemType, Layout, size_of
+from eyas.data.store.encoding import EncodedStates, encode_states, pack_mask
+from eyas.data.store.layout import ItemType, ShardLayout, size_of
 from eyas.data.store.shard import StoredRow, row_checksum
 from eyas.data.tokens.batches import TokenBatch, grouped, padded
 from eyas.data.tokens.tokenize import TokenRow
@@ -32,7 +32,7 @@ def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
 
 
 def shard_tensors(
-    target: Target, rows: list[TokenRow], layout: Layout, budget: int, advance: Callable[[int], None]
+    target: Target, rows: list[TokenRow], layout: ShardLayout, budget: int, advance: Callable[[int], None]
 ) -> dict[str, Tensor]:
     """Everything `layout.tensors` names. `advance` is told the tokens of each batch done."""
     specs = layout.tensors(size_of(rows))
@@ -55,7 +55,7 @@ def shard_tensors(
     return out
 
 
-def traced_rows(target: Target, batch: TokenBatch, layout: Layout) -> Iterator[StoredRow]:
+def traced_rows(target: Target, batch: TokenBatch, layout: ShardLayout) -> Iterator[StoredRow]:
     """The features of each row of a batch, encoded as they will be stored, on the CPU."""
     tokens, lengths = batch.tokens.to(target.device), batch.lengths.to(target.device)
     traced = target.trace(tokens, lengths, layout.taps)
@@ -81,12 +81,12 @@ def traced_rows(target: Target, batch: TokenBatch, layout: Layout) -> Iterator[S
         )
 
 
-def _split(encoded: Encoded, counts: list[int]) -> list[Encoded]:
+def _split(encoded: EncodedStates, counts: list[int]) -> list[EncodedStates]:
     values = torch.split(encoded.values.cpu(), counts)
     if encoded.exponents is None:
-        return [Encoded(part, None) for part in values]
+        return [EncodedStates(part, None) for part in values]
     exponents = torch.split(encoded.exponents.cpu(), counts)
-    return [Encoded(part, scale) for part, scale in zip(values, exponents, strict=True)]
+    return [EncodedStates(part, scale) for part, scale in zip(values, exponents, strict=True)]
 
 
 def _put(out: Mapping[str, Tensor], row: StoredRow, start: int, final_start: int) -> None:

@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int | None], None]
 """Told the stage, how many rows or chats are done, and of how many (if known)."""
 
 
-class Candidates:
+class CandidateChats:
     """Chats of one source: where they lie in the spool, in the order the blend takes them."""
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class Candidates:
 
 def gather(
     config: PrepareConfig, store: IO[bytes], tallies: Sequence[SourceTally], progress: Progress
-) -> list[Candidates]:
+) -> list[CandidateChats]:
     """First pass: every good chat into the spool."""
     evaluations, duplicates = Evaluations(config.exclude), Duplicates()
     names: set[str] = set()
     made = []
     for source, tally in zip(config.sources, tallies, strict=True):
-        candidates = Candidates()
+        candidates = CandidateChats()
         for where, chat in chats_of_source(source):
             tally.rows += 1
             progress(f"rows of {source.name}", tally.rows, None)
@@ -94,7 +94,7 @@ def check_chat(chat: Chat, drop_unanswered: bool) -> None:
         raise RowError(UNANSWERED, f"it is the {chat.messages[-1].role}'s")
 
 
-def fitted(store: IO[bytes], places: Candidates, fitter: ChatFitter | None, tally: SourceTally) -> Iterator[Chat]:
+def fitted(store: IO[bytes], places: CandidateChats, fitter: ChatFitter | None, tally: SourceTally) -> Iterator[Chat]:
     """Second pass, one source: its chats in the blend's order, rendered if there is a target."""
     for place in places:
         tally.tried += 1

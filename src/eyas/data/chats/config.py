@@ -9,14 +9,14 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from eyas.config import StrictModel
-from eyas.data.chats.sources import STDLIB, Source, files_of
+from eyas.data.chats.sources import STDLIB, ChatSource, files_of
 from eyas.files import file_hash
 
 
 class PrepareConfig(StrictModel):
     """What to prepare."""
 
-    sources: tuple[Source, ...] = Field(min_length=1)
+    sources: tuple[ChatSource, ...] = Field(min_length=1)
     output: Path
     model: str | None = None
     samples: int | None = Field(default=None, ge=1)
@@ -50,7 +50,7 @@ def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
     return made
 
 
-def _data_of(source: Source) -> str:
+def _data_of(source: ChatSource) -> str:
     if source.place == STDLIB:
         return f"Python {platform.python_version()}"
     return source.place if source.path is None else file_hash(*files_of(source.path))

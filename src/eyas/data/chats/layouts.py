@@ -19,7 +19,7 @@ BAD_TOOLS = "bad tools"
 Record = dict[str, Any]
 
 
-class Conversation(NamedTuple):
+class ParsedChat(NamedTuple):
     """What a row says, before it has an id."""
 
     messages: list[Message]
@@ -42,18 +42,18 @@ _SHAREGPT = {
 }
 
 
-def read_layout(row: Any, layout: str | None = None) -> Conversation:
+def read_layout(row: Any, layout: str | None = None) -> ParsedChat:
     """The conversation of a row whose layout is given or told from its keys; RowError if it is none."""
     if not isinstance(row, dict):
         raise RowError(UNKNOWN_LAYOUT, f"a row must be a JSON object, not {type(row).__name__}")
-    name = layout or detect(row)
+    name = layout or detect_layout(row)
     conversation = LAYOUTS[name](row)
     if not conversation.messages:
         raise RowError(BAD_MESSAGE, "the row has no messages")
     return conversation
 
 
-def detect(row: Record) -> str:
+def detect_layout(row: Record) -> str:
     """Which layout a row has."""
     if row.get("messages") is not None:
         return "openai"
@@ -68,10 +68,10 @@ def detect(row: Record) -> str:
     raise RowError(UNKNOWN_LAYOUT, f"a row needs messages, conversations or instruction; found {keys}")
 
 
-def _openai(row: Record) -> Conversation:
+def _openai(row: Record) -> ParsedChat:
     turns = next((row[key] for key in ("messages", "conversations", "conversation") if row.get(key) is not None), None)
     messages = [_openai_message(turn) for turn in _listed(turns, "messages")]
-    return Conversation(messages, _tools(row))
+    return ParsedChat(messages, _tools(row))
 
 
 def _openai_message(turn: Record) -> Message:
@@ -93,7 +93,7 @@ def _openai_message(turn: Record) -> Message:
     )
 
 
-def _sharegpt(row: Record) -> Conversation:
+def _sharegpt(row: Record) -> ParsedChat:
     turns = row.get("conversations", row.get("conversation"))
     messages = [_message(role="system", content=_text(row["system"]))] if row.get("system") else []
     number, answered = 0, 0
@@ -117,10 +117,10 @@ def _sharegpt(row: Record) -> Conversation:
             answered += 1
         else:
             messages.append(_message(role=role, content=value))
-    return Conversation(messages, _tools(row))
+    return ParsedChat(messages, _tools(row))
 
 
-def _alpaca(row: Record) -> Conversation:
+def _alpaca(row: Record) -> ParsedChat:
     messages = [_message(role="system", content=_text(row["system"]))] if row.get("system") else []
     for turn in row.get("history") or []:
         if not isinstance(turn, list | tuple) or len(turn) != 2:
@@ -130,10 +130,10 @@ def _alpaca(row: Record) -> Conversation:
     messages.append(_message(role="user", content="\n\n".join(part for part in parts if part)))
     if row.get("output") is not None:
         messages.append(_message(role="assistant", content=_text(row["output"])))
-    return Conversation(messages, None)
+    return ParsedChat(messages, None)
 
 
-LAYOUTS: dict[str, Callable[[Record], Conversation]] = {"openai": _openai, "sharegpt": _sharegpt, "alpaca": _alpaca}
+LAYOUTS: dict[str, Callable[[Record], ParsedChat]] = {"openai": _openai, "sharegpt": _sharegpt, "alpaca": _alpaca}
 
 
 def _role(name: Any, known: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ _ID_KEYS = ("id", "question_id", "conversation_id", "prompt_id", "uuid")
 _SAVED = ("state.json", "dataset_dict.json")  # what `Dataset.save_to_disk` leaves
 
 
-class Source(StrictModel):
+class ChatSource(StrictModel):
     """One part of the blend; written `PLACE[,key=value...]`."""
 
     place: str
@@ -43,14 +43,14 @@ class Source(StrictModel):
         return path
 
 
-class Found(NamedTuple):
+class SourceChat(NamedTuple):
     """A chat or why there is none, and where."""
 
     where: str
     chat: Chat | RowError
 
 
-def parse_source(text: str) -> Source:
+def parse_source(text: str) -> ChatSource:
     """`PLACE[,weight=2][,layout=...][,split=...][,subset=...][,name=...]`; ConfigError says what is wrong."""
     place, *pairs = text.split(",")
     values: dict[str, Any] = {"place": place, "name": _default_name(place)}
@@ -59,7 +59,7 @@ def parse_source(text: str) -> Source:
         if not equals or key == "place":
             raise ConfigError(f"source {text!r}: {pair!r} is not key=value")
         values[key] = value
-    source = validated(Source, values, f"source {text!r}")
+    source = validated(ChatSource, values, f"source {text!r}")
     if source.layout is not None and source.layout not in LAYOUTS:
         raise ConfigError(f"source {text!r}: unknown layout {source.layout!r}: write {', '.join(LAYOUTS)}")
     looks_local = place.startswith((".", "/", "~")) or place.endswith(SUFFIXES)
@@ -79,27 +79,27 @@ def _is_saved(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in _SAVED)
 
 
-def chats_of_source(source: Source) -> Iterator[Found]:
+def chats_of_source(source: ChatSource) -> Iterator[SourceChat]:
     """Every chat, ids namespaced by the source's name: the row's own id, or a hash of what it says."""
     if source.place == STDLIB:
         yield from _library(source)
         return
     for row in _rows(source):
         try:
-            yield Found(row.where, _chat(row, source))
+            yield SourceChat(row.where, _chat(row, source))
         except RowError as error:
-            yield Found(row.where, error)
+            yield SourceChat(row.where, error)
 
 
-def _library(source: Source) -> Iterator[Found]:
-    from eyas.data.chats.stdlib import chats_of, sources
+def _library(source: ChatSource) -> Iterator[SourceChat]:
+    from eyas.data.chats.stdlib import chats_of, library_modules
 
-    for module in sources():
+    for module in library_modules():
         for chat in chats_of(module):
-            yield Found(module.name, chat.model_copy(update={"id": f"{source.name}:{chat.id}"}))
+            yield SourceChat(module.name, chat.model_copy(update={"id": f"{source.name}:{chat.id}"}))
 
 
-def _rows(source: Source) -> Iterator[Row]:
+def _rows(source: ChatSource) -> Iterator[SourceRow]:
     if source.path is None:
         yield from _dataset(source)
         return
@@ -107,7 +107,7 @@ def _rows(source: Source) -> Iterator[Row]:
         yield from read_rows(file)
 
 
-def _chat(row: Row, source: Source) -> Chat:
+def _chat(row: SourceRow, source: ChatSource) -> Chat:
     if isinstance(row.value, RowError):
         raise row.value
     messages, tools = read_layout(row.value, source.layout)
@@ -127,7 +127,7 @@ def _chat(row: Row, source: Source) -> Chat:
         raise RowError(BAD_TOKENS, str(error.errors()[0]["msg"])) from error
 
 
-def _dataset(source: Source) -> Iterator[Row]:
+def _dataset(source: ChatSource) -> Iterator[SourceRow]:
     """Rows of a data set by name or of a folder that `datasets` saved, streamed where it can."""
     place = source.place.removeprefix(_HUB)
     try:
@@ -141,7 +141,7 @@ def _dataset(source: Source) -> Iterator[Row]:
         else:
             rows = datasets.load_dataset(place, source.subset, split=source.split, streaming=True)
         for number, value in enumerate(rows, start=1):
-            yield Row(f"{place}/{source.split}:{number}", value)
+            yield SourceRow(f"{place}/{source.split}:{number}", value)
     except Exception as error:  # whatever the network, the hub and the data set's builder raise
         raise DataError(
             f"can't read the data set {place} (split {source.split}): {type(error).__name__}: {error}. "
@@ -160,7 +160,7 @@ BROKEN_FILE = "unreadable file"
 _BATCH = 256  # Parquet rows in memory
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """What one row holds, or why it can't be read."""
 
     where: str
@@ -186,7 +186,7 @@ def _is_description(file: Path) -> bool:
     return file.name in {"report.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
 
-def read_rows(file: Path) -> Iterator[Row]:
+def read_rows(file: Path) -> Iterator[SourceRow]:
     """Every row; what can't be read is a row with the reason."""
     try:
         if file.suffix == ".parquet":
@@ -196,16 +196,16 @@ def read_rows(file: Path) -> Iterator[Row]:
         else:
             yield from _lines(file)
     except OSError as error:
-        yield Row(str(file), RowError(BROKEN_FILE, error.strerror or str(error)))
+        yield SourceRow(str(file), RowError(BROKEN_FILE, error.strerror or str(error)))
 
 
-def _lines(file: Path) -> Iterator[Row]:
+def _lines(file: Path) -> Iterator[SourceRow]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
-                yield Row(f"{file}:{number}", _parsed(line))
+                yield SourceRow(f"{file}:{number}", _parsed(line))
 
 
 def _parsed(line: bytes) -> Any | RowError:
@@ -222,17 +222,17 @@ def _is_array(file: Path) -> bool:
         return data.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
-def _array(file: Path) -> Iterator[Row]:
+def _array(file: Path) -> Iterator[SourceRow]:
     """One JSON array: it has to be read whole."""
     value = _parsed(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     if isinstance(value, RowError):
-        yield Row(str(file), RowError(BROKEN_FILE, str(value)))
+        yield SourceRow(str(file), RowError(BROKEN_FILE, str(value)))
         return
     for number, row in enumerate(value, start=1):
-        yield Row(f"{file}:{number}", row)
+        yield SourceRow(f"{file}:{number}", row)
 
 
-def _parquet(file: Path) -> Iterator[Row]:
+def _parquet(file: Path) -> Iterator[SourceRow]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -244,6 +244,6 @@ def _parquet(file: Path) -> Iterator[Row]:
             for batch in table.iter_batches(batch_size=_BATCH):
                 for value in batch.to_pylist():
                     number += 1
-                    yield Row(f"{file}:{number}", value)
+                    yield SourceRow(f"{file}:{number}", value)
     except (pyarrow.ArrowException, OSError) as error:
-        yield Row(f"{file}:{number + 1}", RowError(BROKEN_FILE, str(error)))
+        yield SourceRow(f"{file}:{number + 1}", RowError(BROKEN_FILE, str(error)))

@@ -64,7 +64,7 @@ class LibraryModule:
     tree: ast.Module
 
 
-def sources(root: Path | None = None) -> Iterator[LibraryModule]:
+def library_modules(root: Path | None = None) -> Iterator[LibraryModule]:
     """Every module under `root` (default: this interpreter's library) that parses, in a stable order."""
     base = root or Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(base.rglob("*.py")):

@@ -6,9 +6,9 @@ from eyas.data.regenerate.batch_files import BatchAnswerer, BatchFile
 from eyas.data.regenerate.completions import CompletionSettings
 from eyas.data.regenerate.endpoint import Connection, EndpointAnswerer
 from eyas.data.regenerate.entries import Answer, Answerer, Question, Reply, Unanswered
-from eyas.data.regenerate.output import Summary
-from eyas.data.regenerate.rewrite import Rule
-from eyas.data.regenerate.run import Tally, regenerate, write_requests
+from eyas.data.regenerate.output import RegenerationSummary
+from eyas.data.regenerate.rewrite import RewriteRule
+from eyas.data.regenerate.run import RegenerationProgress, regenerate, write_requests
 
 __all__ = [
     "Answer",
@@ -19,10 +19,10 @@ __all__ = [
     "Connection",
     "EndpointAnswerer",
     "Question",
+    "RegenerationProgress",
+    "RegenerationSummary",
     "Reply",
-    "Rule",
-    "Summary",
-    "Tally",
+    "RewriteRule",
     "Unanswered",
     "regenerate",
     "write_requests",

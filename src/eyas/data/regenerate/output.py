@@ -13,7 +13,7 @@ from typing import Any
 from eyas.data.chats.folder import REPORT, SPLITS, read_report, split_file, write_report
 from eyas.data.regenerate.entries import Unanswered
 from eyas.data.regenerate.journal import Journal
-from eyas.data.regenerate.rewrite import Rewrite, Rule, replay
+from eyas.data.regenerate.rewrite import Rewrite, RewriteRule, replay
 from eyas.errors import DataError, OutputError, UsageError
 from eyas.files import StagedFiles, sync_folder
 from eyas.text.chats import Chat, chat_line, chat_rows
@@ -22,7 +22,7 @@ SHOWN = 20
 
 
 @dataclass
-class Summary:
+class RegenerationSummary:
     """What the finished files hold, and what not."""
 
     chats: int = 0
@@ -62,34 +62,36 @@ class Summary:
         return vars(self) | lists
 
 
-def write_output(layout: Layout, rule: Rule, journal: Journal, settings: dict[str, Any]) -> Summary:
-    """Write the finished chats in the order of the input. Raises OutputError; the journal stays what it is."""
-    summary = Summary()
+def write_output(
+    files: ChatFiles, rule: RewriteRule, journal: Journal, settings: dict[str, Any]
+) -> RegenerationSummary:
+    """Write the answered chats in the order of the input. Raises OutputError; the journal stays as it is."""
+    summary = RegenerationSummary()
     try:
         with StagedFiles() as staged:
-            files = {output: staged.open(output) for _, output in layout.files}
-            for output, row in layout.rows():
+            outputs = {output: staged.open(output) for _, output in files.pairs}
+            for output, row in files.rows():
                 if isinstance(row, DataError):
                     summary.unreadable.append(str(row))
                     continue
                 chat = _finished(row, rule, journal, summary)
                 if chat is not None:
-                    files[output].write(chat_line(chat))
-            if layout.folder is not None:
-                staged.flush()  # a full disk is noticed while the old files are still declared whole
-                (layout.folder / REPORT).unlink(missing_ok=True)
-                sync_folder(layout.folder)
-        if layout.folder is not None:
-            write_report(layout.folder, {"made_by": "regenerate", "settings": settings, **summary.as_dict()})
+                    outputs[output].write(chat_line(chat))
+            if files.folder is not None:
+                staged.flush()  # a full disk is noticed while the old report still stands
+                (files.folder / REPORT).unlink(missing_ok=True)
+                sync_folder(files.folder)
+        if files.folder is not None:
+            write_report(files.folder, {"made_by": "regenerate", "settings": settings, **summary.as_dict()})
     except OSError as error:
         raise OutputError(
-            f"can't write {layout.folder or layout.files[0][1]}: {error.strerror}. Every answer is safe in "
+            f"can't write {files.folder or files.pairs[0][1]}: {error.strerror}. Every answer is safe in "
             f"{journal.path}: mend that and run the same command again"
         ) from error
     return summary
 
 
-def _finished(chat: Chat, rule: Rule, journal: Journal, summary: Summary) -> Chat | None:
+def _finished(chat: Chat, rule: RewriteRule, journal: Journal, summary: RegenerationSummary) -> Chat | None:
     """The answered chat, or None; counted either way."""
     rewrite = replay(chat, rule, journal)
     question = rewrite.question()
@@ -109,7 +111,7 @@ def _finished(chat: Chat, rule: Rule, journal: Journal, summary: Summary) -> Cha
     return None
 
 
-def _count(rewrite: Rewrite, summary: Summary) -> None:
+def _count(rewrite: Rewrite, summary: RegenerationSummary) -> None:
     summary.chats += 1
     summary.cut += rewrite.cut
     summary.rerendered += rewrite.rerendered
@@ -125,11 +127,11 @@ def _count(rewrite: Rewrite, summary: Summary) -> None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChatFiles:
     """Files in the order in which they are read and written."""
 
-    files: tuple[tuple[Path, Path], ...]
-    """(input, output)."""
+    pairs: tuple[tuple[Path, Path], ...]
+    """(input, output) paths, in the order in which they are read and written."""
     journal: Path
     folder: Path | None
     """The output folder, which gets a report; None for a single file."""
@@ -137,7 +139,7 @@ class Layout:
     def rows(self) -> Iterator[tuple[Path, Chat | DataError]]:
         """(output file, chat) in order; a bad row, or a second chat of the same id, is an error in its place."""
         seen: set[str] = set()
-        for source, output in self.files:
+        for source, output in self.pairs:
             for row in chat_rows(source):
                 if isinstance(row, DataError):
                     yield output, row
@@ -154,13 +156,13 @@ class Layout:
     def count(self) -> int:
         """Rows, good or bad, without reading them closely."""
         total = 0
-        for source, _ in self.files:
+        for source, _ in self.pairs:
             with source.open("rb") as lines:
                 total += sum(not line.isspace() for line in lines)
         return total
 
 
-def layout(source: Path, output: Path) -> Layout:
+def chat_files(source: Path, output: Path) -> ChatFiles:
     """The layout of `source`, at `output`. Raises UsageError if the two don't go together, DataError for no chats."""
     if source.resolve() == output.resolve():
         raise UsageError(f"{output} is the input itself: choose another output")
@@ -168,10 +170,10 @@ def layout(source: Path, output: Path) -> Layout:
         read_report(source)
         if output.is_file() or output.suffix == ".jsonl":
             raise UsageError(f"{source} is a chat folder, so the output is one too: {output} is no name for a folder")
-        files = tuple((split_file(source, name), split_file(output, name)) for name in SPLITS)
-        return Layout(files, output / "journal.jsonl", output)
+        pairs = tuple((split_file(source, name), split_file(output, name)) for name in SPLITS)
+        return ChatFiles(pairs, output / "journal.jsonl", output)
     if not source.exists():
         raise DataError(f"there are no chats at {source}: give a chat folder (`eyas data prepare`) or a .jsonl file")
     if output.is_dir():
         raise UsageError(f"{source} is a single file, so the output is one too: {output} is a folder")
-    return Layout(((source, output),), output.with_name(output.name + ".journal"), None)
+    return ChatFiles(((source, output),), output.with_name(output.name + ".journal"), None)

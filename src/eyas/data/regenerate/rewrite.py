@@ -14,7 +14,7 @@ from eyas.text.chats import Chat, Message, ToolCall
 Turns = Literal["last", "all"]
 
 
-class Rule(NamedTuple):
+class RewriteRule(NamedTuple):
     """What is answered anew, and what becomes of answers that reached the length limit."""
 
     turns: Turns = "last"
@@ -31,7 +31,7 @@ class Rewrite:
     said what it calls: after them results always stay.
     """
 
-    def __init__(self, chat: Chat, rule: Rule) -> None:
+    def __init__(self, chat: Chat, rule: RewriteRule) -> None:
         self._original, self._rule = chat, rule
         self._said: list[Message] = []
         self._ahead = deque(chat.messages)
@@ -119,7 +119,7 @@ class Rewrite:
         self._spans.append((len(prompt), len(self._tokens)))
 
 
-def replay(chat: Chat, rule: Rule, journal: Journal) -> Rewrite:
+def replay(chat: Chat, rule: RewriteRule, journal: Journal) -> Rewrite:
     """The chat as far as the journal answers it."""
     rewrite = Rewrite(chat, rule)
     while (question := rewrite.question()) is not None:
@@ -137,10 +137,10 @@ def _names(calls: Sequence[ToolCall]) -> list[str]:
 # What is left to ask, chat by chat; only those being asked lie in memory.
 
 
-class Work:
+class OpenChats:
     """Hands out questions and takes what became of them; whatever the journal answers is never asked again."""
 
-    def __init__(self, chats: Iterable[Chat], rule: Rule, journal: Journal) -> None:
+    def __init__(self, chats: Iterable[Chat], rule: RewriteRule, journal: Journal) -> None:
         self._chats, self._rule, self._journal = iter(chats), rule, journal
         self._asked: dict[str, Rewrite] = {}
         self._next: deque[Question] = deque()
@@ -179,7 +179,7 @@ class Work:
             self._next.append(question)
 
 
-def open_questions(chats: Iterable[Chat], rule: Rule, journal: Journal) -> Iterator[Question]:
+def open_questions(chats: Iterable[Chat], rule: RewriteRule, journal: Journal) -> Iterator[Question]:
     """The next question of every chat that has one."""
     for chat in chats:
         question = replay(chat, rule, journal).question()

@@ -14,8 +14,8 @@ from eyas.data.regenerate.batch_files import BatchFile, batch_settings, write_ba
 from eyas.data.regenerate.completions import CompletionSettings
 from eyas.data.regenerate.entries import Answer, Answerer, Reply
 from eyas.data.regenerate.journal import Journal
-from eyas.data.regenerate.output import Layout, Summary, layout, write_output
-from eyas.data.regenerate.rewrite import Rule, Work, open_questions
+from eyas.data.regenerate.output import ChatFiles, RegenerationSummary, chat_files, write_output
+from eyas.data.regenerate.rewrite import OpenChats, RewriteRule, open_questions
 from eyas.errors import EndpointError
 from eyas.types import Stats
 
@@ -24,7 +24,7 @@ SAFE = "Nothing that was done is lost: mend that and run the same command again"
 
 
 @dataclass
-class Tally:
+class RegenerationProgress:
     """A run so far."""
 
     total: int
@@ -56,7 +56,7 @@ class Tally:
             self.stats.merge(reply.stats)
 
 
-class Fuse:
+class CircuitBreaker:
     """Stops a run in which nothing works: nobody answers any more, or every request so far is rejected alike."""
 
     def __init__(self, answered: int) -> None:
@@ -85,41 +85,47 @@ def regenerate(
     source: Path,
     output: Path,
     answerer: Answerer,
-    rule: Rule = Rule(),  # noqa: B008  # frozen
-    watch: Callable[[Tally], None] = lambda _: None,
-) -> Summary:
+    rule: RewriteRule = RewriteRule(),  # noqa: B008  # frozen
+    watch: Callable[[RegenerationProgress], None] = lambda _: None,
+) -> RegenerationSummary:
     """Have the chats of `source` (a chat folder or a .jsonl file) answered and write them to `output`, laid out alike.
 
     Run again after whatever interruption, it goes on where it was; with all done it asks nobody and writes the same
     files. `watch` is told after every reply. Errors: UsageError, DataError, OutputError, EndpointError, and what the
     answerer raises.
     """
-    place = layout(source, output)
+    files = chat_files(source, output)
     settings = run_settings(answerer.settings, rule)
-    with Journal(place.journal, settings) as journal:
-        answer_all(place, answerer, rule, journal, watch)
-        return write_output(place, rule, journal, settings)
+    with Journal(files.journal, settings) as journal:
+        answer_all(files, answerer, rule, journal, watch)
+        return write_output(files, rule, journal, settings)
 
 
 def write_requests(
-    source: Path, output: Path, path: Path, completions: CompletionSettings, rule: Rule
+    source: Path, output: Path, path: Path, completions: CompletionSettings, rule: RewriteRule
 ) -> list[BatchFile]:
     """Write what is left to ask as batch files. `regenerate` with a `BatchAnswerer` of the same settings reads the
     results; with all turns, write and read again until nothing is left to ask."""
-    place = layout(source, output)
-    with Journal(place.journal, run_settings(batch_settings(completions), rule)) as journal:
-        return write_batch(path, open_questions(place.chats(), rule, journal), completions)
+    files = chat_files(source, output)
+    with Journal(files.journal, run_settings(batch_settings(completions), rule)) as journal:
+        return write_batch(path, open_questions(files.chats(), rule, journal), completions)
 
 
-def run_settings(answerer: dict[str, Any], rule: Rule) -> dict[str, Any]:
+def run_settings(answerer: dict[str, Any], rule: RewriteRule) -> dict[str, Any]:
     """What a journal's answers depend on; unfinished ones are kept in it either way."""
     return {"turns": rule.turns, **answerer}
 
 
-def answer_all(place: Layout, answerer: Answerer, rule: Rule, journal: Journal, watch: Callable[[Tally], None]) -> None:
+def answer_all(
+    files: ChatFiles,
+    answerer: Answerer,
+    rule: RewriteRule,
+    journal: Journal,
+    watch: Callable[[RegenerationProgress], None],
+) -> None:
     """Ask until everything is answered or given up."""
-    work = Work(place.chats(), rule, journal)
-    fuse, tally = Fuse(journal.answered), Tally(place.count())
+    work = OpenChats(files.chats(), rule, journal)
+    fuse, tally = CircuitBreaker(journal.answered), RegenerationProgress(files.count())
     with closing(answerer.answers(work.take)) as replies:
         for reply in replies:
             work.settle(reply.entry)

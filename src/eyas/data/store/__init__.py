@@ -1,8 +1,17 @@
 """Features on disk: shards of states that a target computed once, and their readers."""
 
-from eyas.data.store.layout import Layout, Size, classic_bytes, size_of
+from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes, size_of
 from eyas.data.store.manifest import Manifest
 from eyas.data.store.reader import FeatureStore
 from eyas.data.store.sources import HybridSource, StoreSource
 
-__all__ = ["FeatureStore", "HybridSource", "Layout", "Manifest", "Size", "StoreSource", "classic_bytes", "size_of"]
+__all__ = [
+    "FeatureStore",
+    "HybridSource",
+    "Manifest",
+    "RowTotals",
+    "ShardLayout",
+    "StoreSource",
+    "classic_bytes",
+    "size_of",
+]

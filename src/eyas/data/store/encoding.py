@@ -27,14 +27,14 @@ STATE_TYPES: dict[StateEncoding, torch.dtype] = {
 _LARGEST = 448.0  # of e4m3
 
 
-class Encoded(NamedTuple):
+class EncodedStates(NamedTuple):
     """Some states [..., Ht] as stored."""
 
     values: Tensor  # [..., Ht]
     exponents: Tensor | None  # [...] int8, fp8 only: states are values x 2^exponents
 
 
-def encode_states(states: Tensor, encoding: StateEncoding) -> Encoded:
+def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
     """States [..., Ht] -> what is stored. Raises StoreError where one is not a number: no store may hold that."""
     if not bool(torch.isfinite(states).all()):
         raise StoreError(
@@ -42,14 +42,14 @@ def encode_states(states: Tensor, encoding: StateEncoding) -> Encoded:
             "load it with --dtype bfloat16 or float32"
         )
     if encoding != "fp8":
-        return Encoded(states.to(STATE_TYPES[encoding]), None)
+        return EncodedStates(states.to(STATE_TYPES[encoding]), None)
     wide = states.float()
     exponents = torch.frexp(wide.abs().amax(-1) / _LARGEST).exponent.clamp(-126, 126)
     values = (wide * _power_of_two(-exponents).unsqueeze(-1)).to(torch.float8_e4m3fn)
-    return Encoded(values, exponents.to(torch.int8))
+    return EncodedStates(values, exponents.to(torch.int8))
 
 
-def decode_states(encoded: Encoded, dtype: torch.dtype) -> Tensor:
+def decode_states(encoded: EncodedStates, dtype: torch.dtype) -> Tensor:
     """What `encode_states` stored, [..., Ht] in `dtype`; exact but for fp8's rounding on the way in."""
     states = encoded.values.to(dtype)
     if encoded.exponents is None:

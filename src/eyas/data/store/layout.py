@@ -29,7 +29,7 @@ METADATA_LENGTH = 16 + 1 + 64
 """Identity of the capture, a colon, and the SHA-256 of the data."""
 
 
-class Size(NamedTuple):
+class RowTotals(NamedTuple):
     """How much some rows hold."""
 
     rows: int
@@ -49,7 +49,7 @@ class TensorSpec(NamedTuple):
         return prod(self.shape) * ITEM_BYTES[self.item]
 
 
-class Layout(StrictModel):
+class ShardLayout(StrictModel):
     """How features are stored. The default, fp8 with final states where they teach, is the recommended one."""
 
     hidden: int = Field(gt=0)
@@ -64,12 +64,12 @@ class Layout(StrictModel):
     """How many, where `final` is `top`."""
 
     @model_validator(mode="after")
-    def _top_has_a_count(self) -> Layout:
+    def _top_has_a_count(self) -> ShardLayout:
         if (self.final == "top") != (self.top is not None):
             raise ValueError("`top` is how many tokens are kept where `final` is `top`: give both or neither")
         return self
 
-    def tensors(self, size: Size) -> dict[str, TensorSpec]:
+    def tensors(self, size: RowTotals) -> dict[str, TensorSpec]:
         """Name -> type and shape of everything in a shard of this size."""
         rows, tokens, taught = size
         finals = tokens if self.final == "all" else taught
@@ -95,11 +95,11 @@ class Layout(StrictModel):
                     found[f"{name}_exponents"] = TensorSpec("I8", found[name].shape[:-1])
         return found
 
-    def data_bytes(self, size: Size) -> int:
+    def data_bytes(self, size: RowTotals) -> int:
         """Bytes of the tensors."""
         return sum(tensor.bytes for tensor in self.tensors(size).values())
 
-    def shard_bytes(self, size: Size) -> int:
+    def shard_bytes(self, size: RowTotals) -> int:
         """Bytes of the file: data, and the header before it."""
         return len(header(self.tensors(size), "0" * METADATA_LENGTH)) + self.data_bytes(size)
 
@@ -126,10 +126,10 @@ def in_file_order(tensors: dict[str, TensorSpec]) -> list[str]:
     return sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].item], name))
 
 
-def size_of(rows: list[TokenRow]) -> Size:
+def size_of(rows: list[TokenRow]) -> RowTotals:
     """The size of some rows."""
     taught = sum(int(np.count_nonzero(row.loss_mask[1:])) for row in rows)
-    return Size(len(rows), sum(len(row.tokens) for row in rows), taught)
+    return RowTotals(len(rows), sum(len(row.tokens) for row in rows), taught)
 
 
 def classic_bytes(tokens: int, hidden: int) -> int:

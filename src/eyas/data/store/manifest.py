@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from eyas.config import StrictModel
-from eyas.data.store.layout import Layout, Size
+from eyas.data.store.layout import RowTotals, ShardLayout
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import LockedError, StoreError
 from eyas.files import FileLock, write_text
@@ -21,7 +21,7 @@ SETTINGS = "capture.json"
 """The settings alone, written first: what an unfinished capture is of."""
 
 
-class TargetFacts(StrictModel):
+class CapturedTarget(StrictModel):
     """The model whose states these are."""
 
     name: str
@@ -32,7 +32,7 @@ class TargetFacts(StrictModel):
     layers: int
 
 
-class SplitFacts(StrictModel):
+class StoredSplit(StrictModel):
     """The rows of a split."""
 
     rows: int = Field(ge=0)
@@ -45,25 +45,25 @@ class SplitFacts(StrictModel):
     """Of all tokens and masks, in order."""
 
     @property
-    def size(self) -> Size:
+    def size(self) -> RowTotals:
         """The size the byte count asks for."""
-        return Size(self.rows, self.tokens, self.taught)
+        return RowTotals(self.rows, self.tokens, self.taught)
 
 
-class Settings(StrictModel):
+class CaptureSettings(StrictModel):
     """All that decides what the bytes of the shards are."""
 
     format: Literal["eyas-store"] = "eyas-store"
     version: Literal[1] = 1
-    target: TargetFacts
+    target: CapturedTarget
     taps: tuple[int, ...]
     """As asked for; `layout.taps` are those stored as taps."""
-    layout: Layout
+    layout: ShardLayout
     chats: str
     longest: int
     batch_tokens: int
     shard_bytes: int
-    splits: dict[str, SplitFacts]
+    splits: dict[str, StoredSplit]
 
     @property
     def identity(self) -> str:
@@ -72,7 +72,7 @@ class Settings(StrictModel):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class ShardFacts(StrictModel):
+class StoredShard(StrictModel):
     """A shard: consecutive rows of one split."""
 
     file: str
@@ -85,16 +85,16 @@ class ShardFacts(StrictModel):
     """Of its data, without the header."""
 
     @property
-    def size(self) -> Size:
+    def size(self) -> RowTotals:
         """The size the byte count asks for."""
-        return Size(self.rows, self.tokens, self.taught)
+        return RowTotals(self.rows, self.tokens, self.taught)
 
 
 class Manifest(StrictModel):
     """A whole store."""
 
-    settings: Settings
-    shards: tuple[ShardFacts, ...]
+    settings: CaptureSettings
+    shards: tuple[StoredShard, ...]
     versions: dict[str, str]
 
 
@@ -107,9 +107,9 @@ def read_manifest(folder: Path) -> Manifest:
     return _read(folder / MANIFEST, Manifest)
 
 
-def read_settings(folder: Path) -> Settings | None:
+def read_settings(folder: Path) -> CaptureSettings | None:
     """What a capture begun in this folder is of; None if there is none."""
-    return _read(folder / SETTINGS, Settings) if (folder / SETTINGS).is_file() else None
+    return _read(folder / SETTINGS, CaptureSettings) if (folder / SETTINGS).is_file() else None
 
 
 def write_model(path: Path, model: BaseModel) -> None:
@@ -128,7 +128,7 @@ def lock_store(folder: Path, *, alone: bool) -> FileLock:
         raise StoreError(f"another process is capturing into {folder}: wait for it, or choose another folder") from None
 
 
-def differences(before: Settings, now: Settings) -> list[str]:
+def differences(before: CaptureSettings, now: CaptureSettings) -> list[str]:
     """What differs, as `name: before, now`, one a setting."""
     old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
     return [f"{key}: {old.get(key)}, now {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from eyas.data.store.encoding import Encoded, pack_mask, unpack_mask
-from eyas.data.store.layout import METADATA_KEY, Layout, Size, header, in_file_order
+from eyas.data.store.encoding import EncodedStates, pack_mask, unpack_mask
+from eyas.data.store.layout import METADATA_KEY, RowTotals, ShardLayout, header, in_file_order
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.files import writing
@@ -30,12 +30,12 @@ class StoredRow(NamedTuple):
     """One row's features as stored, views of the file: T tokens, F final positions."""
 
     tokens: Tensor  # [T] int32
-    taps: Encoded | None  # [T, A, Ht]
-    final: Encoded | None  # [F, Ht]
+    taps: EncodedStates | None  # [T, A, Ht]
+    final: EncodedStates | None  # [F, Ht]
     top: tuple[Tensor, Tensor, Tensor] | None  # ids [F, k], logprobs [F, k] float16, tail [F] float32
 
 
-def write_shard(path: Path, layout: Layout, size: Size, tensors: Mapping[str, Tensor], identity: str) -> None:
+def write_shard(path: Path, layout: ShardLayout, size: RowTotals, tensors: Mapping[str, Tensor], identity: str) -> None:
     """Write the tensors of a shard. Raises StoreError if the disk doesn't take them; nothing is left behind then."""
     specs = layout.tensors(size)
     names = in_file_order(specs)
@@ -82,7 +82,7 @@ def data_digest(path: Path) -> str:
 class Shard:
     """An open shard. Nothing is read before it is asked for."""
 
-    def __init__(self, path: Path, layout: Layout, size: Size) -> None:
+    def __init__(self, path: Path, layout: ShardLayout, size: RowTotals) -> None:
         expected = layout.shard_bytes(size)
         try:
             found = path.stat().st_size
@@ -117,11 +117,11 @@ class Shard:
         first, last = self._final_starts[index : index + 2].tolist()
         found = self._tensors
 
-        def states(name: str, a: int, b: int) -> Encoded | None:
+        def states(name: str, a: int, b: int) -> EncodedStates | None:
             if name not in found:
                 return None
             exponents = found.get(f"{name}_exponents")
-            return Encoded(found[name][a:b], None if exponents is None else exponents[a:b])
+            return EncodedStates(found[name][a:b], None if exponents is None else exponents[a:b])
 
         top = None
         if self._layout.final == "top":

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from eyas.data.features import FeatureBatch, TopTokens, taught, top_rows, trace_batch
-from eyas.data.store.encoding import Encoded, decode_states
-from eyas.data.store.layout import Layout
+from eyas.data.store.encoding import EncodedStates, decode_states
+from eyas.data.store.layout import ShardLayout
 from eyas.data.store.reader import FeatureStore
 from eyas.data.store.shard import StoredRow
 from eyas.data.tokens.batches import ChatBatches, TokenBatch
@@ -108,7 +108,7 @@ class _StoredRows:
 
 
 def assembled(
-    rows: Sequence[StoredRow | None], batch: TokenBatch, layout: Layout, dtype: torch.dtype, device: torch.device
+    rows: Sequence[StoredRow | None], batch: TokenBatch, layout: ShardLayout, dtype: torch.dtype, device: torch.device
 ) -> FeatureBatch:
     """The features of a batch, row by row; None leaves a row's features zeros. Stored rows may go on past the batch's.
 
@@ -150,7 +150,7 @@ def placed(values: Tensor, where: Tensor) -> Tensor:
 
 
 def _states(
-    parts: Sequence[Encoded | None],
+    parts: Sequence[EncodedStates | None],
     counts: Sequence[int],
     where: Tensor,
     shape: tuple[int, ...],
@@ -163,5 +163,5 @@ def _states(
         return torch.zeros(*where.shape, *shape, dtype=dtype, device=device)
     values = torch.cat([part.values[:n].view(torch.uint8) for part, n in kept]).view(kept[0][0].values.dtype)
     exponents = [part.exponents[:n] for part, n in kept if part.exponents is not None]
-    encoded = Encoded(values.to(device), torch.cat(exponents).to(device) if exponents else None)
+    encoded = EncodedStates(values.to(device), torch.cat(exponents).to(device) if exponents else None)
     return placed(decode_states(encoded, dtype), where.to(device))

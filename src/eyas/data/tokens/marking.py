@@ -207,7 +207,7 @@ class Span(NamedTuple):
     """It ends in an end mark, which is one token whatever whitespace that token takes in after it."""
 
 
-class Encoded(NamedTuple):
+class TokenOffsets(NamedTuple):
     """A text as tokens."""
 
     tokens: NDArray[np.int64]  # [T]
@@ -244,11 +244,11 @@ class OffsetEncoder:
         self._backend.encode_special_tokens = own.encode_special_tokens
         self._tokenizer = tokenizer
 
-    def encode(self, text: str) -> Encoded:
+    def encode(self, text: str) -> TokenOffsets:
         """The tokens of a rendered chat; nothing is added."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         offsets = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        return Encoded(np.asarray(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
+        return TokenOffsets(np.asarray(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
 
     def check(self, text: str) -> None:
         """ModelError if the tokens are not the ones that the tokenizer itself makes."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from eyas.config import StrictModel
-from eyas.data.chats.stdlib import LibraryModule, chats_of, sources
+from eyas.data.chats.stdlib import LibraryModule, chats_of, library_modules
 from eyas.data.tokens.tokenize import TokenRow, pack, tokenize_chat, tokenize_document
 from eyas.errors import DataError
 from eyas.files import writing_folder
@@ -56,7 +56,7 @@ class Corpus:
 def build_corpus(config: CorpusConfig, folder: Path, tokenizer_from: Path | None = None) -> Corpus:
     """Cut, tokenize, pack; the tokenizer is that of `tokenizer_from`, or in `folder`, or a new one."""
     folder.mkdir(parents=True, exist_ok=True)
-    modules = list(sources())
+    modules = list(library_modules())
     library = {chat.id: (chat, module.name) for module in modules for chat in chats_of(module)}
     chats = list(read_chats(config.chats))
     write_chats(folder / "library_chats.jsonl", [chat for chat, _ in library.values()])
