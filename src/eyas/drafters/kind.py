@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from eyas.drafters.config import DrafterConfig
-from eyas.drafters.formats.fields import Fields, architectures
-from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
-from eyas.drafters.formats.tensor_names import FIRST_LAYER, native_name
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.tensor_names import FIRST_LAYER
 from eyas.drafters.network import DraftNetwork
 
 
 class Family(NamedTuple):
-    """A published draft network, which other engines can run."""
+    """A published draft network, which other engines may run, too."""
 
     method: str
     """What engines call the way it drafts: `eagle` or `eagle3`."""
@@ -29,49 +28,21 @@ EAGLE3 = Family("eagle3", "grouped")
 EAGLE3_MLA = Family("eagle3", "latent")
 
 
-class FileSigns:
-    """What a drafter's files say about its kind."""
-
-    def __init__(self, config: Mapping[str, Any], tensors: Collection[str]) -> None:
-        """Take config.json and the names of the tensors, as the file has them."""
-        self.config = config
-        self.tensors = {native_name(name) for name in tensors}
-        self.architectures = [name.lower() for name in architectures(config)]
-
-    @property
-    def eagle_generation(self) -> int | None:
-        """1 or 3; None if nothing points to EAGLE. Tensors are the surest sign, then architectures, then keys."""
-        if "fc.weight" in self.tensors and any(name.endswith("hidden_norm.weight") for name in self.tensors):
-            return 3
-        if any("eagle" in name for name in self.architectures):
-            return 3 if any("eagle3" in name for name in self.architectures) else 1
-        if "draft_vocab_size" in self.config or MODEL_TYPE_KEY in self.config:
-            return 3
-        return 1 if "fc.weight" in self.tensors and "norm.weight" not in self.tensors else None
-
-    @property
-    def latent_attention(self) -> bool:
-        """Whether the network has DeepSeek's multi-head latent attention."""
-        return "kv_lora_rank" in self.config or any("deepseek" in name for name in self.architectures)
-
-
 @dataclass(frozen=True)
 class Kind:
-    """A way to draft: its config, its network, how its files are recognised, read and written, who else can run it."""
+    """A way to draft: its config and network, how its files are recognised, read and written, who else can run it."""
 
     name: str
     config: type[DrafterConfig]
     network: Callable[[Any], DraftNetwork]
     read: Callable[[Fields], DrafterConfig]
-    """From a configuration in native keys."""
+    """Makes the config of a configuration in native keys."""
     write: Callable[[Any], dict[str, Any]]
-    """To the contents of config.json."""
+    """Makes the contents of config.json of a config."""
     architectures: frozenset[str]
     """The architectures by which published config.json files name this network."""
     model_type: str | None = None
-    """A `model_type` that this kind alone has in config.json; None = `recognises` decides."""
-    recognises: Callable[[FileSigns], bool] = lambda _: False
-    """Whether files that no `model_type` settles are of this kind."""
+    """The `model_type` in config.json that this kind alone has; None = its files are recognised by their family."""
     family: Family | None = None
     """The published network that this is, all fields of which its config has; None = only eyas runs it."""
     first_layer: str = FIRST_LAYER
@@ -81,7 +52,7 @@ class Kind:
     fixed_taps: bool = False
     """It always reads the default boundaries: its config.json can't name others."""
     paired_inputs: tuple[str, ...] = ()
-    """The tensors that read the token embedding beside the state: one half of their columns each, in this order."""
+    """The tensors that read embedding and state side by side: one half of their columns is for each, in that order."""
 
     def blank(self, config: DrafterConfig) -> DraftNetwork:
         """The network on the meta device: names and shapes, no numbers."""

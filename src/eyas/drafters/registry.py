@@ -8,7 +8,8 @@ from typing import Any
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.formats.fields import architectures
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
-from eyas.drafters.kind import FileSigns, Kind
+from eyas.drafters.formats.tensor_names import native_name
+from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
 from eyas.drafters.kinds import eagle1, eagle3, mla, mlp
 from eyas.errors import CheckpointError
 
@@ -39,23 +40,36 @@ def kind_of(config: Mapping[str, Any], tensors: Collection[str], where: str) -> 
 
 def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
     """A name in `KINDS`, the name of a kind that eyas doesn't load, or `unknown`."""
-    signs = FileSigns(config, tensors)
     for kind in KINDS.values():
         if kind.model_type is not None and config.get("model_type") == kind.model_type:
             return kind.name
-    foreign = _foreign_kind(signs)
-    if foreign is not None:
-        return foreign
-    return next((kind.name for kind in KINDS.values() if kind.recognises(signs)), UNKNOWN)
-
-
-def _foreign_kind(signs: FileSigns) -> str | None:
-    """The name of a kind that eyas doesn't load; None if nothing points to one."""
-    algorithm = signs.config.get(MODEL_TYPE_KEY, "eagle3")
+    algorithm = config.get(MODEL_TYPE_KEY, "eagle3")
     if algorithm != "eagle3":
         return f"speculators {algorithm}"
-    parallel = signs.config.get("parallel_drafting") or "mask_hidden" in signs.tensors
-    return "p-eagle" if parallel or any("peagle" in name for name in signs.architectures) else None
+    names = {native_name(name) for name in tensors}
+    made_for = [name.lower() for name in architectures(config)]
+    if config.get("parallel_drafting") or "mask_hidden" in names or any("peagle" in name for name in made_for):
+        return "p-eagle"
+    family = _family(config, names, made_for)
+    found = (kind.name for kind in KINDS.values() if kind.model_type is None and kind.family == family)
+    return UNKNOWN if family is None else next(found, UNKNOWN)
+
+
+def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collection[str]) -> Family | None:
+    """The published network that config keys, native names of tensors and architectures (lower case) point to."""
+    # what the tensors say is surest, then the architecture's name, then a key
+    if "fc.weight" in names and any(name.endswith("hidden_norm.weight") for name in names):
+        third = True
+    elif any("eagle" in name for name in made_for):
+        third = any("eagle3" in name for name in made_for)
+    elif "draft_vocab_size" in config or MODEL_TYPE_KEY in config:
+        third = True
+    elif "fc.weight" in names and "norm.weight" not in names:
+        third = False
+    else:
+        return None
+    latent = "kv_lora_rank" in config or any("deepseek" in name for name in made_for)
+    return (EAGLE3_MLA if latent else EAGLE3) if third else EAGLE
 
 
 def kind_for(config: DrafterConfig) -> Kind:

@@ -94,7 +94,6 @@ KIND = Kind(
         # often the target's own architecture
         "EagleLlamaForCausalLM LlamaForCausalLMEagle LlamaForCausalLM Qwen2ForCausalLM MixtralForCausalLM".split()
     ),
-    recognises=lambda signs: signs.eagle_generation == 1,
     family=EAGLE,
     fixed_taps=True,
     paired_inputs=("fc.weight",),

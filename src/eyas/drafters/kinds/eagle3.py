@@ -134,7 +134,6 @@ KIND = Kind(
         "Eagle3Qwen2_5vlForCausalLM Eagle3Qwen3vlForCausalLM Eagle3MiniMaxM2ForCausalLM Eagle3Speculator "
         "Eagle3DraftModel".split()
     ),
-    recognises=lambda signs: signs.eagle_generation == 3 and not signs.latent_attention,
     family=EAGLE3,
     first_layer=MIDLAYER,
     full_map=True,

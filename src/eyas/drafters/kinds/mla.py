@@ -151,7 +151,6 @@ KIND = Kind(
     architectures=frozenset(
         "Eagle3DeepseekV2ForCausalLM Eagle3DeepseekV3ForCausalLM Eagle3DeepSeekV3ForCausalLM".split()
     ),
-    recognises=lambda signs: signs.eagle_generation == 3 and signs.latent_attention,
     family=EAGLE3_MLA,
     full_map=True,
     paired_inputs=tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")),
