@@ -113,7 +113,7 @@ def _drafter(run: Path) -> Any:
 def _store(folder: Path) -> list[Section]:
     """The section on the store; empty if the store is gone."""
     from eyas.bench.report.sections import store_section
-    from eyas.data.plan import Work, storage
+    from eyas.data.plan import Workload, storage
     from eyas.data.store.manifest import MANIFEST, read_manifest
 
     if not (folder / MANIFEST).is_file():
@@ -122,7 +122,7 @@ def _store(folder: Path) -> list[Section]:
     manifest = read_manifest(folder)
     splits = manifest.settings.splits.values()
     rows, tokens = sum(split.rows for split in splits), sum(split.tokens for split in splits)
-    work = Work(rows, tokens // rows, sum(split.taught for split in splits) / tokens)
+    work = Workload(rows, tokens // rows, sum(split.taught for split in splits) / tokens)
     planned = [(line.name, line.total) for line in storage(manifest.settings.layout, work)]
     actual = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     layout = manifest.settings.layout
