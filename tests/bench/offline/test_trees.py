@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eyas.bench.offline import runner
 from eyas.bench.offline.runner import PLAIN, GroupRun, Plan, Task
-from eyas.bench.offline.trees import Setting, TreeSweep, grid, write_default_tree
+from eyas.bench.offline.trees import TreeSetting, TreeSweep, grid, write_default_tree
 from eyas.errors import CheckpointError, UsageError
 from eyas.text.prompts import PromptRow
 from eyas.tree import parse_tree
@@ -60,7 +60,7 @@ class Clock:
 def sweep(speed: dict[str, float], monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[TreeSweep, Clock]:
     clock = Clock({PLAIN: 10.0} | speed)
     monkeypatch.setattr(runner, "run_group", clock)
-    settings = [Setting(1, 1, 1), *(Setting(3, 2, nodes) for nodes in range(3, 2 + len(speed)))]
+    settings = [TreeSetting(1, 1, 1), *(TreeSetting(3, 2, nodes) for nodes in range(3, 2 + len(speed)))]
     assert {setting.name for setting in settings} == set(speed)
     engines: Any = {name: name for name in clock.speed}
     task = Task("t", [[PromptRow(f"g{i}", f"f:{i}", prompt="x")] for i in range(9)])

@@ -28,7 +28,7 @@ FACTOR = 3
 """A rung keeps one setting in three, and gives each three times the prompts."""
 
 
-class Setting(NamedTuple):
+class TreeSetting(NamedTuple):
     """The numbers of a tree; a chain has top_k 1 and as many nodes as levels."""
 
     depth: int
@@ -41,17 +41,19 @@ class Setting(NamedTuple):
         return f"chain:{self.depth}" if self.top_k == 1 else f"dynamic:{self.depth},{self.top_k},{self.nodes}"
 
 
-def grid(depths: Sequence[int], top_ks: Sequence[int], nodes: Sequence[int], chains: Sequence[int]) -> list[Setting]:
+def grid(
+    depths: Sequence[int], top_ks: Sequence[int], nodes: Sequence[int], chains: Sequence[int]
+) -> list[TreeSetting]:
     """Every combination that is a distinct tree, chains first. UsageError if there is none.
 
     Left out are trees with more nodes than the beam offers (top_k on the first level, top_k squared on each other one),
     which are the same as with fewer nodes, and trees with fewer nodes than levels, which never reach their last level.
     """
-    chosen = [Setting(length, 1, length) for length in chains]
+    chosen = [TreeSetting(length, 1, length) for length in chains]
     for depth in depths:
         for top_k in top_ks:
             offered = top_k + (depth - 1) * top_k**2
-            chosen += [Setting(depth, top_k, n) for n in nodes if depth <= n <= offered and top_k > 1]
+            chosen += [TreeSetting(depth, top_k, n) for n in nodes if depth <= n <= offered and top_k > 1]
     settings = list(dict.fromkeys(chosen))
     if not settings:
         raise UsageError(
@@ -93,7 +95,7 @@ class TreeSweep:
     """The search over trees for one drafter and target; `engines` by setting name, and plain decoding's."""
 
     engines: Mapping[str, Engine]
-    settings: Sequence[Setting]
+    settings: Sequence[TreeSetting]
     tasks: Sequence[Task]
     params: SamplingParams
     plan: Plan
@@ -152,7 +154,7 @@ class TreeReport:
     """The result of a search over draft trees: the choice, and every figure that was taken."""
 
     drafter: str
-    settings_tried: Sequence[Setting]
+    settings_tried: Sequence[TreeSetting]
     passes: Sequence[Pass]
     choice: Selection
     settings: Mapping[str, Any]
