@@ -113,18 +113,19 @@ class ReadingSearch:
         found = other_readings(reading, self._target, settled)
         changes = [change for change in found if (change.aspect, change.name) not in self._given_up]
         before = measure(reading, self._part, self._target, self._length)
-        parts = []
+        on_part = []
         for number, change in enumerate(changes):
             self._progress(f"readings, round {len(settled) + 1}", number, len(changes))
             other = measure(change.apply(reading), self._part, self._target, self._length)
-            parts.append((change, other, gain(other, before)))
-        best = max((better.mean - _SURE * better.error for _, _, better in parts), default=0.0)
+            on_part.append((change, other, gain(other, before)))
+        # only those that may gain more than the best of them surely does are worth measuring on all answers
+        least = max((gained.mean - _SURE * gained.error for _, _, gained in on_part), default=0.0)
         trials = []
-        for change, other, better in parts:
-            reach = better.mean + _SURE * better.error
-            if reach < 0:
+        for change, other, gained in on_part:
+            most = gained.mean + _SURE * gained.error
+            if most < 0:
                 self._given_up.add((change.aspect, change.name))
-            if better.error and reach >= max(best, 0.0):
+            if gained.error and most >= max(least, 0.0):
                 whole = self.measure(change.apply(reading))
                 final = gain(whole, base)
                 trials.append(TriedChange(change, final, whole.accepted, final.convincing(len(changes))))
@@ -132,7 +133,7 @@ class ReadingSearch:
                 shifted = tuple(
                     a + b - c for a, b, c in zip(base.accepted, other.accepted, before.accepted, strict=True)
                 )
-                trials.append(TriedChange(change, better, shifted, wins=False))
+                trials.append(TriedChange(change, gained, shifted, wins=False))
         return trials
 
 

@@ -60,7 +60,6 @@ LAYERS, _OLD_LAYERS = "target_layers", "extract_layers"
 PROVENANCE, ROPE, TREE = "eyas.provenance", "eyas.rope_parameters", "eyas.default_tree"
 """Further keys that eyas writes; llama.cpp ignores them."""
 
-
 _ROPE_KEYS = ("rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor")
 _YARN = {
     "rope.scaling.original_context_length": "original_max_position_embeddings",

@@ -68,7 +68,7 @@ def write(config: MlaConfig) -> dict[str, Any]:
 
 
 class Absorbed(nn.Linear):
-    """A projection read as a matrix, never run as a layer; so it isn't packed either."""
+    """A projection read as a matrix, never run as a layer, so its weight isn't prepacked either."""
 
 
 class LatentAttention(nn.Module):

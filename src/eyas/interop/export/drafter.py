@@ -23,7 +23,7 @@ from eyas.targets.architecture import logit_finish
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """The target that a drafter is exported for."""
+    """The target that a drafter is exported for, or served with."""
 
     name: str
     """As the exported files and the command name it."""

@@ -57,9 +57,9 @@ class ServingEngine:
 
 _ALL = (
     ServingEngine("vllm", "vLLM", ("vllm", "speculators"), VLLM, "vllm", "vllm.entrypoints.openai.api_server",
-           key_variable="VLLM_API_KEY"),
+                  key_variable="VLLM_API_KEY"),
     ServingEngine("sglang", "SGLang", ("sglang",), SGLANG, "sglang", "sglang.launch_server", ("--enable-metrics",),
-           trees=True),
+                  trees=True),
     ServingEngine("llama.cpp", "llama.cpp", ("gguf",), LLAMA_CPP, extra=("--metrics",), key_variable="LLAMA_API_KEY"),
 )  # fmt: skip
 ENGINES: dict[str, ServingEngine] = {engine.name: engine for engine in _ALL}
