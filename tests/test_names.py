@@ -25,7 +25,6 @@ PRIVATE = {
 ALLOWED = {
     ("engine/controller/costs.py", "padding_by_places"): "a key of saved costs",
     ("data/store/manifest.py", "ends"): "a key of a store's manifest",
-    ("cli/common/display.py", "live"): "a rich.live.Live",
     ("engine/controller/gain.py", "siblings"): "nodes of one parent",
     ("engine/fair_queue.py", "_key_ends"): "when keys' requests end",
     ("tree/shared.py", "level_ends"): "where levels end",
