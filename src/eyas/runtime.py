@@ -31,12 +31,12 @@ KERNELS = {"LRU_CACHE_CAPACITY": "256", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep big freed buffers instead of handing them back to the kernel, on every thread.
+    """Let glibc keep large freed buffers instead of returning them to the kernel, on every thread.
 
     With its defaults every large temporary is mapped, page-faulted and unmapped again, which made a training step
     5-10x slower. Threads have arenas of their own, in which that happens whatever the thresholds, so those started from
-    now on share the main one (an engine that serves runs on a thread). Returns False where the C library has no
-    `mallopt` (then nothing is changed).
+    now on share the main one (a server's engine runs on a thread). Returns False, with nothing changed, where the C
+    library has no `mallopt`.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -49,12 +49,12 @@ def keep_freed_memory() -> bool:
 
 
 def use_huge_pages() -> bool:
-    """Move what the heap holds now into huge pages: weights are read as fast as memory allows, wherever they lie.
+    """Move the present contents of the heap into huge pages, so that weights are read at the memory's full speed.
 
-    Decoding reads all weights for every pass. In pages of 4 KiB the processor looks addresses up again and again and
-    stops reading ahead at each page's end; how badly is luck. Call it when weights have been loaded: it copies the
-    heap, 2 seconds a GiB, but nothing twice. Returns False where not all of it could be moved (only Linux since 6.1
-    can).
+    Decoding reads all weights in every pass. With pages of 4 KiB the processor translates addresses again and again and
+    stops prefetching at the end of each page; how much that costs varies from run to run. Call it after loading
+    weights: it copies the heap, which takes 2 seconds per GiB, but nothing twice. Returns False where not all of it
+    could be moved (only Linux since 6.1 can).
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -62,7 +62,7 @@ def use_huge_pages() -> bool:
     heap = next((line for line in _maps() if line.rstrip().endswith("[heap]")), None)
     if madvise is None or heap is None:
         return False
-    begin, end = (int(place, 16) for place in heap.split()[0].split("-"))
+    begin, end = (int(address, 16) for address in heap.split()[0].split("-"))
     begin, end = begin + -begin % _HUGE_PAGE, end - end % _HUGE_PAGE
     if begin >= end:
         return False
@@ -73,7 +73,7 @@ def use_huge_pages() -> bool:
 
 
 def _maps() -> list[str]:
-    """The process's mappings, a line each."""
+    """The memory mappings of this process, one line each."""
     try:
         return Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:  # not every container shows them
@@ -81,11 +81,11 @@ def _maps() -> list[str]:
 
 
 def keep_few_kernels() -> None:
-    """Let torch and oneDNN keep 256 compiled kernels each, not 1024, unless the environment says how many.
+    """Limit torch and oneDNN to 256 compiled kernels each instead of 1024, unless the environment sets a number.
 
-    For every number of tokens in a pass and every shape of weight they compile one, which takes 0.6 MB and 0.2 to 0.5
-    ms. A server's passes have hundreds of sizes, rounds of as many rows a few dozen, with some eight shapes each. Both
-    libraries look before their first product.
+    They compile one for every number of tokens in a pass and every shape of weight, which takes 0.6 MB and 0.2 to 0.5
+    ms. A server's passes have hundreds of sizes, rounds with a fixed number of rows a few dozen, with some eight shapes
+    each. Call it before the first product: that is when both libraries read the environment.
     """
     for name, count in KERNELS.items():
         os.environ.setdefault(name, count)
@@ -113,14 +113,14 @@ def cpu_computes_in(dtype: torch.dtype) -> bool:
     name = str(dtype).removeprefix("torch.")
     _LOG.warning(
         "this CPU is %.1f times slower in %s than in float32, so dtype auto means float32 here, which takes twice "
-        "the memory; ask for dtype %s to keep it",
+        "the memory; choose dtype %s to keep it",
         slowdown, name, name,
     )  # fmt: skip
     return False
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Best time of a product of 8 tokens and a weight of 1024 x 1024, on one thread: others may be busy."""
+    """Best time of multiplying 8 tokens by a weight of 1024 x 1024, on one thread, as other cores may be busy."""
     import torch
 
     threads = torch.get_num_threads()
@@ -138,7 +138,7 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computed the weights."""
+    """Versions of eyas, torch and transformers, to be saved with what they computed."""
     found = {}
     for name in ("eyas", "torch", "transformers"):
         try:

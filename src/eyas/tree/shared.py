@@ -101,15 +101,15 @@ class SharedGrowth(BeamGrowth):
         spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
         kept = self._chosen(scores)
         count = scores.shape[1]
-        level_ends = list(accumulate(level.shape[1] for level in self._scores))
+        level_stops = list(accumulate(level.shape[1] for level in self._scores))
         if self._counts_freely:
             per_row = kept.sum(1)
             counted, width = int(per_row.sum()), int(per_row.max())
-            deepest = bisect_right(level_ends, int(kept.any(0).nonzero().max())) + 1 if width else 0
+            deepest = bisect_right(level_stops, int(kept.any(0).nonzero().max())) + 1 if width else 0
         else:
             cap = min(count, spec.per_row or count)
             counted, width = min(spec.budget, len(self._drafting) * cap), min(spec.budget, cap)
-            deepest = min(len(level_ends), width)
+            deepest = min(len(level_stops), width)
         # kept candidates move together, in their order, which puts parents first
         column = kept.cumsum(1).masked_fill_(~kept, width + 1) - 1  # [B, M] node column, `width` = dropped
         index = torch.arange(count, device=self._device).expand_as(column)
