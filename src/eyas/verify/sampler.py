@@ -21,7 +21,7 @@ from eyas.tree import DraftTree
 from eyas.types import SamplingParams
 from eyas.verify.constraint import Constraint, LegalTokens, LegalTree, end_tokens, legal_roots
 from eyas.verify.grammar import Grammar
-from eyas.verify.path import TOP_P_OFF, Needs, PathState, SamplingState
+from eyas.verify.path import TOP_P_OFF, Needs, PathState, SamplingState, gumbel
 
 
 class Sampler:
