@@ -173,8 +173,7 @@ class Trials:
         """The trial with these values; ConfigError names what the recipe refuses."""
         section = self._section(asked)
         whole = {"drafter": section.model_dump(mode="json")}
-        identity = json.dumps({"drafter": {**whole["drafter"], "output": None}}, sort_keys=True)
-        name = hashlib.sha256(identity.encode()).hexdigest()[:8]
+        name = _name(section)
         values = {key: _lookup(whole, key) for key in self.config.knobs}
         recipe = self._turned(asked)
         trial = Trial(name, self.folder / name, asked, values, recipe)
@@ -226,6 +225,20 @@ class Trials:
         section = validated(Recipe, values, f"{self.config.recipe} with {turned}").drafter
         assert section is not None  # the section is there, and it is the only one a Recipe takes
         return section
+
+
+def _name(section: DrafterTrainConfig) -> str:
+    """A digest of what a recipe makes of a trial, wherever its run lies.
+
+    What a version before 2026-11-22 wrote differently, meaning the same, is digested as it was then.
+    """
+    values = section.model_dump(mode="json") | {"output": None}
+    if values["loop"]["epochs"] is None:
+        del values["loop"]["epochs"]
+    if values["shape"]["draft_vocab_size"] == "auto" and section.shape.head_owner == "shared":
+        values["shape"]["draft_vocab_size"] = None
+    identity = json.dumps({"drafter": values}, sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:8]
 
 
 def _first(knob: Knob) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ from eyas.files import TEMPORARY
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+from ...forks import Fork
+
 PLATEAU = {"kind": "constant", "warmup": 0}  # the same learning rate however long the run
 SCRIPT = Path(__file__).parent / "process.py"
 
@@ -54,17 +53,13 @@ def without_time(folder: Path) -> list[dict[str, float]]:
 
 def together(world: int, *recipes: str) -> None:
     """Run recipes on `world` processes, as torchrun starts them."""
-    shared = {"WORLD_SIZE": str(world), "MEETING": f"{recipes[0]}.meeting"}
+    shared = {**os.environ, "WORLD_SIZE": str(world), "MEETING": f"{recipes[0]}.meeting"}
+    errors = [Path(f"{recipes[0]}.errors-{rank}") for rank in range(world)]
     started = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), *recipes],
-            env={**ONE_THREAD, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-        )
+        Fork([SCRIPT, *recipes], env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors[rank])
         for rank in range(world)
     ]
-    errors = [process.communicate(timeout=100)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [0] * world, "\n".join(errors)
+    assert [process.wait(100) for process in started] == [0] * world, "\n".join(path.read_text() for path in errors)
 
 
 def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -> None:
@@ -107,10 +102,10 @@ def killed_run_equals_whole(sure_target: Path, chats: Path, tmp_path: Path, step
         return {**recipe(sure_target, chats, tmp_path / name, **loop), "keep_checkpoints": 3}
 
     train_drafter(DrafterTrainConfig.model_validate(made("whole")))
-    run = [sys.executable, str(SCRIPT), write(made("killed")), "--kill", *map(str, kills)]
-    done = subprocess.run(run, check=False, capture_output=True, timeout=200, env=ONE_THREAD)
-    assert done.returncode == 0, done.stderr.decode()
-    assert f"killed {len(kills)} times" in done.stdout.decode()  # none came too late
+    said, errors = tmp_path / "said", tmp_path / "errors"
+    done = Fork([SCRIPT, write(made("killed")), "--kill", *kills], stdout=said, stderr=errors)
+    assert done.wait(200) == 0, errors.read_text()
+    assert f"killed {len(kills)} times" in said.read_text()  # none came too late
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert without_time(killed) == without_time(whole)
     names = sorted(path.relative_to(whole) for path in whole.rglob("model.safetensors"))

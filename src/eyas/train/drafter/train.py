@@ -68,15 +68,11 @@ def _train(written: DrafterTrainConfig, config: SizedConfig, team: Team, target:
     run = DrafterRun(objective, data.features(held_out, taps), held_out.per_epoch, origin, decoding, config, team)
     if team.leads:
         announce(Outlook(written, config, loop, target, network, vocabulary, train_batches, started))
-        write_text(config.output / "config.yaml", recipe_text(config))
+        recipe = {"drafter": config.model_dump(mode="json", exclude={"loop": {"epochs"}})}  # they have become steps
+        write_text(config.output / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
     train(run, loop, config.output, team, identity)
     return run.finish()
-
-
-def recipe_text(config: DrafterTrainConfig) -> str:
-    """The recipe with everything filled in, to be run again."""
-    return yaml.safe_dump({"drafter": config.model_dump(mode="json")}, sort_keys=False)
 
 
 def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: Target) -> str | None:
