@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -32,50 +34,79 @@ VARIANTS = {
 TREES = ("chain:3", "static:slim", "dynamic:5,4,15")
 
 
+TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
+
+
 @cache
 def base() -> Engine:
     return eyas.load(DEMO_TARGET, DEMO_DRAFTER, dtype="float32")
 
 
-def requests(temperature: float, variant: str) -> list[eyas.Request]:
+@cache
+def prompts() -> list[tuple[int, ...]]:
     tokenizer = base().tokenizer
-    made = []
-    for seed, prompt in enumerate(PROMPTS):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-        )
-        params = eyas.SamplingParams(max_tokens=20, temperature=temperature, seed=seed, **VARIANTS[variant])
-        made.append(eyas.Request(tuple(tokenizer(text, add_special_tokens=False).input_ids), params))
-    return made
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
+        for prompt in PROMPTS
+    ]
+    return [tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in texts]
+
+
+def requests(temperature: float, variant: str) -> list[eyas.Request]:
+    return [
+        eyas.Request(ids, eyas.SamplingParams(max_tokens=20, temperature=temperature, seed=seed, **VARIANTS[variant]))
+        for seed, ids in enumerate(prompts())
+    ]
+
+
+def answered(engine: Engine, *sets: tuple[float, str]) -> dict[tuple[float, str], list[eyas.Completion]]:
+    """What every set of parameters gives, all of them in one queue: rows of several sets are decoded together."""
+    done = engine.generate([request for each in sets for request in requests(*each)])
+    return {each: done[i * len(PROMPTS) : (i + 1) * len(PROMPTS)] for i, each in enumerate(sets)}
+
+
+def tokens(completions: Sequence[eyas.Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
 
 
 @cache
-def plain(temperature: float, variant: str) -> list[list[int]]:
-    done = Engine(base().target, base().tokenizer).generate(requests(temperature, variant))
-    return [completion.token_ids for completion in done]
+def plain() -> dict[tuple[float, str], list[list[int]]]:
+    """Plain decoding, once for all trees and batches."""
+    engine = Engine(base().target, base().tokenizer, batch_size=20)
+    done = answered(engine, *itertools.product(TEMPERATURES, VARIANTS))
+    return {each: tokens(completions) for each, completions in done.items()}
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 1.5])
-def test_every_token_is_plain_decodings(temperature: float, variant: str, tree: str, batch_size: int) -> None:
+@cache
+def speculated(tree: str, batch_size: int, temperature: float) -> dict[tuple[float, str], list[eyas.Completion]]:
     speculation = base().speculation
     assert speculation is not None
-    engine = Engine(
-        base().target,
-        base().tokenizer,
-        Speculation(speculation.drafter, parse_tree(tree)),
-        batch_size=batch_size,
-    )
-    done = engine.generate(requests(temperature, variant))
-    assert [completion.token_ids for completion in done] == plain(temperature, variant)
+    fast = Speculation(speculation.drafter, parse_tree(tree))
+    engine = Engine(base().target, base().tokenizer, fast, batch_size=batch_size)
+    return answered(engine, *((temperature, variant) for variant in VARIANTS))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_every_token_is_plain_decodings(temperature: float, variant: str, tree: str, batch_size: int) -> None:
+    done = speculated(tree, batch_size, temperature)[temperature, variant]
+    assert tokens(done) == plain()[temperature, variant]
     assert sum(completion.stats.walked for completion in done) > 0  # drafts were really accepted
 
 
+@pytest.mark.parametrize(("number", "variant"), [*enumerate(VARIANTS)])
+def test_plain_decoding_is_the_same_alone(number: int, variant: str) -> None:
+    """The reference doesn't depend on what it was decoded beside."""
+    temperature = TEMPERATURES[number + 1]
+    alone = Engine(base().target, base().tokenizer).generate([requests(temperature, variant)[number]])
+    assert alone[0].token_ids == plain()[temperature, variant][number]
+
+
 def test_seeds_and_temperatures_matter() -> None:
-    assert plain(1.0, "plain") != plain(1.5, "plain")
-    assert plain(0.0, "plain") != plain(1.0, "plain")
+    assert plain()[1.0, "plain"] != plain()[1.5, "plain"]
+    assert plain()[0.0, "plain"] != plain()[1.0, "plain"]
 
 
 def test_the_pair_is_small() -> None:

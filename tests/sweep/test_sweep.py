@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ from eyas.sweep.config import SweepConfig
 from eyas.sweep.sweep import Sweep, SweepResult
 from eyas.types import SamplingParams, Stats
 
+from ..forks import Fork
 from .conftest import Setup
 
 
@@ -117,13 +116,13 @@ def test_a_killed_sweep_leaves_a_trial_that_the_next_one_waits_for(setup: Setup,
         "sweep.Sweep(SweepConfig.model_validate_json(sys.argv[3]), print).train()\n"
     )
     arguments = [str(models / "trainer.py"), str(models), config.model_dump_json()]
-    first = subprocess.Popen([sys.executable, "-c", script, *arguments])
+    first = Fork(["-c", script, *arguments])
     try:
         while not setup.calls:
             assert first.poll() is None
             time.sleep(0.05)
     finally:
-        os.kill(first.pid, signal.SIGKILL)
+        first.kill()
         first.wait()
     unblock = subprocess.Popen([sys.executable, "-c", f"import time, os; time.sleep(0.5); os.remove({str(block)!r})"])
     began = time.monotonic()

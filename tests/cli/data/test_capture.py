@@ -1,4 +1,4 @@
-"""`eyas data capture` as it is run: killed, resumed, through torchrun; and what it says."""
+"""`eyas data capture` as it is run: killed, resumed, by two processes; and what it says."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from click.testing import Result
 from eyas.data.store import FeatureStore
 from eyas.text.chats import exchange, write_chats
 
+from ...forks import Fork
 from ...pairs import Pair
 
 Run = Callable[..., Result]
@@ -51,11 +52,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def started(options: Options, store: Path, *before: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, *before, "-m", "eyas", *map(str, options), str(store)]
-    return subprocess.Popen(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+def started(options: Options, store: Path, errors: Path | None = None, **environment: str) -> Fork:
+    return Fork(["-m", "eyas", *options, store], env=os.environ | environment, stderr=errors)
 
 
 def killed(options: Options, store: Path, wait: Callable[[int], bool]) -> bool:
@@ -66,18 +64,19 @@ def killed(options: Options, store: Path, wait: Callable[[int], bool]) -> bool:
             process.send_signal(signal.SIGKILL)
             break
         time.sleep(0.001)
-    process.communicate()
-    return process.returncode == -signal.SIGKILL
+    return process.wait() == -signal.SIGKILL
 
 
 def test_killed_and_resumed_by_two_processes_ends_the_same(options: Options, whole: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     assert killed(options, store, lambda files: files > 20)
     assert 20 < len(contents(store)) < len(contents(whole))
-    resumed = started(options, store, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    _, errors = resumed.communicate()
-    assert resumed.returncode == 0, errors.decode()
-    assert b" shards at " in errors  # what is left, not all
+    errors = [tmp_path / f"errors-{rank}" for rank in range(2)]
+    resumed = [  # as torchrun starts them
+        started(options, store, errors[rank], WORLD_SIZE="2", RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)
+    ]
+    assert [process.wait() for process in resumed] == [0, 0], [path.read_text() for path in errors]
+    assert " shards at " in errors[0].read_text()  # what is left, not all
     assert contents(store) == contents(whole)
 
 
@@ -90,8 +89,8 @@ def test_killed_at_ten_random_moments(options: Options, whole: Path, tmp_path: P
         at = there + draw.randrange(0, max(1, (files - there) // 4))
         delay = draw.random() * 0.02
         killed(options, store, lambda found, at=at, delay=delay: found >= at and not time.sleep(delay))
-    process = started(options, store)
-    process.communicate()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "eyas"]
+    subprocess.run([*torchrun, *map(str, options), store], check=True, capture_output=True)
     assert contents(store) == contents(whole)
 
 

@@ -29,6 +29,10 @@ def test_tables_for_people_and_json_for_machines(run: Run, pair: Pair, tmp_path:
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["sources"][0]["chats"] == 20
     assert report["splits"]["train"]["answer_tokens"] > 0
+    assert report["settings"]["near_duplicates"] == 0.8
+    for choice, threshold in (("off", None), ("0.5", 0.5)):
+        done = run("data", "prepare", file, "--near-duplicates", choice, "-o", tmp_path / choice, "--json")
+        assert json.loads(done.stdout)["settings"]["near_duplicates"] == threshold
 
 
 def test_bad_calls(run: Run, tmp_path: Path) -> None:
@@ -39,6 +43,8 @@ def test_bad_calls(run: Run, tmp_path: Path) -> None:
         ((file, "--max-length", 9), 2, "give the model"),
         ((file, "--model", tmp_path / "gone"), 1, "can't load the tokenizer"),
         ((file, "--too-long", "burn"), 2, "too_long"),
+        ((file, "--near-duplicates", "some"), 2, "write auto, off, or a similarity"),
+        ((file, "--near-duplicates", "2"), 2, "near_duplicates"),
         ((file, "--exclude", tmp_path / "gone.jsonl"), 1, "can't read"),
         ((tmp_path / "gone.jsonl",), 2, "no file or folder"),
     ):

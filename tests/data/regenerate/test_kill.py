@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 from eyas.cli.app import app
 from eyas.text.chats import exchange, write_chats
 
+from ...forks import Fork
 from ...pairs import save_drafter, save_target
 from .fake_endpoint import Said, echo, endpoint
 
@@ -40,8 +39,7 @@ def run(arguments: list[str]) -> None:
 def kill(arguments: list[str], journal: Path, after: int, delay: float = 0.0) -> None:
     """Start it, and kill it once so many more chats are answered."""
     wanted = lines(journal) + after
-    program = [sys.executable, "-m", "eyas"]
-    with subprocess.Popen([*program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with Fork(["-m", "eyas", *arguments]) as process:
         while lines(journal) < wanted and process.poll() is None:
             time.sleep(0.002)
         time.sleep(delay)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ...forks import Fork
 from ...pairs import Pair
 
 BODY = {"model": "m", "prompt": "Natalia", "temperature": 0}
@@ -27,11 +26,8 @@ class Process:
 
     def __init__(self, *options: Any, log: Path) -> None:
         self.log = log
-        command = [sys.executable, "-m", "eyas", "serve", "--port", "0", "--served-model-name", "m", *map(str, options)]
-        with log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                command, stderr=stream, stdout=stream, env={**os.environ, "EYAS_API_KEY": ""}
-            )
+        command = ["-m", "eyas", "serve", "--port", "0", "--served-model-name", "m", *options]
+        self.process = Fork(command, env={**os.environ, "EYAS_API_KEY": ""}, stdout=log, stderr=log)
         found = None
         while found is None:
             assert self.process.poll() is None, self.said
@@ -41,7 +37,7 @@ class Process:
 
     @property
     def said(self) -> str:
-        return self.log.read_text()
+        return self.log.read_text() if self.log.exists() else ""
 
     def ready(self) -> list[int]:
         """Wait for it; the health statuses on the way."""
@@ -81,7 +77,9 @@ def test_a_server_is_ready_drains_when_told_to_end_and_ends_well(pair: Pair, tmp
         with httpx.Client(base_url=server.url) as client:  # a connection from before
             assert client.get("/health").status_code == 200
             running.start()
-            time.sleep(0.1)
+            while running.is_alive() and not client.get("/stats").json()["running"]:
+                time.sleep(0.005)  # until the engine has it
+            assert running.is_alive()
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.1)
             with suppress(httpx.HTTPError):  # it may have ended already

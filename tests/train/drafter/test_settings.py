@@ -18,12 +18,12 @@ from eyas.train.drafter.settings import Outlook, announce
 from eyas.train.drafter.shape import fresh_network
 from eyas.train.drafter.train import train_drafter
 from eyas.train.drafter.vocab_map import DraftVocabulary
-from eyas.train.loop.distributed import Team
+from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.loop import resolved
 
 from ... import tiny
 
-ALONE = Team(0, 1, torch.device("cpu"), "none")
+ALONE = ProcessGroup(0, 1, torch.device("cpu"), "none")
 
 
 class Pretending:

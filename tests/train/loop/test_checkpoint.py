@@ -14,10 +14,10 @@ from torch import nn
 from eyas.errors import CheckpointError
 from eyas.train.loop import checkpoint
 from eyas.train.loop.checkpoint import META, TrainingProgress, load_state, save_state
-from eyas.train.loop.distributed import Team
+from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.optimizer import OptimizerConfig, build_optimizers
 
-ALONE = Team(0, 1, torch.device("cpu"), "none")
+ALONE = ProcessGroup(0, 1, torch.device("cpu"), "none")
 
 
 def model(seed: int, kind: str = "muon") -> tuple[nn.Module, list[torch.optim.Optimizer]]:

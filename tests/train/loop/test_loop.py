@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from eyas.errors import CheckpointError
 from eyas.train.loop import loop
 from eyas.train.loop.checkpoint import TrainingProgress
-from eyas.train.loop.distributed import Team
+from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
 from eyas.train.loop.metrics import MicroBatchLoss
-from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, factor
+from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, schedule_factor
 
-ALONE = Team(0, 1, torch.device("cpu"), "none")
+ALONE = ProcessGroup(0, 1, torch.device("cpu"), "none")
 
 
 class Regression:
@@ -29,7 +29,7 @@ class Regression:
         torch.manual_seed(5)
         self.model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 3))
 
-    def part(self, number: int) -> MicroBatchLoss:
+    def micro_batch_loss(self, number: int) -> MicroBatchLoss:
         x = torch.randn(4 + number % 3, 6, generator=torch.Generator().manual_seed(number))
         loss = F.mse_loss(self.model(x).float(), x[:, :3], reduction="sum")
         return MicroBatchLoss(loss, len(x), {"size": (float(len(x)), 1.0)})
@@ -112,8 +112,8 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> None:
     class Whole(Regression):
-        def part(self, number: int) -> MicroBatchLoss:
-            parts = [super(Whole, self).part(number * 3 + i) for i in range(3)]
+        def micro_batch_loss(self, number: int) -> MicroBatchLoss:
+            parts = [super(Whole, self).micro_batch_loss(number * 3 + i) for i in range(3)]
             return MicroBatchLoss(torch.stack([p.loss for p in parts]).sum(), sum(p.weight for p in parts))
 
     small, big = Regression(dropout=0.0), Whole(dropout=0.0)
@@ -125,23 +125,23 @@ def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> Non
 
 def test_it_learns(tmp_path: Path) -> None:
     run = Regression(dropout=0.0)
-    before = run.part(0).loss.item()
+    before = run.micro_batch_loss(0).loss.item()
     train(run, config(150), tmp_path, ALONE, {})
-    assert run.part(0).loss.item() < before / 3
+    assert run.micro_batch_loss(0).loss.item() < before / 3
 
 
 def test_schedules() -> None:
     wsd = ScheduleConfig(kind="wsd", warmup=0.1, decay=0.5)
-    values = [factor(wsd, step, 20) for step in range(20)]
+    values = [schedule_factor(wsd, step, 20) for step in range(20)]
     assert values[:3] == [0.5, 1.0, 1.0]
     assert values[9:12] == pytest.approx([1.0, 1.0, 0.9])
     assert values[19] == pytest.approx(0.1)
     cosine = ScheduleConfig(kind="cosine", warmup=0.1, floor=0.2)
-    curve = [factor(cosine, step, 20) for step in range(20)]
+    curve = [schedule_factor(cosine, step, 20) for step in range(20)]
     assert curve[2] == 1.0
     assert all(a > b for a, b in pairwise(curve[2:]))
     assert 0.2 <= curve[19] < 0.22
-    assert factor(ScheduleConfig(kind="constant", warmup=0.0), 7, 20) == 1.0
+    assert schedule_factor(ScheduleConfig(kind="constant", warmup=0.0), 7, 20) == 1.0
 
 
 def test_unknown_settings_are_refused() -> None:

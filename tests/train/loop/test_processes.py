@@ -51,15 +51,17 @@ def without_time(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k not in ("seconds", "per_second")} for line in metrics(folder)]
 
 
-def together(world: int, *recipes: str) -> None:
-    """Run recipes on `world` processes, as torchrun starts them."""
-    shared = {**os.environ, "WORLD_SIZE": str(world), "MEETING": f"{recipes[0]}.meeting"}
-    errors = [Path(f"{recipes[0]}.errors-{rank}") for rank in range(world)]
+def together(world_size: int, *recipes: str) -> None:
+    """Run recipes on `world_size` processes, as torchrun starts them."""
+    shared = {**os.environ, "WORLD_SIZE": str(world_size), "MEETING": f"{recipes[0]}.meeting"}
+    errors = [Path(f"{recipes[0]}.errors-{rank}") for rank in range(world_size)]
     started = [
         Fork([SCRIPT, *recipes], env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors[rank])
-        for rank in range(world)
+        for rank in range(world_size)
     ]
-    assert [process.wait(100) for process in started] == [0] * world, "\n".join(path.read_text() for path in errors)
+    assert [process.wait(100) for process in started] == [0] * world_size, "\n".join(
+        path.read_text() for path in errors
+    )
 
 
 def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eyas.train.loss import causal_kernels
 from eyas.train.loss.causal_kernels import (
-    Attended,
+    AttentionOutput,
     Blocked,
     CausalKernel,
     CpuFlash,
@@ -51,7 +51,7 @@ def check(kernel: CausalKernel, q: Tensor, k: Tensor, v: Tensor, tolerance: floa
     out, lse = eager(q, k, v, more)
     grad = torch.randn_like(out)
     expected = torch.autograd.grad(out, (q, k, v), grad)
-    merged = Attended(out.detach(), lse.detach().to(done.lse.dtype), done.extra)
+    merged = AttentionOutput(out.detach(), lse.detach().to(done.lse.dtype), done.extra)
     for ours, theirs in zip(kernel.backward(grad, q, k, v, merged), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 

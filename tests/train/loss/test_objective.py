@@ -108,7 +108,7 @@ def test_noise_is_a_function_of_seed_and_batch() -> None:
     losses = []
     for number in (0, 1, 0):
         torch.rand(7)  # whatever else was drawn
-        losses.append(found.part(number).loss.item())
+        losses.append(found.micro_batch_loss(number).loss.item())
     assert losses[0] == losses[2] != losses[1]
     assert found.score(given).loss.item() not in losses
     noise = feature_noise(given, 0.2, (5, 0))

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import Json
+from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,12 +43,20 @@ def prepare(
     max_length: Annotated[int | None, Option(min=2, help="Most tokens of a chat.")] = None,
     too_long: Annotated[str, Option(help="What to do with longer ones: drop, or cut after an answer.")] = "drop",
     min_answer_tokens: Annotated[int, Option(min=0, help="Drop chats with fewer answer tokens.")] = 0,
+    near_duplicates: Annotated[
+        str,
+        Option(
+            help="Drop chats whose question shares at least this part of its word 5-grams (Jaccard, 0.1 to 1) with "
+            "another chat's or an excluded question; off; auto: 0.8 if datasketch is installed (eyas[data])."
+        ),
+    ] = "auto",
     json: Json = False,
 ) -> None:
     """Blend chats from files, data sets and Python's library; deduplicate, split, render for a target, report.
 
     Chats are copies if all before their last answer is the same, but for case, whitespace and Unicode form (NFKC).
-    Chats that begin with the same question, compared in the same way, land on the same side of the split.
+    Near-duplicates are compared in the same form, by all that the user says before the last answer; of several, the one
+    that the blend takes first stays. Chats that begin with the same question land on the same side of the split.
     """
     from eyas.config import validated
     from eyas.data.chats.config import PrepareConfig
@@ -68,6 +77,7 @@ def prepare(
             "max_length": max_length,
             "too_long": too_long,
             "min_answer_tokens": min_answer_tokens,
+            "near_duplicates": _threshold(near_duplicates),
         },
         "this command",
     )
@@ -77,6 +87,16 @@ def prepare(
         typer.echo(jsonlib.dumps(report, ensure_ascii=False))
     else:
         _show(report, output_)
+
+
+def _threshold(text: str) -> str | float | None:
+    """The setting that `--near-duplicates` names; a number's range is checked with the other settings."""
+    if text in ("auto", "off"):
+        return "auto" if text == "auto" else None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--near-duplicates {text}: write auto, off, or a similarity from 0.1 to 1") from None
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:

@@ -1,4 +1,8 @@
-"""Good chats on disk between two passes: written as they are read, read back in the order of the blend."""
+"""The candidates of a blend: good chats in a spool on disk, drawn in the order of the blend, rendered for the target.
+
+Sources are blended in fixed proportions, chat by chat. The same seed draws the same chats
+whatever the order of the rows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import IO, Any, TypeVar
 
 from eyas.assets import named_target
 from eyas.data.chats.config import PrepareConfig
-from eyas.data.chats.duplicates import Duplicates, Evaluations
+from eyas.data.chats.duplicates import Duplicates, Evaluations, NearDuplicates
 from eyas.data.chats.sources import chats_of_source
 from eyas.data.chats.tally import SourceTally
 from eyas.data.tokens.tokenize import ChatTokenizer
@@ -22,37 +26,45 @@ EMPTY_ANSWER = "empty answer"
 EMPTY_QUESTION = "empty question"
 NO_QUESTION = "no question"
 UNANSWERED = "the last turn is not the assistant's"
+TOO_LONG = "too long"
+FEW_TOKENS = "too few answer tokens"
+FOREIGN = "tokens of another target"
 
 Progress = Callable[[str, int, int | None], None]
-"""Told the stage, how many rows or chats are done, and of how many (if known)."""
+"""Called with the stage, how many rows or chats are done, and how many there are (None: not known)."""
+T = TypeVar("T")
 
 
 class CandidateChats:
-    """Chats of one source: where they lie in the spool, in the order the blend takes them."""
+    """Chats of one source: their offsets in the spool, 16 bytes each, in the order in which the blend takes them."""
 
     def __init__(self) -> None:
-        self._ranks, self._places = array("Q"), array("Q")
+        self._ranks, self._offsets = array("Q"), array("Q")
 
-    def add(self, order: int, place: int) -> None:
-        """A chat whose line begins at byte `place`."""
+    def add(self, order: int, offset: int) -> None:
+        """Add a chat whose line begins at byte `offset`; the blend takes the lowest `order` first."""
         self._ranks.append(order)
-        self._places.append(place)
+        self._offsets.append(offset)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._offsets)
 
     def __iter__(self) -> Iterator[int]:
         for i in sorted(range(len(self._ranks)), key=self._ranks.__getitem__):
-            yield self._places[i]
+            yield self._offsets[i]
 
 
 def gather(
-    config: PrepareConfig, store: IO[bytes], tallies: Sequence[SourceTally], progress: Progress
+    config: PrepareConfig,
+    spool: IO[bytes],
+    evaluations: Evaluations,
+    tallies: Sequence[SourceTally],
+    progress: Progress,
 ) -> list[CandidateChats]:
-    """First pass: every good chat into the spool."""
-    evaluations, duplicates = Evaluations(config.exclude), Duplicates()
-    names: set[str] = set()
-    made = []
+    """First pass: write every good chat into the spool; candidates by source."""
+    duplicates = Duplicates()
+    ids: set[str] = set()
+    found = []
     for source, tally in zip(config.sources, tallies, strict=True):
         candidates = CandidateChats()
         for where, chat in chats_of_source(source):
@@ -68,19 +80,19 @@ def gather(
                 tally.drop(where, error)
                 continue
             line = chat_line(chat)
-            if chat.id in names:  # rows that share an id but not what they say
+            if chat.id in ids:  # another row with this id and other content
                 chat = chat.model_copy(update={"id": f"{chat.id}:{hashlib.sha256(line.encode()).hexdigest()[:8]}"})
                 line = chat_line(chat)
-            names.add(chat.id)
-            candidates.add(rank(config.seed, chat.id), store.tell())
-            store.write(json.dumps(where).encode() + b"\t" + line.encode())
+            ids.add(chat.id)
+            candidates.add(rank(config.seed, chat.id), spool.tell())
+            spool.write(json.dumps(where).encode() + b"\t" + line.encode())
         tally.candidates = len(candidates)
-        made.append(candidates)
-    return made
+        found.append(candidates)
+    return found
 
 
 def check_chat(chat: Chat, drop_unanswered: bool) -> None:
-    """RowError if nothing can be learned or asked."""
+    """RowError if there is nothing to learn from the chat and nothing to answer."""
     if not any(message.role == "user" for message in chat.messages):
         raise RowError(NO_QUESTION, "no turn is the user's")
     for number, message in enumerate(chat.messages, start=1):
@@ -94,31 +106,37 @@ def check_chat(chat: Chat, drop_unanswered: bool) -> None:
         raise RowError(UNANSWERED, f"it is the {chat.messages[-1].role}'s")
 
 
-def fitted(store: IO[bytes], places: CandidateChats, fitter: ChatFitter | None, tally: SourceTally) -> Iterator[Chat]:
+def read_spooled(spool: IO[bytes], offset: int) -> tuple[str, Chat]:
+    """Where a chat of the spool was read from, and the chat."""
+    spool.seek(offset)
+    where, line = spool.readline().split(b"\t", 1)
+    return json.loads(where), Chat.model_validate_json(line)
+
+
+def drawn(
+    spool: IO[bytes],
+    candidates: CandidateChats,
+    fitter: ChatFitter | None,
+    near_duplicates: NearDuplicates | None,
+    tally: SourceTally,
+) -> Iterator[Chat]:
     """Second pass, one source: its chats in the blend's order, rendered if there is a target."""
-    for place in places:
+    for offset in candidates:
         tally.tried += 1
-        store.seek(place)
-        where, line = store.readline().split(b"\t", 1)
-        chat = Chat.model_validate_json(line)
+        where, chat = read_spooled(spool, offset)
         try:
-            if fitter is not None:
-                chat, cut = fitter.fit(chat)
-                tally.cut += cut
+            rendered, cut = (chat, False) if fitter is None else fitter.fit(chat)
+            if near_duplicates is not None:
+                near_duplicates.check(chat, offset)
         except RowError as error:
-            tally.drop(json.loads(where), error)
+            tally.drop(where, error)
             continue
-        yield chat
-
-
-# Sources in fixed proportions, chat by chat; the same seed gives the same chats whatever the order of the rows.
-
-
-T = TypeVar("T")
+        tally.cut += cut
+        yield rendered
 
 
 def rank(seed: int, chat_id: str) -> int:
-    """A chat's place in its source's shuffled order, 64 bits: by its id, so that rows can be added or reordered."""
+    """A chat's rank in its source's shuffled order, 64 bits: by its id, so that rows can be added or reordered."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{chat_id}".encode()).digest()[:8], "big")
 
 
@@ -127,19 +145,19 @@ def take_turns(
 ) -> Iterator[tuple[int, T]]:
     """(source, item) in turns: at any moment each source has had its weight's share of them, to within one.
 
-    Ends after `total` items, or with everything. If `strict`, no source gets more than its share because another runs
-    dry: that one's turns are lost, and without a `total` the blend ends there.
+    Ends after `total` items, or when all sources are exhausted. If `strict`, no source gets more than its share because
+    another is exhausted: that one's turns are lost, and without a `total` the blend ends there.
     """
     # a source's turn k = 0, 1, ... is due at (k + 1/2) / weight
     due = [(0.5 / weight, i, 0) for i, weight in enumerate(weights)]
     heapq.heapify(due)
-    dry: set[int] = set()
+    exhausted: set[int] = set()
     turns = 0
-    while due and len(dry) < len(sources) and (total is None or turns < total):
+    while due and len(exhausted) < len(sources) and (total is None or turns < total):
         _, source, taken = heapq.heappop(due)
-        item = None if source in dry else next(sources[source], None)
+        item = None if source in exhausted else next(sources[source], None)
         if item is None:
-            dry.add(source)
+            exhausted.add(source)
             if strict and total is None:
                 return
         else:
@@ -149,32 +167,27 @@ def take_turns(
             heapq.heappush(due, ((taken + 1.5) / weights[source], source, taken + 1))
 
 
-# Chats for one target: rendered, their answers marked, and within a length.
-
-
-TOO_LONG = "too long"
-FEW_TOKENS = "too few answer tokens"
-FOREIGN = "tokens of another target"
-
-
 class ChatFitter:
-    """Gives chats their tokens and answers; RowError for those that don't fit."""
+    """Renders chats for a target, marks their answers and keeps them within a length."""
 
     def __init__(self, model: str, max_length: int | None, cut: bool, min_answer_tokens: int) -> None:
-        """Loads the target's tokenizer only."""
+        """Load the tokenizer of the target `model`; `cut` shortens chats beyond `max_length` tokens."""
         from eyas.targets import load_tokenizer
 
         self._tokenizer = tokenizer = load_tokenizer(model)
         stops = _generation_stops(model)
         self._chats = ChatTokenizer(tokenizer, stops)
         self._max_length, self._cut, self._min_answer_tokens = max_length, cut, min_answer_tokens
-        told = (tokenizer.backend_tokenizer.to_str(), str(tokenizer.chat_template), str(stops))
-        self.identity = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
-        """Of everything that decides how a chat is rendered."""
+        decisive = (tokenizer.backend_tokenizer.to_str(), str(tokenizer.chat_template), str(stops))
+        self.identity = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
+        """A short hash of everything that decides how a chat is rendered."""
         self.end_mark = self._chats.end_mark
 
     def fit(self, chat: Chat) -> tuple[Chat, bool]:
-        """The chat with tokens and answers, and whether it lost turns. One without any answer stays as it is."""
+        """The chat with its tokens and answers, and whether it lost turns; a chat without answers stays as it is.
+
+        RowError if it is too long, has too few answer tokens, or has tokens of another target.
+        """
         if not any(message.role == "assistant" for message in chat.messages):
             return chat, False
         if chat.tokens is not None:
@@ -197,12 +210,15 @@ class ChatFitter:
         return self._max_length is None or len(chat.tokens or ()) <= self._max_length
 
     def _shortened(self, chat: Chat) -> Chat:
-        """The most turns that fit, up to and with an answer; rendered anew, as a template may see the end of a chat."""
+        """The longest beginning that fits and ends with an answer.
+
+        It is rendered anew, as a template may treat the end of a chat differently.
+        """
         if self._cut:
             bare = chat.model_copy(update={"tokens": None, "answers": None})
-            ends = [i + 1 for i, message in enumerate(chat.messages) if message.role == "assistant"]
-            for end in reversed(ends):
-                shorter = self._chats.exact(bare.model_copy(update={"messages": chat.messages[:end]}))
+            lengths = [i + 1 for i, message in enumerate(chat.messages) if message.role == "assistant"]
+            for length in reversed(lengths):
+                shorter = self._chats.exact(bare.model_copy(update={"messages": chat.messages[:length]}))
                 if self._fits(shorter):
                     return shorter
         raise RowError(TOO_LONG, f"{len(chat.tokens or ())} tokens, more than {self._max_length}")

@@ -1,10 +1,11 @@
-"""What `eyas data prepare` is asked for, and everything that its result depends on."""
+"""The settings of `eyas data prepare`, and everything else that its result depends on."""
 
 from __future__ import annotations
 
 import platform
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,9 +13,12 @@ from eyas.config import StrictModel
 from eyas.data.chats.sources import STDLIB, ChatSource, files_of
 from eyas.files import file_hash
 
+NEAR = 0.8
+"""The default threshold of near-duplicates."""
+
 
 class PrepareConfig(StrictModel):
-    """What to prepare."""
+    """Sources to blend, what to drop, and the target to render for."""
 
     sources: tuple[ChatSource, ...] = Field(min_length=1)
     output: Path
@@ -27,6 +31,8 @@ class PrepareConfig(StrictModel):
     max_length: int | None = Field(default=None, ge=2)
     too_long: Literal["drop", "cut"] = "drop"
     min_answer_tokens: int = Field(default=0, ge=0)
+    near_duplicates: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] | None = "auto"
+    """The least Jaccard similarity of near-duplicates; auto: 0.8 if datasketch is installed. None: none are dropped."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> PrepareConfig:
@@ -40,10 +46,18 @@ class PrepareConfig(StrictModel):
             raise ValueError("nothing is too long without a maximum length")
         return self
 
+    @property
+    def near_threshold(self) -> float | None:
+        """The threshold of near-duplicates on this installation; None if they aren't looked for."""
+        if self.near_duplicates == "auto":
+            return NEAR if find_spec("datasketch") else None
+        return self.near_duplicates
+
 
 def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
     """Equal settings make equal folders: options, the contents of local files, how the target renders chats."""
-    made = config.model_dump(mode="json", exclude={"output"})
+    made = config.model_dump(mode="json", exclude={"output"}, by_alias=True)
+    made["near_duplicates"] = config.near_threshold
     made["data"] = {source.name: _data_of(source) for source in config.sources}
     made["excluded"] = [file_hash(file) for file in config.exclude]
     made["rendering"] = rendering
@@ -51,6 +65,6 @@ def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
 
 
 def _data_of(source: ChatSource) -> str:
-    if source.place == STDLIB:
+    if source.location == STDLIB:
         return f"Python {platform.python_version()}"
-    return source.place if source.path is None else file_hash(*files_of(source.path))
+    return source.location if source.path is None else file_hash(*files_of(source.path))

@@ -1,4 +1,4 @@
-"""Rows as the world writes them -> a chat's messages and tools: OpenAI chat, ShareGPT, Alpaca."""
+"""The layouts of chat data sets, OpenAI, ShareGPT and Alpaca: from a row to messages and tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 
 class ParsedChat(NamedTuple):
-    """What a row says, before it has an id."""
+    """Messages and tools of a row, without an id."""
 
     messages: list[Message]
     tools: tuple[Record, ...] | None
@@ -43,18 +43,18 @@ _SHAREGPT = {
 
 
 def read_layout(row: Any, layout: str | None = None) -> ParsedChat:
-    """The conversation of a row whose layout is given or told from its keys; RowError if it is none."""
+    """The chat of a row, whose layout is given or detected from its keys; RowError if the row is no chat."""
     if not isinstance(row, dict):
         raise RowError(UNKNOWN_LAYOUT, f"a row must be a JSON object, not {type(row).__name__}")
     name = layout or detect_layout(row)
-    conversation = LAYOUTS[name](row)
-    if not conversation.messages:
+    chat = LAYOUTS[name](row)
+    if not chat.messages:
         raise RowError(BAD_MESSAGE, "the row has no messages")
-    return conversation
+    return chat
 
 
 def detect_layout(row: Record) -> str:
-    """Which layout a row has."""
+    """The name of a row's layout, by its keys; RowError if it has none."""
     if row.get("messages") is not None:
         return "openai"
     turns = row.get("conversations", row.get("conversation"))
@@ -143,7 +143,7 @@ def _role(name: Any, known: dict[str, str]) -> str:
 
 
 def _text(content: Any) -> str | None:
-    """Text, or the text of content parts."""
+    """The content as text; content parts are joined."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -159,7 +159,7 @@ def _text(content: Any) -> str | None:
 
 
 def _call(call: Record) -> Record:
-    """OpenAI's form of a call; arguments that are a JSON object become one."""
+    """A call in OpenAI's form; arguments in JSON text become an object if they are one."""
     function = call.get("function") or call
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError(BAD_MESSAGE, "a tool call has no name")
@@ -188,7 +188,7 @@ def _tools(row: Record) -> tuple[Record, ...] | None:
 
 
 def _decoded(value: Any) -> Any:
-    """Tables keep nested values as JSON text."""
+    """The value, parsed if it is JSON text, as which tables keep nested values."""
     if not isinstance(value, str):
         return value
     try:
@@ -211,5 +211,5 @@ def _message(**fields: Any) -> Message:
         return Message.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RowError(BAD_MESSAGE, f"{place}: {first['msg']}" if place else str(first["msg"])) from error
+        field = ".".join(map(str, first["loc"]))
+        raise RowError(BAD_MESSAGE, f"{field}: {first['msg']}" if field else str(first["msg"])) from error

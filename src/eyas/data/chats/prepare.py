@@ -1,8 +1,9 @@
 """From sources to a chat folder: check, deduplicate, blend, render for the target, split, report.
 
-Two passes. The first reads every source once and keeps the good chats in one file on disk, of each its place there and
-its rank in memory. The second draws them in the order of the blend, tokenizes only those, and writes the splits. Both
-hold one chat at a time. The folder appears whole, under its name, at the end.
+Two passes. The first reads every source once, drops bad rows and exact duplicates, and writes the other chats into one
+file, the spool; of each, memory holds its offset there and its rank. The second draws chats in the order of the blend,
+drops near-duplicates of those drawn before, tokenizes, and writes the splits. Both hold one chat at a time. The folder
+appears under its name, whole, at the end.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import eyas
-from eyas.data.chats.candidates import ChatFitter, Progress, fitted, gather, take_turns
+from eyas.data.chats.candidates import ChatFitter, Progress, drawn, gather, read_spooled, take_turns
 from eyas.data.chats.config import PrepareConfig, settings_of
-from eyas.data.chats.duplicates import question_key
+from eyas.data.chats.duplicates import Evaluations, NearDuplicates, question_key
 from eyas.data.chats.folder import REPORT, SPLITS, read_report, split_file, write_report
 from eyas.data.chats.tally import DEFINITIONS, SourceTally, SplitTally
 from eyas.errors import DataError, UsageError
@@ -24,18 +25,18 @@ from eyas.text.chats import chat_line, held_out
 
 
 def prepare(config: PrepareConfig, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Make the folder and return its report; a folder made with the same settings from the same data is left as it is.
+    """Make the folder and return its report; a folder made with the same settings from the same data stays as it is.
 
-    Raises UsageError if the output holds something else, DataError if no chat can be used or the disk is full, and
-    ModelError if the target's template or tokenizer can't mark answers.
+    Raises UsageError if the output holds something else or near-duplicates can't be found here, DataError if no chat
+    can be used or the disk is full, and ModelError if the target's template or tokenizer can't mark answers.
     """
     fitter = None
     if config.model is not None:
         fitter = ChatFitter(config.model, config.max_length, config.too_long == "cut", config.min_answer_tokens)
     settings = settings_of(config, None if fitter is None else fitter.identity)
-    there = _existing(config.output, settings)
-    if there is not None:
-        return there
+    before = _existing(config.output, settings)
+    if before is not None:
+        return before
     try:
         with writing_folder(config.output) as folder:
             report = _write(config, fitter, folder, progress) | {"settings": settings}
@@ -46,7 +47,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda *_: None) -> dict
 
 
 def _existing(output: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of a folder that is already what was asked for; UsageError if something else is in the way."""
+    """The report of a folder that was made with these settings; UsageError if something else is in the way."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     if not (output / REPORT).is_file():
@@ -62,27 +63,32 @@ def _existing(output: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Both passes; returns the report's figures."""
+    """Run both passes and write the splits into `folder`; the report's figures."""
     tallies = [SourceTally(source.name) for source in config.sources]
     sides = {name: SplitTally() for name in SPLITS}
+    evaluations, threshold = Evaluations(config.exclude), config.near_threshold
     weighted = any(source.weight is not None for source in config.sources)
-    spool = folder / "spool.jsonl"
-    with spool.open("wb+") as store, ExitStack() as files:
-        found = gather(config, store, tallies, progress)
+    spool_file = folder / "spool.jsonl"
+    with spool_file.open("wb+") as spool, ExitStack() as files:
+        near = None
+        if threshold is not None:
+            near = NearDuplicates(threshold, lambda at: read_spooled(spool, at)[1], evaluations.questions)
+        found = gather(config, spool, evaluations, tallies, progress)
         if not any(map(len, found)):
             raise DataError(_nothing(tallies))
-        asked = [source.weight or 1.0 for source in config.sources]
-        weights = asked if weighted else [float(len(candidates) or 1) for candidates in found]
+        weights = [source.weight or 1.0 for source in config.sources]
+        if not weighted:
+            weights = [float(len(candidates) or 1) for candidates in found]
         most = min(config.samples or sum(map(len, found)), sum(map(len, found)))
         out = {name: files.enter_context(split_file(folder, name).open("w", encoding="utf-8")) for name in SPLITS}
-        drawn = [fitted(store, places, fitter, tally) for places, tally in zip(found, tallies, strict=True)]
-        for done, (source, chat) in enumerate(take_turns(drawn, weights, config.samples, strict=weighted), start=1):
+        chats = [drawn(spool, of_source, fitter, near, tally) for of_source, tally in zip(found, tallies, strict=True)]
+        for done, (source, chat) in enumerate(take_turns(chats, weights, config.samples, strict=weighted), start=1):
             side = SPLITS[held_out(question_key(chat), config.held_out_share)]
             out[side].write(chat_line(chat))
             sides[side].add(chat)
             tallies[source].chats += 1
             progress("chats", done, most)
-    spool.unlink()
+    spool_file.unlink()
     total = sum(tally.chats for tally in tallies)
     if not total:
         raise DataError(_nothing(tallies))
@@ -97,7 +103,7 @@ def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progr
 
 
 def _nothing(tallies: Sequence[SourceTally]) -> str:
-    """Why no chat is left."""
+    """The message for a blend without chats: what was dropped from each source, and why."""
     lines = [line for tally in tallies for line in tally.reasons()]
     return "no chat can be used: " + ("; ".join(lines) or "the sources are empty")
 
@@ -109,8 +115,10 @@ def _notes(
     sides: Mapping[str, SplitTally],
     shares: Sequence[float] | None,
 ) -> list[str]:
-    """What to know before this is trained on."""
+    """Warnings about the folder: empty splits, sources that fell short, what was not checked."""
     notes = []
+    if config.near_duplicates == "auto" and config.near_threshold is None:
+        notes.append("near-duplicates were not looked for: that takes datasketch (pip install 'eyas[data]')")
     for name, side in sides.items():
         if not side.chats:
             notes.append(f"no chat is in {name}: add chats or change the held-out share ({config.held_out_share:g})")

@@ -1,4 +1,8 @@
-"""Where chats come from: files and folders, data sets by name, Python's own library."""
+"""Sources of chats: JSON Lines, JSON and Parquet files, folders of them, data sets by name, Python's own library.
+
+Rows are read one at a time, and each is named by its file and line. For a row that can't be read, or is no chat, there
+is an error, which the caller counts.
+"""
 
 from __future__ import annotations
 
@@ -16,44 +20,51 @@ from eyas.errors import ConfigError, DataError, RowError
 from eyas.text.chats import Chat
 
 STDLIB = "stdlib"
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 BAD_TOKENS = "bad tokens or answers"
+BROKEN_TEXT = "broken UTF-8"
+BROKEN_JSON = "not JSON"
+BROKEN_FILE = "unreadable file"
+_BATCH = 256  # Parquet rows in memory
 _HUB = "hf:"
 _ID_KEYS = ("id", "question_id", "conversation_id", "prompt_id", "uuid")
 _SAVED = ("state.json", "dataset_dict.json")  # what `Dataset.save_to_disk` leaves
 
 
 class ChatSource(StrictModel):
-    """One part of the blend; written `PLACE[,key=value...]`."""
+    """One part of the blend, written `LOCATION[,key=value...]`."""
 
-    place: str
+    location: str = Field(alias="place")
+    """A path, the name of a data set, or `stdlib`; `place` in reports."""
     weight: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Share of the chats, relative to the other sources'."""
     layout: str | None = None
     split: str = "train"
     subset: str | None = None
     name: str = Field(min_length=1, pattern=r"^[^:\s]+$")
-    """Goes before its chats' ids."""
+    """The prefix of its chats' ids, and its name in the report."""
 
     @property
     def path(self) -> Path | None:
         """The file or folder, if it is one on this machine that is read without `datasets`."""
-        path = Path(self.place)
-        if self.place == STDLIB or self.place.startswith(_HUB) or not path.exists() or _is_saved(path):
+        path = Path(self.location)
+        if self.location == STDLIB or self.location.startswith(_HUB) or not path.exists() or _is_saved(path):
             return None
         return path
 
 
 class SourceChat(NamedTuple):
-    """A chat or why there is none, and where."""
+    """A chat, or the reason why the row is none."""
 
     where: str
+    """`file:line`, or what names a row of a data set."""
     chat: Chat | RowError
 
 
 def parse_source(text: str) -> ChatSource:
-    """`PLACE[,weight=2][,layout=...][,split=...][,subset=...][,name=...]`; ConfigError says what is wrong."""
-    place, *pairs = text.split(",")
-    values: dict[str, Any] = {"place": place, "name": _default_name(place)}
+    """Parse `LOCATION[,weight=2][,layout=...][,split=...][,subset=...][,name=...]`; ConfigError says what is wrong."""
+    location, *pairs = text.split(",")
+    values: dict[str, Any] = {"place": location, "name": _default_name(location)}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or key == "place":
@@ -62,16 +73,16 @@ def parse_source(text: str) -> ChatSource:
     source = validated(ChatSource, values, f"source {text!r}")
     if source.layout is not None and source.layout not in LAYOUTS:
         raise ConfigError(f"source {text!r}: unknown layout {source.layout!r}: write {', '.join(LAYOUTS)}")
-    looks_local = place.startswith((".", "/", "~")) or place.endswith(SUFFIXES)
-    if looks_local and not Path(place).exists():
-        raise ConfigError(f"source {text!r}: there is no file or folder {place}")
-    if (source.path is not None or place == STDLIB) and (source.subset is not None or "split" in values):
-        raise ConfigError(f"source {text!r}: split and subset are for data sets, {place} has none")
+    looks_local = location.startswith((".", "/", "~")) or location.endswith(SUFFIXES)
+    if looks_local and not Path(location).exists():
+        raise ConfigError(f"source {text!r}: there is no file or folder {location}")
+    if (source.path is not None or location == STDLIB) and (source.subset is not None or "split" in values):
+        raise ConfigError(f"source {text!r}: split and subset are for data sets, {location} has none")
     return source
 
 
-def _default_name(place: str) -> str:
-    path = Path(place.removeprefix(_HUB))
+def _default_name(location: str) -> str:
+    path = Path(location.removeprefix(_HUB))
     return (path.stem if path.suffix in SUFFIXES else path.name).replace(":", "-").replace(" ", "-") or "source"
 
 
@@ -80,8 +91,8 @@ def _is_saved(path: Path) -> bool:
 
 
 def chats_of_source(source: ChatSource) -> Iterator[SourceChat]:
-    """Every chat, ids namespaced by the source's name: the row's own id, or a hash of what it says."""
-    if source.place == STDLIB:
+    """Every chat; its id is the source's name and the row's own id or, without one, a hash of the content."""
+    if source.location == STDLIB:
         yield from _library(source)
         return
     for row in _rows(source):
@@ -112,9 +123,9 @@ def _chat(row: SourceRow, source: ChatSource) -> Chat:
         raise row.value
     messages, tools = read_layout(row.value, source.layout)
     own = next((str(row.value[key]) for key in _ID_KEYS if row.value.get(key) not in (None, "")), None)
-    told = json.dumps([own, [vars(m) for m in messages], tools], sort_keys=True, ensure_ascii=False, default=vars)
+    content = json.dumps([own, [vars(m) for m in messages], tools], sort_keys=True, ensure_ascii=False, default=vars)
     try:
-        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     except UnicodeEncodeError as error:
         raise RowError(BROKEN_TEXT, "the row holds half a character (a lone surrogate)") from error
     chat = Chat(id=f"{source.name}:{own or digest}", messages=tuple(messages), tools=tools)
@@ -128,43 +139,31 @@ def _chat(row: SourceRow, source: ChatSource) -> Chat:
 
 
 def _dataset(source: ChatSource) -> Iterator[SourceRow]:
-    """Rows of a data set by name or of a folder that `datasets` saved, streamed where it can."""
-    place = source.place.removeprefix(_HUB)
+    """Rows of a data set by name, streamed, or of a folder that `datasets` saved."""
+    name = source.location.removeprefix(_HUB)
     try:
         import datasets
     except ImportError:
-        raise DataError(f"the data set {place} is read through `datasets`: pip install 'eyas[data]'") from None
+        raise DataError(f"the data set {name} is read through `datasets`: pip install 'eyas[data]'") from None
     try:
-        if _is_saved(Path(place)):
-            found = datasets.load_from_disk(place)
+        if _is_saved(Path(name)):
+            found = datasets.load_from_disk(name)
             rows = found[source.split] if isinstance(found, dict) else found
         else:
-            rows = datasets.load_dataset(place, source.subset, split=source.split, streaming=True)
+            rows = datasets.load_dataset(name, source.subset, split=source.split, streaming=True)
         for number, value in enumerate(rows, start=1):
-            yield SourceRow(f"{place}/{source.split}:{number}", value)
+            yield SourceRow(f"{name}/{source.split}:{number}", value)
     except Exception as error:  # whatever the network, the hub and the data set's builder raise
         raise DataError(
-            f"can't read the data set {place} (split {source.split}): {type(error).__name__}: {error}. "
+            f"can't read the data set {name} (split {source.split}): {type(error).__name__}: {error}. "
             "A file or folder of that name doesn't exist here either"
         ) from error
-
-
-# Rows of JSON Lines, JSON and Parquet files, one at a time, each with the place it came from.
-
-
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
-BROKEN_TEXT = "broken UTF-8"
-BROKEN_JSON = "not JSON"
-BROKEN_FILE = "unreadable file"
-
-_BATCH = 256  # Parquet rows in memory
 
 
 class SourceRow(NamedTuple):
     """What one row holds, or why it can't be read."""
 
     where: str
-    """`file:line`"""
     value: Any | RowError
 
 
@@ -182,12 +181,12 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _is_description(file: Path) -> bool:
-    """A report or index beside the data, not data."""
+    """Whether a file is a report or an index beside the data."""
     return file.name in {"report.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
 
 def read_rows(file: Path) -> Iterator[SourceRow]:
-    """Every row; what can't be read is a row with the reason."""
+    """Every row of a file; of rows that can't be read, the reason."""
     try:
         if file.suffix == ".parquet":
             yield from _parquet(file)
@@ -223,7 +222,7 @@ def _is_array(file: Path) -> bool:
 
 
 def _array(file: Path) -> Iterator[SourceRow]:
-    """One JSON array: it has to be read whole."""
+    """The elements of a JSON array, which is read whole."""
     value = _parsed(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     if isinstance(value, RowError):
         yield SourceRow(str(file), RowError(BROKEN_FILE, str(value)))

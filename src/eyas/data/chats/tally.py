@@ -1,4 +1,4 @@
-"""What became of the rows: counts by source and reason, figures by split."""
+"""Counts of what became of the rows, by source and reason, and figures of the splits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 from eyas.errors import RowError
 from eyas.text.chats import Chat
 
-SHOWN = 3  # places named for every reason
+SHOWN = 3
+"""So many rows are named for every reason."""
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 DEFINITIONS = (
-    "rows: read from the source. candidates: rows left after layout, content, evaluation and duplicate checks.",
+    "rows: read from the source. candidates: rows left after layout, content, evaluation and exact duplicate checks.",
     "chats: in the folder. dropped: rows and candidates left out, by reason. not needed: candidates that the blend's "
-    "shares or --samples left over.",
+    "shares or --samples left over; they were not looked at for near-duplicates.",
     "turns: messages. answers: assistant's turns. unanswered: chats that end with a question, kept for regeneration.",
     "length: tokens of a chat as the target's template renders it; without --model, characters of its messages.",
     "answer tokens: the tokens that the assistant has to write, end marks included.",
@@ -25,7 +26,7 @@ DEFINITIONS = (
 
 
 class SourceTally:
-    """One source."""
+    """Counts of one source: rows, candidates, chats, and rows dropped by reason."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,21 +35,21 @@ class SourceTally:
         self._first: dict[str, list[str]] = {}
 
     def drop(self, where: str, error: RowError) -> None:
-        """Count a row that is left out."""
+        """Count a row that is left out; `where` is its file and line."""
         self._dropped[error.reason] += 1
         first = self._first.setdefault(error.reason, [])
         if len(first) < SHOWN:
             first.append(f"{where}: {error.detail}")
 
     def reasons(self) -> list[str]:
-        """The commonest first, each with its first place."""
+        """A line for each reason, the most frequent first, with the first row dropped for it."""
         return [
             f"{self.name}: {count} x {reason} ({self._first[reason][0]})"
             for reason, count in self._dropped.most_common()
         ]
 
     def as_dict(self, share: float | None, chats: int) -> dict[str, Any]:
-        """For the report; `share` was asked for, `chats` is the whole blend."""
+        """The entry in the report; `share` is the wanted share of the `chats` of the whole blend."""
         return {
             "name": self.name,
             "rows": self.rows,
@@ -65,7 +66,7 @@ class SourceTally:
 
 
 class SplitTally:
-    """One side of the split."""
+    """Counts and lengths of the chats of one split."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -74,11 +75,11 @@ class SplitTally:
 
     @property
     def chats(self) -> int:
-        """How many it holds."""
+        """The number of chats in the split."""
         return self._counts["chats"]
 
     def add(self, chat: Chat) -> None:
-        """Count a chat that is written."""
+        """Count a chat that is written to the split."""
         roles = Counter(message.role for message in chat.messages)
         self._counts.update(
             chats=1,
@@ -97,7 +98,7 @@ class SplitTally:
             self.answer_tokens.update(chat.tokens[start:stop])
 
     def as_dict(self) -> dict[str, Any]:
-        """For the report."""
+        """The entry in the report; lengths are tokens, or characters without a target."""
         names = ("chats", "turns", "answers", "unanswered", "with_tools", "with_reasoning")
         total = sum(self._lengths)
         values = np.quantile(np.asarray(self._lengths), QUANTILES, method="nearest") if self._lengths else []

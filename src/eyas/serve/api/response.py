@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from functools import cached_property
 from typing import Any
 
 from eyas.serve.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
@@ -33,16 +34,20 @@ class ResponseWriter(ABC):
         self, context: ServerContext, body: GenerationRequest, generation: Generation, response_id: str
     ) -> None:
         self.generation = generation
-        self.token_texts = TokenTexts(context.engine.tokenizer)
+        self._tokenizer = context.engine.tokenizer
         self._usage_at_the_end = body.include_usage
-        choices = range(len(generation.outputs))
-        self._traces = [RoundTrace(context.engine.tokenizer) for _ in choices] if body.options.trace else None
+        self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
         self._head = {
             "id": response_id,
             "created": int(time.time()),
             "model": body.model,
             "system_fingerprint": context.fingerprint,
         }
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens, for log-probabilities."""
+        return TokenTexts(self._tokenizer)
 
     @abstractmethod
     def first_fields(self, choice_index: int) -> Json | None:

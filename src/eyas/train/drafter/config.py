@@ -32,7 +32,7 @@ class DrafterTrainConfig(StrictModel):
     batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # a micro-batch, padding counted
     max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # chats are cut to so many tokens
     validation: ValidationConfig = ValidationConfig()
-    keep_checkpoints: int | None = Field(default=None, ge=1)  # the newest that stay beside the best; None: all
+    keep_checkpoints: int | None = Field(default=None, ge=1)  # newest ones that stay beside the best; None: all
     loop: LoopConfig
 
     @model_validator(mode="before")

@@ -1,6 +1,6 @@
-"""What a drafter run learns from: rows of a store or of chats, and the features of each batch of them.
+"""The data of a drafter's run: token rows of a store or of chats, and the target's features for each batch of them.
 
-Whichever the source, the same chats give the same rows, the same batches and, but for rounding, the same features.
+Whatever the source, the same chats give the same rows, the same batches and, but for rounding, the same features.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from eyas.train.drafter.shape import DrafterShape, drafter_config
 SourceKind = Literal["offline", "online", "hybrid"]
 
 HELD_OUT_SHARE = 0.02
-"""Of a single chat file, if the recipe says nothing."""
+"""Share of a single chat file that is held out for validation, unless the recipe gives one."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rows of both splits, and how their features are had: `features(batches, taps)`."""
+    """Rows of both splits, and `features(batches, taps)`, the source of their features."""
 
     rows: dict[str, list[TokenRow]]
     left_out: tuple[str, ...]
-    """Why chats couldn't be used."""
+    """Why chats couldn't be used, a line each."""
     served_taps: tuple[int, ...]
-    """The taps a store holds; none without one."""
+    """The taps (aux hidden states) that the store holds; empty without a store."""
     fingerprint: str
-    """The target's."""
+    """The fingerprint of the target's weights."""
     features: Callable[[ChatBatches, tuple[int, ...]], FeatureSource]
 
     def __post_init__(self) -> None:
@@ -56,7 +56,10 @@ def open_data(
     target: Target,
     tokenizer: Any,
 ) -> TrainingData:
-    """Open what the recipe names. DataError and StoreError say what is missing or doesn't fit the target."""
+    """Open the store or chats that a recipe names; chats are cut to `longest` tokens.
+
+    Raises DataError and StoreError for what is missing or doesn't fit the target.
+    """
     opened = None if store is None else FeatureStore.open(store)
     if opened is not None:
         opened.check_target(target)
@@ -81,9 +84,9 @@ def open_data(
 
 
 def with_taps(shape: DrafterShape, target: Target, served: tuple[int, ...]) -> DrafterShape:
-    """The shape with its taps written down: as given, else those of the store, else the target's best.
+    """The shape with its taps written down: the recipe's, else `choose_taps`', else the `served` ones of the store.
 
-    A kind that reads the final state alone keeps to it. `served` are a store's taps, () without one.
+    A kind that reads the final state alone keeps to it. `served` is () without a store.
     """
     usual = drafter_config(shape, target).taps or ()
     if shape.taps is not None or usual == (target.num_layers + 1,):

@@ -1,4 +1,7 @@
-"""Where a trained drafter came from, written into its config.json. No paths: a checkpoint travels."""
+"""The provenance of a drafter, written into its config.json: target, data, settings, versions, figures.
+
+There are no paths in it, because checkpoints are moved and published.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ from eyas.train.loop.checkpoint import TrainingProgress
 
 @dataclass(frozen=True)
 class Origin:
-    """What is the same for all checkpoints of a run."""
+    """The provenance that all checkpoints of a run share."""
 
     identity: dict[str, Any]
-    """What else than the recipe makes the weights what they are."""
+    """What decides the weights besides the recipe; a run is resumed only if it is the same."""
     facts: dict[str, Any]
+    """The entries of the provenance."""
 
     @classmethod
     def of(
@@ -32,7 +36,7 @@ class Origin:
         batches: ChatBatches,
         vocabulary: DraftVocabulary,
     ) -> Origin:
-        """The hash of the data is that of the rows trained on, wherever they were read from."""
+        """Of a run on `batches`; their hash is that of the token rows, wherever they were read from."""
         rows = [row for row in batches.rows if learnable(row)]
         identity = {
             "target_fingerprint": fingerprint,
@@ -59,7 +63,7 @@ class Origin:
         return cls(identity, facts)
 
     def at(self, progress: TrainingProgress, validation: Mapping[str, float], chosen_by: str) -> dict[str, Any]:
-        """The provenance of a checkpoint; `chosen_by` names the figure that makes a checkpoint the best."""
+        """The provenance of a checkpoint; `chosen_by` names the validation figure by which the best is chosen."""
         return {
             **self.facts,
             "steps": progress.step,

@@ -6,7 +6,7 @@ from eyas.targets.loading import resolve_dtype
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.shape import TargetModel
 from eyas.train.loop.checkpoint import saved_identity
-from eyas.train.loop.distributed import Team
+from eyas.train.loop.distributed import ProcessGroup
 
 LENGTH = 4096
 """Tokens that an `auto` length cuts chats to, as SpecForge's examples do; SafeAILab/EAGLE has half of that."""
@@ -22,13 +22,13 @@ class SizedConfig(DrafterTrainConfig):
     max_length: int
 
 
-def resolved_dtype(config: DrafterTrainConfig, team: Team) -> str:
+def resolved_dtype(config: DrafterTrainConfig, processes: ProcessGroup) -> str:
     """The target's dtype. `auto` is what the run began with, or else `resolve_dtype`'s; rank 0 decides."""
     if config.target_dtype != "auto":
         return config.target_dtype
     began = saved_identity(config.output / "state").get("target_dtype")
-    chosen = began or str(resolve_dtype("auto", config.target, team.device)).removeprefix("torch.")
-    return str(team.gathered(chosen)[0])
+    chosen = began or str(resolve_dtype("auto", config.target, processes.device)).removeprefix("torch.")
+    return str(processes.all_gather(chosen)[0])
 
 
 def sized(config: DrafterTrainConfig, target: TargetModel, dtype: str) -> SizedConfig:

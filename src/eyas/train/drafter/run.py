@@ -1,4 +1,4 @@
-"""A drafter's training run as the loop sees it: micro-batches, and validations that leave checkpoints behind."""
+"""A drafter's training run: the objective of the loop, whose validations save checkpoints into the run's folder."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.provenance import Origin
 from eyas.train.drafter.validation import HeldOutDecoding, scored
 from eyas.train.loop.checkpoint import TrainingProgress
-from eyas.train.loop.distributed import Team, whole
+from eyas.train.loop.distributed import ProcessGroup, full_tensor
 from eyas.train.loop.metrics import MicroBatchLoss
 from eyas.train.loss.objective import DraftObjective
 
-SAVED = torch.bfloat16
-"""What checkpoints are saved in."""
+CHECKPOINT_DTYPE = torch.bfloat16
+"""The dtype in which checkpoints are saved."""
 
 
 class DrafterRun:
-    """The objective, what it is judged by, and where its checkpoints go."""
+    """A drafter's objective together with its validation data and its run folder; what `train` runs."""
 
     def __init__(
         self,
@@ -38,72 +38,74 @@ class DrafterRun:
         origin: Origin,
         decoding: HeldOutDecoding | None,
         config: DrafterTrainConfig,
-        team: Team,
+        processes: ProcessGroup,
     ) -> None:
-        """`batches` = how many held-out batches there are; without `decoding`, nothing is decoded."""
+        """`batches` is how many held-out batches there are. Without `decoding`, validations decode nothing."""
         self._objective, self._held_out, self._origin, self._decoding = objective, held_out, origin, decoding
         self._count = min(config.validation.batches, batches)
         self._folder = RunFolder(config.output, config.keep_checkpoints)
         self._chosen_by = "decoded_accept_length" if config.validation.decode else "accept_length"
-        self._team = team
-        objective.core = team.wrap(objective.core)
+        self._processes = processes
+        objective.core = processes.wrap(objective.core)
 
     @property
     def model(self) -> nn.Module:
         return self._objective.model
 
-    def part(self, number: int) -> MicroBatchLoss:
-        return self._objective.part(number)
+    def micro_batch_loss(self, number: int) -> MicroBatchLoss:
+        return self._objective.micro_batch_loss(number)
 
     def validate(self, progress: TrainingProgress) -> dict[str, float]:
-        """Score, decode, save `checkpoints/step-N` and keep `best` up to date. All processes; rank 0 decodes."""
+        """Score held-out batches, decode, save `checkpoints/step-N` and update `best`.
+
+        All processes call it; rank 0 decodes and saves.
+        """
         network = self._objective.model
         network.eval()
-        found = scored(self._objective.score, self._held_out, self._count, self._team)
+        found = scored(self._objective.score, self._held_out, self._count, self._processes)
         network.train()
         served = served_copy(network)
         figures = {f"validation_{name}": value for name, value in found.items()}
         if self._decoding is not None:
             stats = self._decoding(served)
             figures["decoded_accept_length"] = found["decoded_accept_length"] = stats.accept_length
-        if self._team.leads:
+        if self._processes.is_main:
             provenance = self._origin.at(progress, found, self._chosen_by)
             self._folder.add(progress.step, lambda path: save_network(served, path, provenance))
         return figures
 
     def finish(self) -> Path:
-        """The last drafter's directory."""
-        return self._folder.finish() if self._team.leads else self._folder.path / "drafter"
+        """Copy the last checkpoint to `drafter/` and return that directory."""
+        return self._folder.finish() if self._processes.is_main else self._folder.path / "drafter"
 
 
 def served_copy(network: DraftNetwork) -> DraftNetwork:
-    """A copy in the precision of checkpoints, whole on every process."""
-    state = {name: whole(tensor.detach()) for name, tensor in network.state_dict().items()}
+    """An unsharded copy in the dtype of checkpoints. All processes must call it."""
+    state = {name: full_tensor(tensor.detach()) for name, tensor in network.state_dict().items()}
     copy = type(network)(network.config)
     copy.load_state_dict(
-        {name: t.to(SAVED, copy=True) if t.is_floating_point() else t.clone() for name, t in state.items()},
+        {name: t.to(CHECKPOINT_DTYPE, copy=True) if t.is_floating_point() else t.clone() for name, t in state.items()},
         assign=True,
     )
     return copy.eval().requires_grad_(False)
-
-
-# A run's drafter directories: `checkpoints/step-N/`, `best/` and `drafter/`, each whole or absent.
-#
-# `best` and what may be thrown away follow from the checkpoints themselves, so nothing has to be remembered across
-# interruptions.
 
 
 PREFIX = "step-"
 
 
 class RunFolder:
-    """`keep` = how many of the newest checkpoints stay beside the best one; None = all."""
+    """The drafter directories of a run: `checkpoints/step-N/`, `best/` and `drafter/`, each complete or absent.
+
+    Which checkpoint is the best and which may be deleted follows from the checkpoints themselves, so interruptions
+    lose nothing.
+    """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
+        """`keep` is how many of the newest checkpoints stay beside the best one; None is all."""
         self.path, self._keep = path, keep
 
     def checkpoints(self) -> dict[int, Path]:
-        """step -> directory, in order of steps."""
+        """The checkpoints' directories by step, in order."""
         found = {
             int(path.name.removeprefix(PREFIX)): path
             for path in (self.path / "checkpoints").glob(PREFIX + "*")
@@ -112,9 +114,9 @@ class RunFolder:
         return dict(sorted(found.items()))
 
     def add(self, step: int, write: Callable[[Path], None]) -> None:
-        """Make `checkpoints/step-N` with `write`, then choose the best and drop what isn't kept.
+        """Fill `checkpoints/step-N` with `write`, then copy the best checkpoint and delete those that aren't kept.
 
-        Checkpoints of later steps belong to a run that was interrupted and is being gone over again: they go first.
+        Checkpoints of this and later steps, left by a run that was interrupted, are deleted first.
         """
         for number, path in self.checkpoints().items():
             if number >= step:
@@ -128,20 +130,20 @@ class RunFolder:
                 shutil.rmtree(path)
 
     def best(self) -> Path:
-        """The checkpoint with the highest score; of equal ones the earliest."""
+        """The checkpoint with the highest score, of equal ones the earliest. Raises CheckpointError without any."""
         scored = {path: score(path) for path in self.checkpoints().values()}
         if not scored:
             raise CheckpointError(f"{self.path} holds no checkpoint to choose from")
         return max(scored, key=lambda path: scored[path])
 
     def finish(self) -> Path:
-        """Copy the last checkpoint to `drafter/`."""
-        place = self.path / "drafter"
-        copy_folder(list(self.checkpoints().values())[-1], place)
-        return place
+        """Copy the last checkpoint to `drafter/`, and return that directory."""
+        folder = self.path / "drafter"
+        copy_folder(list(self.checkpoints().values())[-1], folder)
+        return folder
 
 
 def score(checkpoint: Path) -> float:
-    """The figure a checkpoint is chosen by: the one its provenance names."""
+    """The figure by which a checkpoint is chosen, named in its provenance; higher is better."""
     provenance = read_json(checkpoint / "config.json").get("eyas", {})
     return float(provenance["validation"][provenance["chosen_by"]])

@@ -1,4 +1,4 @@
-"""From a target and a store or chats to a trained drafter."""
+"""Training a drafter: from a target and a store or chats to a run folder with checkpoints."""
 
 from __future__ import annotations
 
@@ -26,23 +26,28 @@ from eyas.train.drafter.settings import Outlook, announce
 from eyas.train.drafter.shape import fresh_network
 from eyas.train.drafter.validation import HeldOutDecoding
 from eyas.train.drafter.vocab_map import DraftVocabulary
-from eyas.train.loop.distributed import Team, joined
+from eyas.train.loop.distributed import ProcessGroup, join_processes
 from eyas.train.loop.loop import check_loop, resolved, train
 from eyas.train.loss.objective import DraftObjective
 
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
-    """Train and save; returns the last drafter's directory. An interrupted run goes on from its last state."""
-    with joined(config.loop.parallel, resolve_device(config.device)) as team:
-        check_loop(config.loop, team)
-        computes = config.source != "offline" or (config.validation.decode and team.leads)
+    """Train a drafter and return the directory of the last one. An interrupted run goes on from its last state.
+
+    Raises ConfigError, DataError, StoreError, DrafterMismatchError and CheckpointError before the first step.
+    """
+    with join_processes(config.loop.parallel, resolve_device(config.device)) as processes:
+        check_loop(config.loop, processes)
+        computes = config.source != "offline" or (config.validation.decode and processes.is_main)
         load = load_target if computes else load_embedding_and_head
-        dtype = resolved_dtype(config, team)
-        target = load(config.target, dtype=dtype, device=team.device)
-        return _train(config, sized(config, target, dtype), team, target, load_tokenizer(config.target))
+        dtype = resolved_dtype(config, processes)
+        target = load(config.target, dtype=dtype, device=processes.device)
+        return _train(config, sized(config, target, dtype), processes, target, load_tokenizer(config.target))
 
 
-def _train(written: DrafterTrainConfig, config: SizedConfig, team: Team, target: Target, tokenizer: Any) -> Path:
+def _train(
+    written: DrafterTrainConfig, config: SizedConfig, processes: ProcessGroup, target: Target, tokenizer: Any
+) -> Path:
     data = open_data(
         config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
     )
@@ -50,7 +55,7 @@ def _train(written: DrafterTrainConfig, config: SizedConfig, team: Team, target:
         ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed)
         for rows in (data.rows["train"], data.rows["validation"])
     )
-    loop = resolved(config.loop, train_batches.per_epoch, config.output, team)
+    loop = resolved(config.loop, train_batches.per_epoch, config.output, processes)
     config = config.model_copy(update={"loop": loop})
     size = config.shape.draft_vocabulary(target.vocab_size)
     vocabulary = DraftVocabulary.chosen(data.rows["train"], size, target, tokenizer)
@@ -63,20 +68,20 @@ def _train(written: DrafterTrainConfig, config: SizedConfig, team: Team, target:
     )
     origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
     decoding = None
-    if config.validation.decode and team.leads:
+    if config.validation.decode and processes.is_main:
         decoding = HeldOutDecoding(target, tokenizer, data.rows["validation"], config.validation)
-    run = DrafterRun(objective, data.features(held_out, taps), held_out.per_epoch, origin, decoding, config, team)
-    if team.leads:
+    run = DrafterRun(objective, data.features(held_out, taps), held_out.per_epoch, origin, decoding, config, processes)
+    if processes.is_main:
         announce(Outlook(written, config, loop, target, network, vocabulary, train_batches, started))
         recipe = {"drafter": config.model_dump(mode="json", exclude={"loop": {"epochs"}})}  # they have become steps
         write_text(config.output / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
-    train(run, loop, config.output, team, identity)
+    train(run, loop, config.output, processes, identity)
     return run.finish()
 
 
 def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: Target) -> str | None:
-    """Warm-start; what to say of it."""
+    """Warm-start `network` if the recipe asks for it; returns what to report of that."""
     if config.warm_start is None:
         return None
     path = local_directory(config.warm_start)
@@ -84,19 +89,17 @@ def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainC
     return f"{config.warm_start} ({known} of {network.config.draft_vocab_size} draft tokens known to it)"
 
 
-# Begin with the weights of another drafter of the same kind; another draft vocabulary is re-mapped by target ids.
-
-
 _FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings"}
-"""Fields of a config that may differ: they shape no weight but the head's, which is re-mapped."""
+"""Fields of a config that may differ in a warm start: they shape no weight but the head's, whose rows are matched."""
 _MAPPED = ("d2t", "t2d", "lm_head.weight")
+"""Tensors that depend on the draft vocabulary."""
 
 
 def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> int:
-    """Copy `source`'s weights into `network`; returns how many of its draft tokens had a row of the head there.
+    """Start `network` from the weights of `source`, another drafter of the same kind, called `name` in errors.
 
-    Rows of tokens that `source` couldn't draft keep what they start with. DrafterMismatchError lists every difference
-    that forbids it. Without taps of its own, `source` was trained at the default ones of the target.
+    Rows of the head are matched by target token; those of tokens that `source` can't draft stay as they are. Returns
+    how many were matched. Raises DrafterMismatchError listing every difference that forbids it.
     """
     check_alike(network, taps, source, name)
     given = source.state_dict()
@@ -116,7 +119,10 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
 
 
 def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> None:
-    """Refuse a drafter of another kind, of other sizes or with other taps, naming all differences."""
+    """Raise DrafterMismatchError for a drafter of another kind, other sizes or other taps, listing all differences.
+
+    A drafter without taps in its config was trained at the target's default ones.
+    """
     if type(network) is not type(source):
         raise DrafterMismatchError(
             f"can't start from {name}: it is a {type(source).__name__}, the recipe makes a {type(network).__name__}"
@@ -132,7 +138,7 @@ def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwo
 
 
 def _common(ids: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of the same ids in two rising lists [n], [m]: two index tensors of equal length."""
-    place = torch.searchsorted(known, ids).clamp(max=len(known) - 1)
-    here = (known[place] == ids).nonzero().squeeze(1)
-    return here, place[here]
+    """Where ids occur in both of two ascending lists [n], [m]: the indices into each."""
+    index = torch.searchsorted(known, ids).clamp(max=len(known) - 1)
+    here = (known[index] == ids).nonzero().squeeze(1)
+    return here, index[here]

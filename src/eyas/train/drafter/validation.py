@@ -1,7 +1,7 @@
-"""How good a drafter is on chats it was not trained on: scored teacher-forced, and really decoded.
+"""Validation on held-out chats: teacher-forced scores, and prompts that are really decoded.
 
-Decoding runs the engine with the drafter exactly as its checkpoint will be served, a copy in the checkpoint's
-precision, so nothing of it touches what is being trained.
+Decoding runs the engine with a copy of the drafter in the dtype of its checkpoint, as it will be served, so it leaves
+the network that is being trained alone.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
 from eyas.errors import DataError
 from eyas.targets import Target
-from eyas.train.loop.distributed import Team
+from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.metrics import Means, MicroBatchLoss
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams, Stats
 
 
 class ValidationConfig(StrictModel):
-    """What is looked at every `loop.validate_every` steps."""
+    """What is scored and decoded every `loop.validate_every` steps."""
 
     batches: int = Field(default=4, gt=0)  # scored teacher-forced
-    decode: bool = True  # false: no target is needed in memory, and `best` goes by the simulated accept length
+    decode: bool = True  # false: the target isn't loaded, and `best` goes by the simulated accept length
     prompts: int = Field(default=8, gt=0)
     max_tokens: int = Field(default=96, gt=0)
     batch_size: int = Field(default=8, gt=0)  # prompts decoded together
@@ -41,23 +41,25 @@ class ValidationConfig(StrictModel):
 
 
 def scored(
-    score: Callable[[FeatureBatch], MicroBatchLoss], source: FeatureSource, count: int, team: Team
+    score: Callable[[FeatureBatch], MicroBatchLoss], source: FeatureSource, count: int, processes: ProcessGroup
 ) -> dict[str, float]:
-    """Means over batches 0..count-1, shared out among the processes.
+    """Mean metrics over batches 0..count-1, shared out among the processes.
 
-    All of them run equally often, as FSDP must: a process that has run out scores a batch again and doesn't count it.
+    All processes run equally many, which FSDP needs: one that has none left scores a batch again without counting it.
     """
     means = Means()
     with torch.no_grad():
-        for number in range(team.rank, -(-count // team.world) * team.world, team.world):
+        for number in range(
+            processes.rank, -(-count // processes.world_size) * processes.world_size, processes.world_size
+        ):
             part = score(source(number % count))
             if number < count:
-                means.add_part(part)
-    return Means.merged(team.gathered(dict(means.sums))).means()
+                means.add_micro_batch(part)
+    return Means.merged(processes.all_gather(dict(means.sums))).means()
 
 
 class HeldOutDecoding:
-    """Greedy answers to held-out prompts, always the same ones."""
+    """Decodes the same held-out prompts greedily at every validation."""
 
     def __init__(self, target: Target, tokenizer: Any, rows: Sequence[TokenRow], config: ValidationConfig) -> None:
         self._target, self._tokenizer, self._config = target, tokenizer, config
@@ -66,7 +68,7 @@ class HeldOutDecoding:
         self._requests = [Request(prompt, params) for prompt in choose_prompts(rows, config.prompts, room)]
 
     def __call__(self, network: DraftNetwork) -> Stats:
-        """Counts pooled over all prompts; `network` is left as it is."""
+        """The statistics of all prompts together; `network` is copied, not changed."""
         config, target = self._config, self._target
         served = copy.deepcopy(network).to(device=target.device, dtype=target.dtype).eval()
         if "shared" in (network.config.embedding, network.config.head):
@@ -85,7 +87,10 @@ class HeldOutDecoding:
 
 
 def choose_prompts(rows: Sequence[TokenRow], count: int, longest: int | None) -> list[tuple[int, ...]]:
-    """What comes before the first answer in up to `count` rows, at equal distances among those that fit."""
+    """The prompts before the first answer of up to `count` rows, spread evenly over those of at most `longest` tokens.
+
+    Raises DataError if there is none.
+    """
     prompts = map(prompt_of, rows)
     fitting = [prompt for prompt in prompts if prompt and (longest is None or len(prompt) <= longest)]
     if not fitting:

@@ -1,4 +1,4 @@
-"""The draft vocabulary: the target tokens that answers use most."""
+"""The draft vocabulary: the target's tokens that are most frequent in answers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from eyas.targets import Target
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The tokens a drafter can guess, and how much of the answers they are."""
+    """The tokens that a drafter can guess, and how much of the answers they cover."""
 
-    ids: Tensor  # [Vd] target ids, rising
-    covered: float  # share of answer tokens
-    distinct: int  # different tokens among the answers
+    ids: Tensor  # [Vd] target ids, ascending
+    covered: float  # share of all answer tokens
+    distinct: int  # different tokens in the answers
 
     @classmethod
     def chosen(cls, rows: Iterable[TokenRow], size: int, target: Target, tokenizer: Any) -> DraftVocabulary:
-        """The `size` tokens that answers use most, and always those that end them."""
+        """The `size` most frequent tokens of the answers, always with those that end an answer."""
         counts = count_answer_tokens(rows, target.vocab_size)
         ids = choose_draft_vocabulary(counts, size, end_tokens(target, tokenizer))
         return cls(ids, float(counts[ids].sum() / counts.sum()), int(counts.count_nonzero()))
@@ -37,7 +37,7 @@ class DraftVocabulary:
 
 
 def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
-    """[V] how often each token occurs where the loss mask is on."""
+    """How often each token is an answer token, [V]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for row in rows:
         counts += np.bincount(row.tokens[row.loss_mask], minlength=vocab_size)
@@ -45,9 +45,10 @@ def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
 
 
 def choose_draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) -> Tensor:
-    """[size] ids in rising order: `always` (what ends an answer), then the most frequent, ties by id.
+    """The ids [size], ascending: `always` (the tokens that end an answer) and the most frequent, ties by id.
 
-    counts [V]. With fewer distinct tokens than `size`, the lowest unused ids fill it up.
+    counts [V]. With fewer different tokens than `size`, the lowest unused ids fill it up. Raises ConfigError for a size
+    that is too small for `always` or larger than V.
     """
     vocab = len(counts)
     if not len(set(always)) <= size <= vocab:
@@ -61,7 +62,7 @@ def choose_draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) 
 
 
 def end_tokens(target: Target, tokenizer: Any) -> list[int]:
-    """Every id that ends an answer."""
+    """The ids that end an answer, by the target's configs and its tokenizer."""
     found: set[int] = set()
     generation = getattr(target.model, "generation_config", None)
     for ids in (

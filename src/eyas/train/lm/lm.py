@@ -17,7 +17,7 @@ from eyas.errors import ConfigError
 from eyas.files import writing_folder
 from eyas.train.lm.corpus import CorpusConfig, Mixture, build_corpus
 from eyas.train.loop.checkpoint import TrainingProgress
-from eyas.train.loop.distributed import joined
+from eyas.train.loop.distributed import join_processes
 from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
 from eyas.train.loop.metrics import MicroBatchLoss
 
@@ -111,7 +111,7 @@ class LmObjective:
         targets = tokens[:, 1:].flatten()
         return F.cross_entropy(logits.float(), targets, reduction="sum"), targets.numel()
 
-    def part(self, number: int) -> MicroBatchLoss:
+    def micro_batch_loss(self, number: int) -> MicroBatchLoss:
         blocks = self._blocks.batch(number, self._batch)
         if number < self._short_until:
             blocks = blocks.reshape(-1, self._short_length)
@@ -140,12 +140,12 @@ def train_lm(config: LmConfig) -> None:
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
-    with joined(config.loop.parallel, torch.device(config.device)) as team:
-        if team.world > 1:
+    with join_processes(config.loop.parallel, torch.device(config.device)) as processes:
+        if processes.world_size > 1:
             raise ConfigError("only drafters are trained by several processes: start lm recipes without torchrun")
-        loop = resolved(config.loop, 0, config.output, team)
+        loop = resolved(config.loop, 0, config.output, processes)
         objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config, loop)
-        train(objective, loop, config.output, team, identity)
+        train(objective, loop, config.output, processes, identity)
     with writing_folder(config.output / "model") as final:
         model.to(torch.bfloat16).save_pretrained(final)
         tokenizer.save_pretrained(final)

@@ -1,7 +1,8 @@
-"""Training state on disk: safetensors and JSON only. `state.json` is replaced last and names the files it goes with.
+"""Training state on disk, from which an interrupted run goes on: weights, optimizer state, progress and settings.
 
-So a run killed or out of disk at any moment finds its last whole state. Tensors are stored whole, whatever the number
-of processes: a run may go on with another.
+Only safetensors and JSON are used. `state.json` is replaced last and names the files that belong to it, so a run that
+is killed or runs out of disk at any moment finds its last complete state. Tensors are stored unsharded: a run may be
+resumed by another number of processes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 
 from eyas.errors import CheckpointError
 from eyas.files import remove_leftovers, write_json, writing_path
-from eyas.train.loop.distributed import Team, like, whole
+from eyas.train.loop.distributed import ProcessGroup, full_tensor, sharded_like
 
 META = "state.json"
 
 
 class TrainingProgress(NamedTuple):
-    """How far a run is."""
+    """How far a run has come."""
 
     step: int = 0
     seconds: float = 0.0  # of training, over all resumptions
@@ -36,9 +37,12 @@ def save_state(
     optimizers: list[torch.optim.Optimizer],
     progress: TrainingProgress,
     identity: Mapping[str, Any],
-    team: Team,
+    processes: ProcessGroup,
 ) -> None:
-    """Replace the state in `folder`; `identity` says which run it belongs to. All processes call it, rank 0 writes."""
+    """Replace the state in `folder`. All processes call it, rank 0 writes.
+
+    `identity` are the settings without which the run would be another one.
+    """
     weights = {name: _stored(p) for name, p in trained(model).items()}
     tensors: dict[str, Tensor] = {}
     groups: list[list[dict[str, Any]]] = []
@@ -48,7 +52,7 @@ def save_state(
         for index, values in state["state"].items():
             for key, value in values.items():
                 tensors[f"{number}.{index}.{key}"] = _stored(value)
-    if not team.leads:
+    if not processes.is_main:
         return
     files = {
         "weights": f"weights-{progress.step:06d}.safetensors",
@@ -59,14 +63,17 @@ def save_state(
         write_tensors(folder / files["weights"], weights)
         write_tensors(folder / files["optimizer"], tensors)
         write_json(folder / META, meta)
-    finally:  # after a failure the state named before is still there, and what was half-written goes
+    finally:  # also after a failure: the state named before stays, half-written files go
         _remove_unnamed(folder)
 
 
 def load_state(
     folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], identity: Mapping[str, Any]
 ) -> TrainingProgress:
-    """Put a saved state back in place; refuse a state of another run. Without a state: the beginning."""
+    """Restore the state in `folder` and return how far the run had come: zero steps if there is none.
+
+    Raises CheckpointError for a state of another run (which settings differ) and for damaged files.
+    """
     if not (folder / META).exists():
         return TrainingProgress()
     meta = _read_meta(folder)
@@ -83,7 +90,7 @@ def load_state(
         raise CheckpointError(f"{folder} names other weights: {sorted(weights.keys() ^ own.keys())[:5]}")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(like(weights[name], tensor))
+            tensor.copy_(sharded_like(weights[name], tensor))
     for number, optimizer in enumerate(optimizers):
         _restore(optimizer, number, tensors, meta["groups"][number])
     return TrainingProgress(int(meta["step"]), float(meta["seconds"]))
@@ -95,12 +102,12 @@ def saved_identity(folder: Path) -> dict[str, Any]:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters that train, by name; tied ones once."""
+    """The parameters that are being trained, by name; tied ones once."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a safetensors file; OSError if the disk doesn't take it."""
+    """Replace a safetensors file. Raises OSError if it can't be written."""
     with writing_path(path) as file:
         try:
             save_file(dict(tensors), file)
@@ -117,7 +124,9 @@ def _restore(
         owner, index, key = name.split(".", 2)
         if int(owner) == number:
             model = params[int(index)]
-            state.setdefault(int(index), {})[key] = like(tensor, model) if tensor.shape == model.shape else tensor
+            state.setdefault(int(index), {})[key] = (
+                sharded_like(tensor, model) if tensor.shape == model.shape else tensor
+            )
     own = optimizer.state_dict()["param_groups"]
     for group, saved in zip(own, groups, strict=True):
         group.update(saved)
@@ -125,7 +134,7 @@ def _restore(
 
 
 def _stored(value: Tensor) -> Tensor:
-    return whole(value.detach()).cpu().contiguous()
+    return full_tensor(value.detach()).cpu().contiguous()
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The processes of one run: one, or as many as torchrun started, with DDP or FSDP2 between them.
+"""The processes of a run: one, or as many as torchrun started, with DDP or FSDP2 between them.
 
-A step's micro-batches are dealt out to the processes; the gradient is the sum over all of them divided by the
-weight of all of them, so a run doesn't depend on how many processes share it (but for rounding).
+The micro-batches of a step are shared out among the processes. The gradient is the sum over all of them divided by the
+weight of all of them, so but for rounding a run doesn't depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -25,77 +25,78 @@ from eyas.errors import ConfigError
 Parallel = Literal["auto", "none", "ddp", "fsdp"]
 
 _PATIENCE = timedelta(hours=2)
-"""How long processes wait for each other: rank 0 decodes and writes while the others wait."""
+"""How long processes wait for rank 0, which decodes and writes files during validations."""
 
 
-class Team:
-    """This process among the processes of its run. `mode` is none, ddp or fsdp."""
+class ProcessGroup:
+    """This process and the others of its run. `mode` is none, ddp or fsdp."""
 
-    def __init__(self, rank: int, world: int, device: torch.device, mode: str) -> None:
-        self.rank, self.world, self.device, self.mode = rank, world, device, mode
+    def __init__(self, rank: int, world_size: int, device: torch.device, mode: str) -> None:
+        self.rank, self.world_size, self.device, self.mode = rank, world_size, device, mode
         self._wrapped: nn.Module | None = None
 
     @property
-    def leads(self) -> bool:
-        """Whether this process writes files and talks to the console."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and to the console."""
         return self.rank == 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """What to call instead of `module`, so that gradients meet. Its parameters become shards under FSDP.
+        """The module to call in place of `module`, so that gradients are reduced over the processes.
 
-        One group of shards holds everything: a drafter is about one layer, gathered once a step.
+        Under FSDP its parameters become shards, all in one group: a drafter is about one layer.
         """
         if self.mode == "ddp":
             trains = any(p.requires_grad for p in module.parameters())
             module = DistributedDataParallel(module, broadcast_buffers=False) if trains else module
         elif self.mode == "fsdp":
-            fully_shard(module, mesh=init_device_mesh(self.device.type, (self.world,)))
+            fully_shard(module, mesh=init_device_mesh(self.device.type, (self.world_size,)))
         self._wrapped = module
         return module
 
-    def syncing(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: gradients meet in the last one of a step."""
+    def gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
+        """The context of a micro-batch's forward and backward: gradients are reduced in the last one of a step."""
         if isinstance(self._wrapped, FSDPModule):
             self._wrapped.set_requires_gradient_sync(last)
         elif isinstance(self._wrapped, DistributedDataParallel) and not last:
             return self._wrapped.no_sync()
         return nullcontext()
 
-    def total(self, value: float) -> float:
+    def all_sum(self, value: float) -> float:
         """The sum of `value` over all processes."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(shared)
         return shared.item()
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Every process's `value`, in order of rank."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world
+        found: list[Any] = [None] * self.world_size
         dist.all_gather_object(found, value)
         return found
 
 
 @contextmanager
-def joined(parallel: Parallel, device: torch.device) -> Iterator[Team]:
-    """Join the processes torchrun started, or be alone. ConfigError when `parallel` doesn't fit how we were started.
+def join_processes(parallel: Parallel, device: torch.device) -> Iterator[ProcessGroup]:
+    """Join the processes that torchrun started; without torchrun the group is this process alone.
 
-    A process group that is there already is used and left as it is.
+    A process group of torch's that exists already is used and left as it is. Raises ConfigError if `parallel` doesn't
+    fit the number of processes.
     """
     joining = not dist.is_initialized()
-    world = int(os.environ.get("WORLD_SIZE", "0")) if joining else dist.get_world_size()
-    if not world:
+    world_size = int(os.environ.get("WORLD_SIZE", "0")) if joining else dist.get_world_size()
+    if not world_size:
         if parallel in ("ddp", "fsdp"):
             raise ConfigError(
                 f"loop.parallel is {parallel}, but there is one process: start it with "
                 "`torchrun --nproc-per-node N -m eyas train RECIPE`, or set loop.parallel to none"
             )
-        yield Team(0, 1, device, "none")
+        yield ProcessGroup(0, 1, device, "none")
         return
-    if parallel == "none" and world > 1:
-        raise ConfigError(f"torchrun started {world} processes, but loop.parallel is none: set it to ddp or fsdp")
+    if parallel == "none" and world_size > 1:
+        raise ConfigError(f"torchrun started {world_size} processes, but loop.parallel is none: set it to ddp or fsdp")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -103,19 +104,19 @@ def joined(parallel: Parallel, device: torch.device) -> Iterator[Team]:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
     try:
         mode = "ddp" if parallel == "auto" else parallel
-        yield Team(dist.get_rank(), dist.get_world_size(), device, mode)
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), device, mode)
     finally:
         if joining:
             dist.destroy_process_group()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of a shard (all processes must ask); other tensors as they are."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The unsharded tensor (all processes must call this); tensors that are no shards are returned as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(tensor: Tensor, model: Tensor) -> Tensor:
-    """The full `tensor`, cut as `model` is: this process's shard where that is one."""
+def sharded_like(tensor: Tensor, model: Tensor) -> Tensor:
+    """This process's shard of the unsharded `tensor`, sharded as `model` is; the tensor itself if `model` isn't."""
     if not isinstance(model, DTensor):
         return tensor
     return distribute_tensor(tensor.to(model.device), model.device_mesh, model.placements)

@@ -1,4 +1,4 @@
-"""What a run says: JSON Lines and TensorBoard always, wandb if asked, a bar or lines on the console."""
+"""The log of a run: JSON Lines, TensorBoard if installed, wandb if configured, and the console."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from eyas.files import write_text
 
 Values = Mapping[str, float]
 
-_LATER = re.compile(r"_[1-9]\d*$")
+_LATER_STEP = re.compile(r"_[1-9]\d*$")
+"""Ends the names of figures of training-time test steps after the first."""
 
 
 class Writer(Protocol):
-    """Somewhere records go."""
+    """A destination of records."""
 
     def write(self, step: int, values: Values) -> None: ...
 
     def sync(self) -> None:
-        """Make sure of what was written."""
+        """Put what was written on the disk."""
 
     def close(self) -> None: ...
 
 
 class JsonLines:
-    """`metrics.jsonl`; on resume, records past the resumed step are cut."""
+    """The file `metrics.jsonl`. Resuming cuts the records after the step that is resumed from."""
 
     def __init__(self, path: Path, done: int) -> None:
         write_text(path, "".join(line + "\n" for line in _kept(path, done)))
@@ -67,7 +68,7 @@ def _kept(path: Path, done: int) -> list[str]:
 
 
 class TensorBoard:
-    """Event files; on resume, TensorBoard hides what lies past the resumed step."""
+    """TensorBoard's event files. After resuming, TensorBoard hides what lies after the step that was resumed from."""
 
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -87,7 +88,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A wandb run that goes on where the folder's run goes on."""
+    """A wandb run, identified by the folder: resuming the one resumes the other."""
 
     def __init__(self, project: str, folder: Path) -> None:
         name = str(folder.resolve())
@@ -99,32 +100,32 @@ class Wandb:
         self._run.log(dict(values), step=step)
 
     def sync(self) -> None:
-        """wandb sends on its own."""
+        """Do nothing: wandb sends records by itself."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 def check_wandb(project: str | None) -> None:
-    """Refuse early what could not be logged."""
+    """Raise ConfigError if a wandb `project` is configured and wandb isn't installed."""
     if project is not None and find_spec("wandb") is None:
-        raise ConfigError("loop.wandb asks for wandb, which isn't installed: `pip install wandb`, or leave it out")
+        raise ConfigError("loop.wandb names a project, but wandb isn't installed: `pip install wandb`, or leave it out")
 
 
 def writers(folder: Path, done: int, project: str | None, console: Console) -> list[Writer]:
-    """All that this run writes to; says when TensorBoard is missing."""
+    """The destinations of a run's records; `done` = steps that are finished already, `project` = wandb's."""
     found: list[Writer] = [JsonLines(folder / "metrics.jsonl", done)]
     if find_spec("tensorboard") is not None:
         found.append(TensorBoard(folder / "tensorboard", done))
     else:
-        console.print("no TensorBoard files: `pip install eyas[train]` has the writer", highlight=False)
+        console.print("no TensorBoard files are written: `pip install 'eyas[train]'`", highlight=False)
     if project is not None:
         found.append(Wandb(project, folder))
     return found
 
 
 class RunLog:
-    """Records to all writers, progress to the console."""
+    """Sends records to all writers and shows progress on the console."""
 
     def __init__(self, steps: int, done: int, writers: list[Writer], console: Console) -> None:
         self._writers, self._console = writers, console
@@ -150,11 +151,11 @@ class RunLog:
             writer.close()
 
     def advance(self, step: int) -> None:
-        """Move the bar to `step` finished steps."""
+        """Show on the progress bar that `step` steps are finished."""
         self._bar.update(self._task, completed=step)
 
     def record(self, step: int, seconds: float, values: Values) -> None:
-        """Write one record; `seconds` = training time so far."""
+        """Write a record of `step`, `seconds` of training after the run began."""
         for writer in self._writers:
             writer.write(step, {"seconds": round(seconds, 3), **values})
         if self._console.is_terminal:
@@ -163,12 +164,12 @@ class RunLog:
             self._console.print(f"step {step} {_shown(values)}", highlight=False, soft_wrap=True)
 
     def sync(self) -> None:
-        """Make sure of all records so far."""
+        """Put all records so far on the disk."""
         for writer in self._writers:
             writer.sync()
 
 
 def _shown(values: Values, most: int | None = None) -> str:
-    """What fits a console: of figures by step of a chain only the first."""
-    few = [(name, value) for name, value in values.items() if not _LATER.search(name)]
+    """At most `most` figures in one line; of those for each training-time test step only the first."""
+    few = [(name, value) for name, value in values.items() if not _LATER_STEP.search(name)]
     return " ".join(f"{name} {value:.4g}" for name, value in few[:most])

@@ -24,7 +24,7 @@ from eyas.config import StrictModel
 from eyas.errors import CheckpointError, ConfigError, TrainingError
 from eyas.runtime import keep_freed_memory
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
-from eyas.train.loop.distributed import Parallel, Team, whole
+from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
 from eyas.train.loop.log import RunLog, check_wandb, writers
 from eyas.train.loop.metrics import Means, MicroBatchLoss
 from eyas.train.loop.optimizer import (
@@ -32,13 +32,13 @@ from eyas.train.loop.optimizer import (
     ScheduleConfig,
     build_optimizers,
     computes_in_bf16,
-    factor,
+    schedule_factor,
     set_learning_rate,
 )
 
 
 class LoopConfig(StrictModel):
-    """How long, how often, how fast, on how many processes."""
+    """How long to train, with which optimizer, on how many processes, and how often to log, validate and save."""
 
     steps: int | None = Field(default=None, gt=0)
     epochs: float | None = Field(default=None, gt=0)  # instead of steps: how often to go through the data
@@ -70,7 +70,7 @@ class ResolvedLoop(LoopConfig):
     bf16: bool
 
 
-def resolved(config: LoopConfig, batches: int, folder: Path, team: Team) -> ResolvedLoop:
+def resolved(config: LoopConfig, batches: int, folder: Path, processes: ProcessGroup) -> ResolvedLoop:
     """Choose what `config` leaves open: steps for its epochs of `batches` micro-batches, bf16 where it is fast.
 
     All processes call it, rank 0 decides. A run in `folder` keeps the precision it began with, whatever machine it is
@@ -82,35 +82,38 @@ def resolved(config: LoopConfig, batches: int, folder: Path, team: Team) -> Reso
         steps = max(1, math.ceil(config.epochs * batches / config.accumulate))
     if bf16 == "auto":
         began = saved_identity(folder / "state").get("bf16")
-        bf16 = team.gathered(computes_in_bf16(team.device) if began is None else bool(began))[0]
+        bf16 = processes.all_gather(computes_in_bf16(processes.device) if began is None else bool(began))[0]
     return ResolvedLoop.model_validate({**config.model_dump(), "steps": steps, "epochs": None, "bf16": bf16})
 
 
 class Objective(Protocol):
-    """What is trained, and on what."""
+    """A model with its loss and data."""
 
     @property
     def model(self) -> nn.Module:
-        """Whose parameters train."""
+        """The module whose parameters are trained."""
 
-    def part(self, number: int) -> MicroBatchLoss:
-        """The loss of micro-batch `number`, counted over the whole run."""
+    def micro_batch_loss(self, number: int) -> MicroBatchLoss:
+        """The loss of micro-batch `number`, counting from the beginning of the run."""
 
     def validate(self, progress: TrainingProgress) -> dict[str, float]:
-        """Figures of held-out data, by their names in the log; may leave a checkpoint behind."""
+        """Figures on held-out data, by their names in the log. May save a checkpoint."""
 
 
-# May differ between a run and its resumption: a plateau can be wound down earlier or later than planned.
 _FLEXIBLE = {"steps", "epochs", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
+"""May change when a run is resumed: a plateau can be ended earlier or later than planned."""
 
 
-def train(objective: Objective, config: ResolvedLoop, folder: Path, team: Team, identity: Mapping[str, Any]) -> None:
-    """Run to `config.steps`, resuming from `folder`/state where there is one.
+def train(
+    objective: Objective, config: ResolvedLoop, folder: Path, processes: ProcessGroup, identity: Mapping[str, Any]
+) -> None:
+    """Train up to `config.steps`, resuming from the state in `folder`/state if there is one.
 
-    `identity` is whatever else makes the run what it is; a state saved under another identity is refused. A full disk
-    raises CheckpointError and leaves the last state whole.
+    `identity` are further settings without which the run would be another one: a state with other values is refused.
+    Raises CheckpointError for that and for a full disk, which leaves the last state complete, and TrainingError for
+    gradients that are not finite.
     """
-    check_loop(config, team)
+    check_loop(config, processes)
     keep_freed_memory()
     model = objective.model
     optimizers = build_optimizers(model, config.optimizer)
@@ -118,13 +121,13 @@ def train(objective: Objective, config: ResolvedLoop, folder: Path, team: Team, 
     identity = {**config.model_dump(mode="json", exclude=_FLEXIBLE), **identity}
     done = load_state(state, model, optimizers, identity)
     trains = [p for p in model.parameters() if p.requires_grad]
-    with _explained(folder), _run_log(folder, config, done, team) as log:
+    with _explained(folder), _run_log(folder, config, done, processes) as log:
         window, clock, saved = Means(), done.seconds, time.monotonic()
         for step in range(done.step, config.steps):
             began = time.monotonic()
-            set_learning_rate(optimizers, factor(config.schedule, step, config.steps))
-            weight = team.total(_accumulate(objective, config, step, team, window))
-            norm = _clip(trains, team.world / max(weight, 1.0), config.optimizer.clip, step)
+            set_learning_rate(optimizers, schedule_factor(config.schedule, step, config.steps))
+            weight = processes.all_sum(_accumulate(objective, config, step, processes, window))
+            norm = _clip(trains, processes.world_size / max(weight, 1.0), config.optimizer.clip, step)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -132,7 +135,7 @@ def train(objective: Objective, config: ResolvedLoop, folder: Path, team: Team, 
             log.advance(done.step)
             last = done.step == config.steps
             if done.step % config.log_every == 0 or last:
-                joint = Means.merged(team.gathered(dict(window.sums)))
+                joint = Means.merged(processes.all_gather(dict(window.sums)))
                 speed = joint.count("loss") / max(done.seconds - clock, 1e-9)
                 figures = {"norm": norm, "lr": optimizers[-1].param_groups[0]["lr"], "per_second": speed}
                 log.record(*done, {**joint.means(), **figures})
@@ -140,46 +143,46 @@ def train(objective: Objective, config: ResolvedLoop, folder: Path, team: Team, 
             judged = done.step % config.validate_every == 0 or last
             if judged:
                 log.record(*done, objective.validate(done))
-            if judged or team.total(time.monotonic() - saved) > config.save_seconds * team.world:
+            if judged or processes.all_sum(time.monotonic() - saved) > config.save_seconds * processes.world_size:
                 log.sync()  # the state comes last: what it says was done has been written
-                save_state(state, model, optimizers, done, identity, team)
+                save_state(state, model, optimizers, done, identity, processes)
                 saved = time.monotonic()
 
 
-def check_loop(config: LoopConfig, team: Team) -> None:
-    """Refuse what can't run, before anything is loaded."""
+def check_loop(config: LoopConfig, processes: ProcessGroup) -> None:
+    """Raise ConfigError for settings that can't run, before anything is loaded."""
     check_wandb(config.wandb)
-    if config.accumulate % team.world:
+    if config.accumulate % processes.world_size:
         raise ConfigError(
-            f"loop.accumulate is {config.accumulate}, which {team.world} processes can't share equally: "
-            f"make it a multiple of {team.world} (it counts the micro-batches of a step over all processes)"
+            f"loop.accumulate is {config.accumulate}, which {processes.world_size} processes can't share equally: "
+            f"make it a multiple of {processes.world_size} (it counts the micro-batches of a step over all processes)"
         )
-    if team.mode == "fsdp" and config.optimizer.kind == "muon":
+    if processes.mode == "fsdp" and config.optimizer.kind == "muon":
         raise ConfigError("muon needs whole matrices and fsdp cuts them up: use adamw, or loop.parallel=ddp")
 
 
-def _accumulate(objective: Objective, config: ResolvedLoop, step: int, team: Team, window: Means) -> float:
-    """This process's micro-batches of a step, gradients summed; returns their weight."""
+def _accumulate(objective: Objective, config: ResolvedLoop, step: int, processes: ProcessGroup, window: Means) -> float:
+    """Sum the gradients of this process's micro-batches of a step; returns the sum of their weights."""
     weight = 0.0
-    numbers = range(step * config.accumulate + team.rank, (step + 1) * config.accumulate, team.world)
+    numbers = range(step * config.accumulate + processes.rank, (step + 1) * config.accumulate, processes.world_size)
     for number in numbers:
         _seed(config.seed, number)
-        with team.syncing(number == numbers[-1]):
-            with torch.autocast(team.device.type, torch.bfloat16, enabled=config.bf16):
-                part = objective.part(number)
+        with processes.gradient_sync(number == numbers[-1]):
+            with torch.autocast(processes.device.type, torch.bfloat16, enabled=config.bf16):
+                part = objective.micro_batch_loss(number)
             part.loss.backward()  # type: ignore[no-untyped-call]
         weight += part.weight
-        window.add_part(part)
+        window.add_micro_batch(part)
     return weight
 
 
 def _clip(trains: list[nn.Parameter], scale: float, most: float, step: int) -> float:
-    """Scale gradients, then clip them; returns their norm before clipping."""
+    """Scale all gradients, then clip them to the norm `most`; returns their norm before clipping."""
     for parameter in trains:
         if parameter.grad is not None:
             parameter.grad.mul_(scale)
     total: Tensor = torch.nn.utils.clip_grad_norm_(trains, most)
-    norm = whole(total).item()
+    norm = full_tensor(total).item()
     if not math.isfinite(norm):
         raise TrainingError(
             f"the gradient of step {step + 1} is not finite: lower the learning rate or set loop.bf16 to false, "
@@ -189,16 +192,16 @@ def _clip(trains: list[nn.Parameter], scale: float, most: float, step: int) -> f
 
 
 def _seed(seed: int, number: int) -> None:
-    """Dropout and noise of a micro-batch follow from its number, whoever computes it and whatever came before."""
+    """Seed torch by a micro-batch's number: its dropout depends neither on the process nor on what came before."""
     digest = hashlib.sha256(f"{seed}.{number}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:4], "big"))  # the CPU's generator takes no more than 32 bits
 
 
-def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, team: Team) -> RunLog:
-    console = Console(stderr=True, quiet=not team.leads)
+def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, processes: ProcessGroup) -> RunLog:
+    console = Console(stderr=True, quiet=not processes.is_main)
     precision = "bfloat16 (autocast)" if config.bf16 else "float32"
     console.print(f"training in {precision} from step {done.step} to {config.steps}", highlight=False)
-    if not team.leads:
+    if not processes.is_main:
         return RunLog(config.steps, done.step, [], console)
     folder.mkdir(parents=True, exist_ok=True)
     return RunLog(config.steps, done.step, writers(folder, done.step, config.wandb, console), console)
@@ -206,13 +209,13 @@ def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, team: T
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Say what to do about a full disk."""
+    """Raise CheckpointError with advice if the disk is full."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and "os error 28" not in str(error):
             raise
         raise CheckpointError(
-            f"the disk that holds {folder} is full ({error}); the last saved state is whole: free some space and run "
-            "the same command again"
+            f"the disk that holds {folder} is full ({error}); the last saved state is complete: free some space and "
+            "run the same command again"
         ) from error

@@ -16,7 +16,7 @@ from eyas.runtime import cpu_computes_in
 
 
 class OptimizerConfig(StrictModel):
-    """`lr` drives AdamW; `matrix_lr` drives Muon and is read only when `kind` is `muon`."""
+    """Settings of the optimizer: `lr` is AdamW's rate, `matrix_lr` Muon's, which only `kind: muon` uses."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
@@ -27,7 +27,7 @@ class OptimizerConfig(StrictModel):
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """One optimizer, or two with Muon. Vectors, embeddings and heads stay with AdamW."""
+    """The optimizers of a model: AdamW alone, or with Muon, which takes the matrices except embeddings and heads."""
     outer = {
         id(weight)
         for name, module in model.named_modules()
@@ -38,7 +38,7 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     matrices = [p for p in trained if config.kind == "muon" and p.ndim == 2 and id(p) not in outer]
     inner = {id(p) for p in matrices}
     rest = [p for p in trained if id(p) not in inner]
-    # Norm scales and biases are not decayed: pulling them to zero changes the function, not its size.
+    # norm scales and biases are not decayed: pulling them to zero changes the function, not its size
     groups = [
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
@@ -56,11 +56,11 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     return optimizers
 
 
-def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
-    """Scale every group's peak learning rate."""
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], schedule_factor: float) -> None:
+    """Set every group's learning rate to its peak times `factor`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * factor
+            group["lr"] = group["peak_lr"] * schedule_factor
 
 
 class Muon(torch.optim.Muon):
@@ -155,8 +155,8 @@ class ScheduleConfig(StrictModel):
     floor: float = Field(default=0.0, ge=0, le=1)
 
 
-def factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """The factor for zero-based `step` of `steps`."""
+def schedule_factor(config: ScheduleConfig, step: int, steps: int) -> float:
+    """The factor of step `step` of `steps`, counting from 0."""
     warmup = math.ceil(config.warmup * steps)
     if step < warmup:
         return (step + 1) / warmup

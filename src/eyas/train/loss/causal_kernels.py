@@ -22,7 +22,7 @@ LONG = 1024
 """Positions from which on a CPU's flash kernel beats `Blocked`."""
 
 
-class Attended(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What a forward leaves: out [B, heads, S, Dv], lse [B, heads, S] (float32, or float64), and the kernel's own."""
 
     out: Tensor
@@ -33,9 +33,11 @@ class Attended(NamedTuple):
 class CausalKernel(Protocol):
     """q [B, heads, S, D], k [B, kv, S, D], v [B, kv, S, Dv]; scores are scaled by D ** -0.5."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Attended: ...
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput: ...
 
-    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k, v for `grad` [B, heads, S, Dv]."""
 
 
@@ -59,10 +61,12 @@ def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
 class CpuFlash:
     """torch's CPU flash kernel: one size for keys and values."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Attended:
-        return Attended(*torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True))
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
+        return AttentionOutput(*torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True))
 
-    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
         grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, done.out, done.lse, 0.0, True
         )
@@ -72,11 +76,13 @@ class CpuFlash:
 class CudaFlash:
     """FlashAttention: half precision, one size for keys and values."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
         out, lse, *extra = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)
-        return Attended(out, lse, tuple(extra[:6]))
+        return AttentionOutput(out, lse, tuple(extra[:6]))
 
-    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
         cum_q, cum_k, max_q, max_k, seed, offset = done.extra
         grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad, q, k, v, done.out, done.lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset
@@ -87,12 +93,14 @@ class CudaFlash:
 class CudaEfficient:
     """Memory-efficient attention: float32 too, values of their own size, but no shared keys and a padded lse."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
         k, v = (_repeated(x, q.shape[1]) for x in (k, v))
         out, lse, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True)
-        return Attended(out, lse.narrow(2, 0, q.shape[2]), (lse, seed, offset))
+        return AttentionOutput(out, lse.narrow(2, 0, q.shape[2]), (lse, seed, offset))
 
-    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
         padded, seed, offset = done.extra
         width = q.shape[2]
         padded = torch.cat((done.lse, padded.narrow(2, width, padded.shape[2] - width)), dim=2)
@@ -110,7 +118,7 @@ class Blocked:
     block of rows is a view.
     """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
         kv, groups = k.shape[1], q.shape[1] // k.shape[1]
         rows, keys, values = _folded(q * q.shape[-1] ** -0.5, kv), k.flatten(0, 1), v.flatten(0, 1)
         out = rows.new_empty(*rows.shape[:2], v.shape[-1])
@@ -123,9 +131,11 @@ class Blocked:
             total = weights.sum(-1, keepdim=True)
             out[:, block] = (weights.to(v.dtype) @ values[:, :stop]).div_(total)
             lse[:, block] = total.log_().add_(peak)
-        return Attended(_unfolded(out, q), _unfolded(lse, q).squeeze(-1))
+        return AttentionOutput(_unfolded(out, q), _unfolded(lse, q).squeeze(-1))
 
-    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
         kv, groups, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
         rows, keys, values = _folded(q * scale, kv), k.flatten(0, 1), v.flatten(0, 1)
         dout, lse = _folded(grad, kv), _folded(done.lse.unsqueeze(-1), kv)

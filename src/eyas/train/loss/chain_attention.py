@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eyas.train.loss.causal_kernels import Attended, CausalKernel, choose_kernel
+from eyas.train.loss.causal_kernels import AttentionOutput, CausalKernel, choose_kernel
 
 
 class ChainAttention:
@@ -66,7 +66,7 @@ class _Causal(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        return None, *ctx.kernel.backward(grad, q, k, v, Attended(out, lse, ctx.extra))
+        return None, *ctx.kernel.backward(grad, q, k, v, AttentionOutput(out, lse, ctx.extra))
 
 
 class _Chain(torch.autograd.Function):
@@ -98,7 +98,7 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         places, q, k, v, out, total, weights, *own = ctx.saved_tensors
         count, kv, scale = len(places), k.shape[1], q.shape[-1] ** -0.5
-        done = Attended(
+        done = AttentionOutput(
             _spread(_ungrouped(out), places, k), _spread(_ungrouped(total), places, k).squeeze(-1), ctx.extra
         )
         dq, dk, dv = ctx.kernel.backward(_spread(grad, places, k), _spread(q, places, k), k, v, done)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.token_loss import Judged, Teacher, judge
+from eyas.train.loss.token_loss import GuessScores, Teacher, score_guesses
 from eyas.train.loss.ttt import ChainRows
 
 CHUNK_ELEMENTS = 2**20
@@ -93,7 +93,9 @@ class TokenLoss:
                 stacked = torch.stack(picked, dim=1).detach().requires_grad_(grad)  # [m, K, H]
                 logits = self.head(stacked)  # [m, K, Vd]
             with torch.autocast(places.device.type, enabled=False):
-                judged = judge(logits.detach(), self.teacher(places), self.target_ids, self.config, kl_share, grad)
+                judged = score_guesses(
+                    logits.detach(), self.teacher(places), self.target_ids, self.config, kl_share, grad
+                )
             yield _Chunk(at, stacked, logits, judged)
 
 
@@ -103,7 +105,7 @@ class _Chunk(NamedTuple):
     at: Tensor  # [m, K] the guess's row among its step's states, -1 where there is none
     states: Tensor  # [m, K, H]
     logits: Tensor  # [m, K, Vd]
-    judged: Judged
+    judged: GuessScores
 
 
 class _Fused(torch.autograd.Function):

@@ -111,7 +111,7 @@ class DraftObjective:
         self.core = DraftLoss(network, head, vocab_size, config)
         self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed
 
-    def part(self, number: int) -> MicroBatchLoss:
+    def micro_batch_loss(self, number: int) -> MicroBatchLoss:
         """Loss and metrics of training batch `number`."""
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             batch = self._source(number)  # an online target keeps its own precision

@@ -27,7 +27,7 @@ FLOOR = 1e-12
 """Least alpha whose logarithm is taken: a row without any chance costs 27.6, not infinity."""
 
 
-class Judged(NamedTuple):
+class GuessScores(NamedTuple):
     """How m x K guesses did. `grad` is None where none was asked for."""
 
     loss: Tensor  # [m, K]
@@ -36,9 +36,9 @@ class Judged(NamedTuple):
     grad: Tensor | None  # [m, K, Vd] of loss, with respect to the logits
 
 
-def judge(
-    logits: Tensor, lesson: Lesson, target_ids: Tensor, config: LossConfig, kl_share: Tensor | None, grad: bool
-) -> Judged:
+def score_guesses(
+    logits: Tensor, lesson: TeacherOutput, target_ids: Tensor, config: LossConfig, kl_share: Tensor | None, grad: bool
+) -> GuessScores:
     """logits [m, K, Vd]; kl_share [K] is the w of the mixed loss, None for the others."""
     log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     p, covered = lesson.p.to(log_q.dtype), lesson.covered.to(log_q.dtype)
@@ -52,7 +52,7 @@ def judge(
     shared = torch.minimum(full, q)
     overlap = shared.sum(-1)
     if config.token != "lk":
-        return Judged(distance, right, overlap, q.sub_(ideal) if grad else None)
+        return GuessScores(distance, right, overlap, q.sub_(ideal) if grad else None)
 
     if kl_share is None:
         floored = overlap.clamp(min=FLOOR)
@@ -61,12 +61,12 @@ def judge(
         loss = kl_share * distance + (1 - kl_share) * (1 - overlap)
         kl_weight, alpha_weight = kl_share.unsqueeze(1), (1 - kl_share).expand_as(overlap)
     if not grad:
-        return Judged(loss, right, overlap, None)
+        return GuessScores(loss, right, overlap, None)
     short = torch.mul(q, q < full, out=shared)  # the part of q that more would help
     rising = torch.addcmul(-short, q, short.sum(-1, keepdim=True)).mul_(alpha_weight.unsqueeze(2))
     if kl_weight is not None:
         rising += q.sub_(ideal).mul_(kl_weight)
-    return Judged(loss, right, overlap, rising)
+    return GuessScores(loss, right, overlap, rising)
 
 
 # The target's view of answer tokens, a chunk at a time: nothing here ever spans all of a batch's rows.
@@ -74,7 +74,7 @@ def judge(
 # Shapes: B chats, S positions, M answer tokens, m of a chunk, V / Vd full / draft vocabulary, k stored candidates.
 
 
-class Lesson(NamedTuple):
+class TeacherOutput(NamedTuple):
     """What the target says of m answer tokens."""
 
     p: Tensor  # [m, Vd] softmax over the draft vocabulary alone
@@ -82,7 +82,7 @@ class Lesson(NamedTuple):
     best: Tensor  # [m] int64, the target's own greedy token (a full-vocabulary id)
 
 
-Teacher = Callable[[Tensor], Lesson]
+Teacher = Callable[[Tensor], TeacherOutput]
 """Indices into B * S of the positions whose state predicts the tokens, [m] -> what the target says."""
 
 
@@ -98,14 +98,14 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
         finals = batch.final.flatten(0, 1)
 
         @torch.no_grad()
-        def from_head(places: Tensor) -> Lesson:
+        def from_head(places: Tensor) -> TeacherOutput:
             with torch.autocast(kind, enabled=False):  # the teacher keeps its own precision
                 logits = head(finals.index_select(0, places))  # [m, V]
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             kept = logits.index_select(1, target_ids)
             inside = kept.logsumexp(-1, keepdim=True)
             covered = (inside.squeeze(1) - logits.logsumexp(-1)).exp()
-            return Lesson(kept.sub_(inside).exp_(), covered, logits.argmax(-1))
+            return TeacherOutput(kept.sub_(inside).exp_(), covered, logits.argmax(-1))
 
         return from_head
 
@@ -116,7 +116,7 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
     draft_ids[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
 
     @torch.no_grad()
-    def from_top(places: Tensor) -> Lesson:
+    def from_top(places: Tensor) -> TeacherOutput:
         """All that is known of the other V - k tokens is their mass, so it is spread evenly over them."""
         best, logs = ids.index_select(0, places), logprobs.index_select(0, places).float()  # [m, k]
         others = max(vocab_size - ids.shape[1], 1)
@@ -126,6 +126,6 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
         kept = full[:, :-1]
         covered = kept.sum(-1)
         p = kept / covered.clamp(min=torch.finfo(kept.dtype).tiny).unsqueeze(1)
-        return Lesson(p, covered, best.gather(1, logs.argmax(-1, keepdim=True)).squeeze(1))
+        return TeacherOutput(p, covered, best.gather(1, logs.argmax(-1, keepdim=True)).squeeze(1))
 
     return from_top
