@@ -18,9 +18,8 @@ from eyas.drafters.config import FeatureConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
 from eyas.drafters.kinds.eagle1 import Eagle1Config
-from eyas.drafters.layers import Attend
 from eyas.drafters.loading import load_drafter
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import Attend, DraftNetwork
 from eyas.drafters.registry import KINDS, kind_for, kind_name
 from eyas.errors import CheckpointError, ExportError, UsageError
 from eyas.interop.export.consumers import CONSUMERS

@@ -77,19 +77,3 @@ class Drafter(Protocol):
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence to another slot."""
-
-
-def observe_rows(
-    drafter: Drafter,
-    rows: range,
-    next_tokens: Tensor,
-    taps: Tensor,
-    counts: Sequence[int],
-    observed: Sequence[bool],
-    reading: Sequence[bool],
-) -> None:
-    """Give a drafter the first `counts[r]` pairs of each `observed` row [R]; rows not `reading` [R] defer theirs."""
-    counts = [count * wanted for count, wanted in zip(counts, observed, strict=True)]
-    now = [count * reads for count, reads in zip(counts, reading, strict=True)]
-    drafter.observe(rows, next_tokens, taps, now)
-    drafter.defer(rows, next_tokens, taps, [count - read for count, read in zip(counts, now, strict=True)])

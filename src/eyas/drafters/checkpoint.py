@@ -32,8 +32,7 @@ from eyas.drafters.formats.tensor_names import (
 )
 from eyas.drafters.formats.vocabulary import complete_vocabulary
 from eyas.drafters.kind import Kind
-from eyas.drafters.layers import Rotary
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, Rotary
 from eyas.drafters.registry import kind_for, kind_of
 from eyas.errors import CheckpointError, ConfigError
 from eyas.files import write_json, writing_path

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.layers import Attend
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.targets.attention import RaggedLayout, grouped_attention, visible
 from eyas.targets.slots import Saved, SlotCache, mapped_copy, mapped_zeros

@@ -1,6 +1,11 @@
-"""The base of every kind's network, as decoding and training use it: `fuse`, `step`, `logits`.
+"""The networks of drafters: the base class of every kind, and the layers of kinds that are decoders.
 
-Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, V / Vd full / draft vocabulary.
+Decoding and training use a network in the same way: `fuse`, `step`, `logits`. What each position sees is the caller's
+choice: its `attend` gets rotated queries and keys and returns the mixed values. Decoding passes one that uses the slot
+cache, training one for training-time test. Parameter names are those of the `layers.{i}.*` checkpoint layout.
+
+Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, D / Dv head size of keys / values, V / Vd full /
+draft vocabulary.
 """
 
 from __future__ import annotations
@@ -8,17 +13,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from eyas.drafters.config import DrafterConfig
+from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
-from eyas.drafters.layers import Attend
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 from eyas.targets.slots import KVShape
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v [B, kv_heads, S, Dv]) -> [B, heads, S, Dv].
+
+Scores are scaled by D ** -0.5; a network that wants another scale puts it into q. Dv may differ from D.
+"""
+
+Rope = tuple[Tensor, Tensor]
+"""The cosines and sines [B, S, D] of the rotation at each position."""
 
 
 @dataclass(frozen=True)
@@ -132,3 +149,122 @@ class DraftNetwork(nn.Module):
         if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
         return self._shared
+
+
+class RMSNorm(nn.RMSNorm):
+    """`torch.nn.RMSNorm` that computes in its weight's type, under autocast too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships no types
+    """RoPE tables of any type that transformers knows; frequencies stay float32 when the network is cast."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        sizes = LlamaConfig(
+            hidden_size=config.rope_size,  # of one head: the tables are the same for all
+            num_attention_heads=1,
+            head_dim=config.rope_size,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=dict(config.rope_parameters),
+        )
+        with torch.device("cpu"):  # computed, never loaded: real also where a network is laid out on the meta device
+            super().__init__(sizes)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # in bf16 a frequency is off by up to 0.4 %: after a few hundred positions the angle means nothing
+        return super()._apply(lambda t: t.to(fn(t).device), recurse)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose input may be wider than its output."""
+
+    def __init__(self, config: GroupedConfig, width: int, qkv_bias: bool = False, qk_norm: bool = False) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.kv_heads = config.num_key_value_heads
+        q_size = config.num_attention_heads * config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(width, q_size, bias=bias or qkv_bias)
+        self.k_proj = nn.Linear(width, kv_size, bias=bias or qkv_bias)
+        self.v_proj = nn.Linear(width, kv_size, bias=bias or qkv_bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps) if qk_norm else nn.Identity()
+
+    @property
+    def kv_shape(self) -> tuple[KVShape, KVShape]:
+        """The shapes of the keys and values that a cache holds."""
+        shape = KVShape(self.kv_heads, self.head_dim)
+        return shape, shape
+
+    def forward(self, x: Tensor, rope: Rope, layer: int, attend: Attend) -> Tensor:
+        """x [B, S, width] -> [B, S, H]."""
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = attend(layer, rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """The gated MLP of a decoder layer."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.act: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """States [B, S, H] -> what is added to them [B, S, H]."""
+        out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderBlock(nn.Module):
+    """Attention and MLP of a decoder layer; subclasses decide what enters the attention."""
+
+    def __init__(self, config: TransformerConfig, index: int, attention: nn.Module) -> None:
+        super().__init__()
+        self.index = index
+        self.self_attn = attention
+        self.mlp = MLP(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    @property
+    def kv_shape(self) -> tuple[KVShape, KVShape]:
+        """The shapes of the keys and values that a cache holds of this layer."""
+        shape: tuple[KVShape, KVShape] = self.self_attn.kv_shape  # type: ignore[assignment]  # any attention here
+        return shape
+
+    def mix(self, x: Tensor, residual: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        """Attention over x [B, S, width], then the MLP, both added to residual [B, S, H]."""
+        residual = residual + self.self_attn(x, rope, self.index, attend)
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
+
+
+class DecoderLayer(DecoderBlock):
+    """A pre-norm decoder layer; EAGLE-1's first one has no norm at its input."""
+
+    def __init__(self, config: TransformerConfig, index: int, attention: nn.Module, input_norm: bool = True) -> None:
+        super().__init__(config, index, attention)
+        size = config.hidden_size
+        self.input_layernorm = RMSNorm(size, eps=config.rms_norm_eps) if input_norm else nn.Identity()
+
+    def forward(self, hidden: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        """The residual stream [B, S, H] entering the layer -> the one leaving it."""
+        return self.mix(self.input_layernorm(hidden), hidden, rope, attend)
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Apply RoPE (half-split layout) to x [B, heads, S, D] with cos, sin [B, S, D]."""
+    cos, sin = (table.unsqueeze(1) for table in rope)
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin

@@ -28,6 +28,7 @@ from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, RequestError, UsageError
 from eyas.targets import Target
+from eyas.targets.architecture import eos_token_ids
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
 from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
 
@@ -64,7 +65,7 @@ class Engine:
         self.rule, self.controller = rule or SeededWalk(), controller
         self.limits = limits or Limits(max_running=batch_size or 1)
         self.batch_size = self.limits.max_running
-        self.eos_ids = _eos_ids(target, tokenizer)
+        self.eos_ids = eos_token_ids(target.model, tokenizer)
         self.outcome: RoundOutput | None = None
         """The output of the last step's round; None if it had none."""
         self._scheduler = Scheduler(self.limits)
@@ -122,6 +123,8 @@ class Engine:
         return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
 
     def _grammar(self, request: Request) -> Grammar | None:
+        if request.grammar is None:
+            return None
         return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
 
     def step(self) -> list[Chunk]:
@@ -365,15 +368,3 @@ class Engine:
         finally:
             for index in mine:
                 self.cancel(index)
-
-
-def _eos_ids(target: Target, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends an answer: the generation config's, else the model config's, and the tokenizer's."""
-    generation = getattr(target.model, "generation_config", None)
-    found = getattr(generation, "eos_token_id", None)
-    if found is None:
-        found = getattr(target.config, "eos_token_id", None)
-    ids = [] if found is None else [found] if isinstance(found, int) else list(found)
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        ids.append(tokenizer.eos_token_id)
-    return tuple(sorted(set(ids)))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters import Drafter, observe_rows
+from eyas.drafters import Drafter
 from eyas.targets import Target
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import TokenLogprobs
@@ -145,6 +145,22 @@ def run_first_round(
         next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
         observe_rows(drafter, rows, next_tokens, piece.taps, piece.counts, observed, reading)
     return output._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - started)
+
+
+def observe_rows(
+    drafter: Drafter,
+    rows: range,
+    next_tokens: Tensor,
+    taps: Tensor,
+    counts: Sequence[int],
+    observed: Sequence[bool],
+    reading: Sequence[bool],
+) -> None:
+    """Give a drafter the first `counts[r]` pairs of each `observed` row [R]; rows not `reading` [R] defer theirs."""
+    counts = [count * wanted for count, wanted in zip(counts, observed, strict=True)]
+    now = [count * reads for count, reads in zip(counts, reading, strict=True)]
+    drafter.observe(rows, next_tokens, taps, now)
+    drafter.defer(rows, next_tokens, taps, [count - read for count, read in zip(counts, now, strict=True)])
 
 
 def _walk(

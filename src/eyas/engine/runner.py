@@ -17,10 +17,10 @@ from typing import cast
 
 import torch
 
-from eyas.drafters import Drafter, observe_rows
+from eyas.drafters import Drafter
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
-from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, run_first_round, run_round
+from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError

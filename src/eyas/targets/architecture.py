@@ -118,10 +118,12 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
 
 
 def logit_finish(config: Any) -> Callable[[Any], Any]:
-    """The function that a model's forward applies to its head's output: scaling and soft-capping, if any."""
+    """What a model's forward applies to its head's output: scaling and soft-capping, or nothing."""
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = getattr(config, "logit_scale", None)
     divisor = getattr(config, "logits_scaling", None)
+    if softcap is scale is divisor is None:
+        return nn.Identity()
 
     def finish(out: Any) -> Any:
         if scale is not None:
@@ -133,6 +135,17 @@ def logit_finish(config: Any) -> Callable[[Any], Any]:
         return out
 
     return finish
+
+
+def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends an answer: the generation config's, else the model config's, and the tokenizer's, if any."""
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if found is None:
+        found = getattr(model.config.get_text_config(), "eos_token_id", None)
+    ids = [] if found is None else [found] if isinstance(found, int) else list(found)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    return tuple(sorted(set(ids)))
 
 
 def logits_agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:

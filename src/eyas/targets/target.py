@@ -328,4 +328,4 @@ class Target:
             kind: attention.additive(attention.visible(lengths, start, ancestors, positions, window), self.dtype)
             for kind, window in self._plan.windows.items()
         }
-        return made if self._plan.hybrid else next(iter(made.values()))
+        return made if len(made) > 1 else next(iter(made.values()))

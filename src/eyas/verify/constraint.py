@@ -30,7 +30,7 @@ Mask = NDArray[np.uint32]
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
-    """A request's grammar, compiled or from the cache of compiled ones; None if the answer is unconstrained.
+    """A request's grammar, compiled or from the cache of compiled ones; None if its answer is unconstrained.
 
     Raises RequestError if the grammar can't be compiled or the answer couldn't end.
     """

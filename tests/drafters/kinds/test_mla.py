@@ -12,7 +12,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kinds.mla import LatentAttention, MlaConfig, read, write
-from eyas.drafters.layers import Rotary
+from eyas.drafters.network import Rotary
 from eyas.targets.attention import grouped_attention
 
 from ... import tiny

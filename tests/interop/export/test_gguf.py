@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.checkpoint import open_checkpoint, save_network
-from eyas.drafters.layers import Rotary
+from eyas.drafters.network import Rotary
 from eyas.errors import ExportError, EyasError, UsageError
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
@@ -59,8 +59,8 @@ def contents(
     theirs = {}
     for name, tensor in ours.items():
         heads = {"q": re.N, "k": re.KV}.get(name.split(".")[3][0] if "_attn." in name else "")
-        placed = tensor if heads is None else re.interleaved(tensor, heads)
-        theirs[NAMES[name]] = placed.float() if placed.ndim == 1 else placed
+        expected = tensor if heads is None else re.interleaved(tensor, heads)
+        theirs[NAMES[name]] = expected.float() if expected.ndim == 1 else expected
     if reduced:
         d2t, _ = re.offsets()
         ours["d2t"], theirs["d2t"] = d2t, d2t + torch.arange(re.VD)
@@ -232,9 +232,9 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 def test_counts_beyond_the_file_are_refused_at_once(tmp_path: Path) -> None:
     """Nothing of the size that a damaged file claims is allocated or looped over."""
     whole = bytearray(re.gguf_bytes(KEYS, contents()[1]))
-    for place in (8, 16, 24):  # tensors, keys, the first key's length
+    for offset in (8, 16, 24):  # tensors, keys, the first key's length
         damaged = whole.copy()
-        damaged[place : place + 8] = (2**62).to_bytes(8, "little")
+        damaged[offset : offset + 8] = (2**62).to_bytes(8, "little")
         (tmp_path / "d.gguf").write_bytes(damaged)
         with pytest.raises(EyasError, match="is it complete"):
             open_checkpoint(tmp_path / "d.gguf")

@@ -18,8 +18,7 @@ from eyas.drafters.config import FeatureConfig, GroupedConfig
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import EAGLE, Kind
-from eyas.drafters.layers import Attend, Attention, DecoderLayer, Rotary
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary
 from eyas.errors import ConfigError
 from eyas.targets.slots import KVShape
 

@@ -18,8 +18,7 @@ from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, read_gr
 from eyas.drafters.formats.fields import Fields, architectures
 from eyas.drafters.formats.tensor_names import MIDLAYER
 from eyas.drafters.kind import EAGLE3, Kind
-from eyas.drafters.layers import Attend, Attention, DecoderBlock, DecoderLayer, RMSNorm, Rope, Rotary
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import Attend, Attention, DecoderBlock, DecoderLayer, DraftNetwork, RMSNorm, Rope, Rotary
 from eyas.targets.slots import KVShape
 
 _QWEN3 = "Eagle3Qwen3ForCausalLM"

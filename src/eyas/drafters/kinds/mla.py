@@ -23,7 +23,7 @@ from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, taps_di
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import EAGLE3_MLA, Kind
 from eyas.drafters.kinds.eagle3 import FusedTapsNetwork
-from eyas.drafters.layers import Attend, RMSNorm, Rope, rotate
+from eyas.drafters.network import Attend, RMSNorm, Rope, rotate
 from eyas.targets.slots import KVShape
 
 _MOE_AND_DERIVED = frozenset(

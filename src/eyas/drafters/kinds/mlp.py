@@ -21,8 +21,7 @@ from torch.nn import functional as F
 from eyas.drafters.config import FeatureConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
-from eyas.drafters.layers import Attend, RMSNorm
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import Attend, DraftNetwork, RMSNorm
 
 _MODEL_TYPE, _ARCHITECTURE = "eyas_mlp", "EyasMlpDrafter"
 

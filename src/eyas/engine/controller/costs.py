@@ -233,9 +233,9 @@ class CostModel:
         bound = least[np.minimum(np.searchsorted(_SIZES, size), len(_SIZES) - 1)]
         return np.minimum(self._corrected_pass(size, rows, lengths), bound)
 
-    def padding_seconds(self, places: Array | float, rows: int) -> Array:
+    def padding_seconds(self, padding: Array | float, rows: int) -> Array:
         """What `places` that rows lack to the longest of `rows` rows add to a pass."""
-        size = np.asarray(places, dtype=np.float64)
+        size = np.asarray(padding, dtype=np.float64)
         bare = np.where(size > 0.0, self.table.padding_by_places.at(size), 0.0)
         return bare * self._corrections(rows).factor(_PASS, np.asarray(float(rows)))
 

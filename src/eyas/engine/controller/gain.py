@@ -65,13 +65,13 @@ class GainModel:
             walked[row, path] = True
         if not valid.any():
             return
-        told, parents = tree.logprob.double().cpu().numpy(), tree.parents.cpu().numpy()
-        above = np.take_along_axis(np.pad(told, ((0, 0), (1, 0))), parents + 1, axis=1)  # [R, N]
-        asked = valid & np.take_along_axis(walked, parents + 1, axis=1)
-        at, node = np.nonzero(asked)
-        siblings = asked[at] & (parents[at] == parents[at, node][:, None])  # [n, N]
-        later = siblings.argmax(1) < node
-        self._acceptance.learn(groups[at], later, bins((told - above)[at, node]), walked[at, node + 1])
+        logprob, parents = tree.logprob.double().cpu().numpy(), tree.parents.cpu().numpy()
+        above = np.take_along_axis(np.pad(logprob, ((0, 0), (1, 0))), parents + 1, axis=1)  # [R, N]
+        tested = valid & np.take_along_axis(walked, parents + 1, axis=1)
+        at, node = np.nonzero(tested)
+        same_parent = tested[at] & (parents[at] == parents[at, node][:, None])  # [n, N]
+        later = same_parent.argmax(1) < node
+        self._acceptance.learn(groups[at], later, bins((logprob - above)[at, node]), walked[at, node + 1])
 
     def judge(self, promised: float, kept: float) -> None:
         """A round was forecast to accept `promised` draft tokens and accepted `kept`.

@@ -13,6 +13,7 @@ from torch import Tensor
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import ConfigError
 from eyas.targets import Target
+from eyas.targets.architecture import eos_token_ids
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class DraftVocabulary:
     def chosen(cls, rows: Iterable[TokenRow], size: int, target: Target, tokenizer: Any) -> DraftVocabulary:
         """The `size` most frequent tokens of the answers, always with those that end an answer."""
         counts = count_answer_tokens(rows, target.vocab_size)
-        ids = choose_draft_vocabulary(counts, size, end_tokens(target, tokenizer))
+        ids = choose_draft_vocabulary(counts, size, eos_token_ids(target.model, tokenizer))
         return cls(ids, float(counts[ids].sum() / counts.sum()), int(counts.count_nonzero()))
 
     def __str__(self) -> str:
@@ -59,16 +60,3 @@ def choose_draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) 
     ranked = counts.clone()
     ranked[list(always)] = torch.iinfo(counts.dtype).max
     return ranked.argsort(descending=True, stable=True)[:size].sort().values
-
-
-def end_tokens(target: Target, tokenizer: Any) -> list[int]:
-    """The ids that end an answer, by the target's configs and its tokenizer."""
-    found: set[int] = set()
-    generation = getattr(target.model, "generation_config", None)
-    for ids in (
-        getattr(generation, "eos_token_id", None),
-        target.config.eos_token_id,
-        tokenizer.eos_token_id,
-    ):
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return sorted(found)
