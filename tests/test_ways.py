@@ -1,12 +1,33 @@
-"""The ways through the source that docs/architecture.md walks: every file is there, and each touches an earlier one."""
+"""The ways through the source that docs/architecture.md walks: every file is there, and each touches an earlier one.
+
+Two of them are run, too: a token and a request enter no file that the page doesn't name.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import httpx
 import pytest
+import torch
 
+import eyas
+from eyas.cli.common.display import StreamedText
+from eyas.serve.http.app import ENDPOINTS
+from eyas.serve.observe.metrics import Metrics
+from eyas.targets.linears import can_prepack
+from eyas.text.chats import Message
+from eyas.text.dialogue import Dialogue, converse
+from eyas.text.prompts import PromptRow
+
+from .pairs import save_drafter, save_target
+from .serve.live import live
 from .source import SOURCE, importers
 
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
@@ -42,10 +63,85 @@ def test_every_file_is_there_once(title: str, most: int | None) -> None:
 
 @pytest.mark.parametrize("title", WAYS)
 def test_each_file_touches_an_earlier_one(title: str) -> None:
-    """It imports one of them, or one of them imports it."""
+    """It imports one of them, or one of them imports it; a verb begins with what the verb before has written."""
     files = way(title)
     for i, file in enumerate(files[1:], start=1):
         earlier = set(files[:i])
+        if file.startswith("cli/") and not file.startswith("cli/common/"):
+            continue
         assert earlier & importers().get(file, set()) or any(
             file in importers().get(other, set()) for other in earlier
         ), f"{file} has nothing to do with any file before it"
+
+
+class Entered:
+    """The files of the package whose functions are called, in any thread that starts under it, while `on`."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.on = False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if self.on and event == "call" and code.co_name != "<module>" and code.co_filename.startswith(str(SOURCE)):
+            self.files.add(Path(code.co_filename).relative_to(SOURCE).as_posix())
+
+    def during(self, work: Callable[[], object]) -> set[str]:
+        """What `work` enters in this thread and in those that report to this object already."""
+        self.files, self.on = set(), True
+        before = sys.getprofile()
+        sys.setprofile(self)
+        try:
+            work()
+        finally:
+            sys.setprofile(before)
+            self.on = False
+        return self.files
+
+
+def open_pair(path: Path) -> eyas.Engine:
+    model, drafter = save_target(path / "model"), save_drafter(path / "drafter")
+    return eyas.load(model, drafter, tree="dynamic:3,3,8", dtype="float32")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_token_goes_its_way(tmp_path: Path, temperature: float) -> None:
+    engine = open_pair(tmp_path)
+    params = eyas.SamplingParams(max_tokens=30, temperature=temperature, seed=1)
+
+    def generate() -> None:
+        dialogue = Dialogue(PromptRow("0", "a prompt", messages=(Message(role="user", content="Why?"),)))
+        text = StreamedText(engine.tokenizer, speculating=True)
+        for _, chunk in converse(engine, [dialogue], params):
+            text.add(chunk)
+
+    entered = Entered().during(generate)
+    named = set(way("The way of a token"))
+    assert entered - named <= {"__init__.py", "types.py", "text/chats.py"}  # what is passed along
+    assert named - entered <= {"cli/decode/generate.py"} | (
+        set() if can_prepack(torch.device("cpu"), torch.float32) else {"targets/linears.py"}
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_goes_its_way(tmp_path: Path, stream: bool) -> None:
+    entered = Entered()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 20, "seed": 1}
+    metrics = Metrics("tiny", ENDPOINTS)
+    before = threading.getprofile()
+    threading.setprofile(entered)
+    try:
+        with live(open_pair(tmp_path), metrics, metrics=metrics) as server:
+
+            def ask() -> None:
+                answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "stream": stream}, timeout=60)
+                assert answer.status_code == 200, answer.text
+
+            ask()  # what is done once
+            files = entered.during(ask)
+    finally:
+        threading.setprofile(before)
+    named = set(way("The way of a request"))
+    rooms = ("drafters/", "engine/", "targets/", "tree/", "verify/")  # between `submit` and the chunks: a token's way
+    assert {file for file in files if not file.startswith(rooms)} <= named
+    assert named - files <= {"cli/serve/serve.py", "serve/http/run.py"}
