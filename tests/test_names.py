@@ -14,26 +14,20 @@ import pytest
 from .source import FILES, SOURCE, ids, parsed
 
 PRIVATE = {
-    "told": "observed, notified, reported", "tell": "observe, notify, report", "hear": "an external report",
-    "hears": "an external report", "heard": "an external report", "hearing": "an external report",
+    "told": "observed, notified, reported", "tell": "observe, notify, report", "asked": "request, body, settings",
+    "hear": "an external report", "heard": "an external report", "hearing": "an external report",
     "live": "drafting (rows), unfinished (sequences)", "place": "node, index, path, folder, position",
-    "places": "nodes, indices, paths, positions", "placed": "running, in slots", "sibling": "fused linears",
-    "siblings": "fused linears", "envelope": "RequestIdMiddleware", "ticket": "RequestHandle",
-    "subject": "what it is", "wish": "what it is", "packed": "prepacked weights, ragged tokens",
+    "placed": "running, in slots", "sibling": "fused linears", "envelope": "RequestIdMiddleware",
+    "ticket": "RequestHandle", "subject": "what it is", "wish": "what it is",
+    "packed": "prepacked weights, ragged tokens",
 }  # fmt: skip
-"""word of a name -> what the field says."""
+"""word of a name (or its plural) -> what the field says."""
 ALLOWED = {
-    ("engine/controller/costs.py", "padding_by_places"): "a key of saved costs",
+    ("data/regenerate/entries.py", "asked"): "a key of the lines of a journal",
     ("data/store/manifest.py", "ends"): "a key of a store's manifest",
-    ("engine/controller/gain.py", "siblings"): "nodes of one parent",
-    ("engine/fair_queue.py", "_key_ends"): "when keys' requests end",
-    ("tree/shared.py", "level_ends"): "where levels end",
-    ("train/loss/objective.py", "ends"): "where rows end",
-    ("data/tokens/marking.py", "ends"): "a pattern of what ends a turn",
-    ("data/tokens/tokenize.py", "_ends"): "a pattern of what ends a turn",
-    ("data/chats/candidates.py", "ends"): "where answers end",
+    ("engine/controller/costs.py", "padding_by_places"): "a key of saved costs",
 }
-"""(file, name) -> why it may stand."""
+"""(file, name) -> why it may stay: keys that files on disk hold, or names that a library prescribes."""
 SHORTEST, MOST_SHORT = 29, 60
 TWINS: dict[str, str] = {}
 """Class names of several rooms -> why."""
@@ -45,8 +39,8 @@ def words(name: str) -> list[str]:
 
 
 def identifiers(path: Path) -> Iterator[str]:
-    """What a file names: itself, functions, classes, parameters, whatever is assigned to or imported as."""
-    yield path.stem
+    """The names in a file: its own, its folders', functions, classes, parameters, assigned and imported names."""
+    yield from path.relative_to(SOURCE).with_suffix("").parts
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -66,8 +60,8 @@ def complaint(name: str) -> str | None:
     """What the field says instead; None for a name that is fine."""
     parts = words(name)
     for word in parts:
-        if word.removesuffix("s") in PRIVATE or word in PRIVATE:
-            return PRIVATE.get(word) or PRIVATE[word.removesuffix("s")]
+        if (singular := "wish" if word == "wishes" else word.removesuffix("s")) in PRIVATE:
+            return PRIVATE[singular]
     if parts[-1:] == ["ends"]:
         return "embedding and head"
     if ("few", "queries") in itertools.pairwise(parts):
@@ -80,6 +74,7 @@ def complaint(name: str) -> str | None:
     [
         ("heard_report", False), ("Wish", False), ("TargetEnds", False), ("_key_ends", False), ("Fuse", False),
         ("FewQueries", False), ("node_places", False), ("is_live", False), ("Tickets", False), ("packed", False),
+        ("wishes", False), ("tells", False), ("asked_tokens", False), ("tasked", True),
         ("prepacked", True), ("fuse_taps", True), ("keep_few_kernels", True), ("replace", True), ("delivered", True),
         ("intelligible", True), ("append_subjective", True), ("extends", True), ("_", True),
     ],

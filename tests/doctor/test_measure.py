@@ -44,9 +44,9 @@ def test_acceptance_is_that_of_the_chains_really_drafted(sound: Reading, one: Tr
         drafter.observe(range(1), row[:, 1 : root + 1], states[:, :root], [root])
         tree = drafter.draft(range(1), parse_tree(f"chain:{LENGTH}"), sampler.coupling(range(1), False))
         guesses, truth = tree.tokens[0].tolist(), row[0, root + 1 : end].tolist()
-        for place in range(min(LENGTH, len(truth))):
-            reached[place] += 1
-            accepted[place] += guesses[: place + 1] == truth[: place + 1]
+        for position in range(min(LENGTH, len(truth))):
+            reached[position] += 1
+            accepted[position] += guesses[: position + 1] == truth[: position + 1]
     found = measure(sound, one, demo_target, LENGTH)
     assert found.accepted == pytest.approx([a / r for a, r in zip(accepted, reached, strict=True)])
 
@@ -70,7 +70,7 @@ def test_neighbours_are_counted_together_and_answers_apart(
     part = demo_transcript.every(8)
     blocks = measure(sound, part, demo_target, 1).blocks
     expected = [
-        (row, place // BLOCK) for row, count in enumerate(part.answers.sum(1).tolist()) for place in range(count)
+        (row, position // BLOCK) for row, count in enumerate(part.answers.sum(1).tolist()) for position in range(count)
     ]
     order = {block: number for number, block in enumerate(dict.fromkeys(expected))}
     same = {found: number for number, found in enumerate(dict.fromkeys(blocks.tolist()))}

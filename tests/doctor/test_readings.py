@@ -51,13 +51,13 @@ def transcript(read: Reading, target: Target) -> Transcript:
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_all_of_them_are_tried(kind: str, target: Target) -> None:
     read = reading(kind)
-    told = transcript(read, target)
-    base = measure(read, told, target, 4)
+    transcribed = transcript(read, target)
+    base = measure(read, transcribed, target, 4)
     changes = other_readings(read, target)
     assert {change.aspect for change in changes} == EXPECTED[kind]
     assert len({(change.aspect, change.name) for change in changes}) == len(changes)
     for change in changes:
-        found = measure(change.apply(read), told, target, 4)
+        found = measure(change.apply(read), transcribed, target, 4)
         assert not torch.equal(found.overlap, base.overlap), change
         again = change.apply(change.apply(read))  # applying it twice is a reading too
         assert again.tensors.keys() == change.apply(read).tensors.keys()
@@ -87,7 +87,7 @@ def test_many_taps_are_not_tried_in_every_order(target: Target) -> None:
     assert len(orders) == 4
 
 
-def test_drawn_matrices_are_told_from_others(target: Target) -> None:  # noqa: ARG001
+def test_drawn_matrices_are_recognised(target: Target) -> None:  # noqa: ARG001
     read = reading("eagle3", hidden_size=64, target_hidden_size=64)
     assert unevenness(read) < RANDOM_UNEVENNESS
     name = "fc.weight"

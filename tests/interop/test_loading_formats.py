@@ -280,7 +280,7 @@ def test_atom(latent: bool, fc_norm: bool, norm_output: bool, tmp_path: Path) ->
     assert (checkpoint.config.taps, checkpoint.config.num_aux_hidden_states) == ((3, 8), 2)
 
 
-def test_absolute_ids_in_d2t_are_told(tmp_path: Path) -> None:
+def test_absolute_ids_in_d2t_are_reported(tmp_path: Path) -> None:
     tensors = re.numbers({**re.third(re.grouped(2 * re.H, "layers.0")), **EMBEDDING})
     d2t, covered = re.offsets()
     absolute = d2t + torch.arange(re.VD)

@@ -46,13 +46,13 @@ def config(**changes: Any) -> SweepConfig:
 
 def test_tpe_moves_towards_what_scores_well() -> None:
     search = Tpe(config())
-    asked = []
+    proposed = []
     while (values := search.ask()) is not None:
         assert 1e-4 <= values["rate"] <= 1e-1
-        asked.append(values)
-        search.tell(values, -abs(values["rate"] - 0.05) + (values["loss"] == {"token": "kl"}))
-    assert len(asked) == 40
-    late = asked[20:]
+        proposed.append(values)
+        search.record(values, -abs(values["rate"] - 0.05) + (values["loss"] == {"token": "kl"}))
+    assert len(proposed) == 40
+    late = proposed[20:]
     assert sum(values["loss"] == {"token": "kl"} for values in late) > 14
     assert sum(values["rate"] > 0.02 for values in late) > 10
 
@@ -62,8 +62,8 @@ def test_tpe_goes_on_from_history() -> None:
     pending: Any = {"rate": 0.02, "loss": {"token": "kl"}}
     search = Tpe(config(trials=5), done, [pending])
     assert search.ask() == pending
-    search.tell(pending, None)
+    search.record(pending, None)
     second = search.ask()
     assert second is not None
-    search.tell(second, 1.0)
+    search.record(second, 1.0)
     assert search.ask() is None

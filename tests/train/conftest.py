@@ -34,7 +34,7 @@ def sure_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target(tmp_path_factory.mktemp("sure_target"), embedding=20)
 
 
-def save_target(place: Path, embedding: float, layers: int = 4) -> Path:
+def save_target(folder: Path, embedding: float, layers: int = 4) -> Path:
     """A random target whose embedding, which is its head too, is scaled by `embedding`."""
     tokenizer = train_tokenizer(["What is 1+1? 2+2 = <<2+2=4>>4"], 512, 256)
     torch.manual_seed(0)
@@ -44,6 +44,6 @@ def save_target(place: Path, embedding: float, layers: int = 4) -> Path:
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
                 weight.mul_(embedding if "embed" in name else 8)
-    model.to(torch.bfloat16).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -22,7 +22,7 @@ class FairQueue:
         self._heap: list[tuple[float, int, SequenceState]] = []
         self._waiting: dict[int, SequenceState] = {}
         self._returned: list[tuple[int, SequenceState]] = []  # a heap too
-        self._key_ends: dict[str, float] = {}
+        self._finish_times: dict[str, float] = {}
         self._time = 0.0
         self._counts: Counter[str] = Counter()
 
@@ -41,8 +41,8 @@ class FairQueue:
 
     def push(self, sequence: SequenceState) -> None:
         """Queue a new sequence behind its key's others."""
-        start = max(self._time, self._key_ends.get(sequence.key, 0.0))
-        self._key_ends[sequence.key] = start + sequence.longest
+        start = max(self._time, self._finish_times.get(sequence.key, 0.0))
+        self._finish_times[sequence.key] = start + sequence.longest
         heapq.heappush(self._heap, (start, sequence.index, sequence))
         self._enter(sequence)
 
@@ -77,10 +77,10 @@ class FairQueue:
         if not self._waiting:
             self._heap.clear()
             self._returned.clear()
-            self._key_ends.clear()
+            self._finish_times.clear()
             self._time = 0.0
-        elif len(self._key_ends) > 64 + 2 * len(self._counts):
-            self._key_ends = {key: end for key, end in self._key_ends.items() if end > self._time}
+        elif len(self._finish_times) > 64 + 2 * len(self._counts):
+            self._finish_times = {key: end for key, end in self._finish_times.items() if end > self._time}
 
     def _enter(self, sequence: SequenceState) -> None:
         self._waiting[sequence.index] = sequence

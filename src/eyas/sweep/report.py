@@ -46,10 +46,10 @@ def table_of(sweep: Sweep) -> Table:
     table = Table("", "trial", *map(short, knobs), title=f"Sweep over {sweep.config.recipe}")
     for header in ("accept length", "tokens/s", "speedup", "trained s"):
         table.add_column(header, justify="right")
-    for place, outcome in enumerate(sweep.ranked, start=1):
+    for rank, outcome in enumerate(sweep.ranked, start=1):
         timed = outcome.timed
         table.add_row(
-            str(place),
+            str(rank),
             outcome.trial.name,
             *(shown(outcome.trial.values[knob]) for knob in knobs),
             f"{outcome.accept_length:.3f}",
@@ -87,17 +87,17 @@ def knob_figure(report: Mapping[str, Any]) -> bytes:
 def _knob(axes: Any, values: Sequence[Any], lengths: Sequence[float]) -> None:
     numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     if numeric:
-        places: list[float] = [float(value) for value in values]
-        if places and min(places) > 0 and max(places) >= 8 * min(places):
+        positions: list[float] = [float(value) for value in values]
+        if positions and min(positions) > 0 and max(positions) >= 8 * min(positions):
             axes.set_xscale("log")
     else:
         names = sorted({shown(value) for value in values})
-        places = [float(names.index(shown(value))) for value in values]
+        positions = [float(names.index(shown(value))) for value in values]
         axes.set_xticks(range(len(names)), names)
-    axes.plot(places, lengths, linestyle="", marker="o", color=BLUE, alpha=0.7)
-    best = {place: max(y for x, y in zip(places, lengths, strict=True) if x == place) for place in places}
-    if len(best) < len(places):  # several trials a value: a search over ranges has one each
-        axes.plot(sorted(best), [best[place] for place in sorted(best)], color=RED, linewidth=1)
+    axes.plot(positions, lengths, linestyle="", marker="o", color=BLUE, alpha=0.7)
+    best = {x: max(y for at, y in zip(positions, lengths, strict=True) if at == x) for x in positions}
+    if len(best) < len(positions):  # several trials a value: a search over ranges has one each
+        axes.plot(sorted(best), [best[x] for x in sorted(best)], color=RED, linewidth=1)
 
 
 def trade_figure(report: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ class Search(Protocol):
     def ask(self) -> Values | None:
         """The next to try; None = nothing is left to try."""
 
-    def tell(self, values: Values, score: float | None) -> None:
+    def record(self, values: Values, score: float | None) -> None:
         """What `values` gave; None = it failed."""
 
 
@@ -35,7 +35,7 @@ class Listed:
     def ask(self) -> Values | None:
         return next(self._values, None)
 
-    def tell(self, values: Values, score: float | None) -> None:
+    def record(self, values: Values, score: float | None) -> None:
         """Nothing to learn."""
 
 
@@ -104,7 +104,7 @@ class Tpe:
         for values in pending:
             self._study.enqueue_trial(self._params(values))
         self._left = (config.trials or 0) - len(done)
-        self._asked: dict[str, Any] = {}
+        self._running: dict[str, Any] = {}
 
     def ask(self) -> Values | None:
         if self._left <= 0:
@@ -115,11 +115,11 @@ class Tpe:
             name: value if self._knobs[name].values is None else json.loads(value)
             for name, value in trial.params.items()
         }
-        self._asked.setdefault(self._key(values), []).append(trial)
+        self._running.setdefault(self._key(values), []).append(trial)
         return values
 
-    def tell(self, values: Values, score: float | None) -> None:
-        trial = self._asked[self._key(values)].pop()
+    def record(self, values: Values, score: float | None) -> None:
+        trial = self._running[self._key(values)].pop()
         if score is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         else:

@@ -64,13 +64,13 @@ class Sweep:
         try:
             while True:
                 while len(running) < self.config.parallel and (trial := next(waiting, None)) is not None:
-                    place = min(set(range(self.config.parallel)) - running.keys())
-                    running[place] = Process(trial, self._environment(place))
+                    slot = min(set(range(self.config.parallel)) - running.keys())
+                    running[slot] = Process(trial, self._environment(slot))
                 if not running:
                     return
-                for place in [place for place, process in running.items() if process.ended()]:
-                    process = running.pop(place)
-                    self._tell(search, self._judge(process.trial, process.finish()))
+                for slot in [slot for slot, process in running.items() if process.ended()]:
+                    process = running.pop(slot)
+                    self._record(search, self._judge(process.trial, process.finish()))
                 time.sleep(POLL_SECONDS)
         finally:
             for process in running.values():
@@ -125,15 +125,15 @@ class Sweep:
 
     def _waiting(self, search: Search) -> Iterator[Trial]:
         """Trials to train; those that are trained already are judged on the way."""
-        while (asked := search.ask()) is not None:
-            trial = self.trials.make(asked)
+        while (values := search.ask()) is not None:
+            trial = self.trials.make(values)
             if trial.name in self.outcomes:
                 known = self.outcomes[trial.name]
-                search.tell(asked, None if known.failure else known.accept_length)
+                search.record(values, None if known.failure else known.accept_length)
             elif trial.name in self._started:  # the search repeats itself before it was told
-                search.tell(asked, None)
+                search.record(values, None)
             elif trial.trained:
-                self._tell(search, self._judge(trial, None))
+                self._record(search, self._judge(trial, None))
             else:
                 self._started.add(trial.name)
                 yield trial
@@ -147,17 +147,17 @@ class Sweep:
             except EyasError as error:
                 outcome.failure = str(error)
         self.outcomes[trial.name] = outcome
-        told = f"FAILED, {outcome.failure}" if outcome.failure else f"accept length {outcome.accept_length:.3f}"
-        self._say(f"trial {trial.name} ({trial.described}): {told}")
+        result = f"FAILED, {outcome.failure}" if outcome.failure else f"accept length {outcome.accept_length:.3f}"
+        self._say(f"trial {trial.name} ({trial.described}): {result}")
         return outcome
 
-    def _tell(self, search: Search, outcome: SweepResult) -> None:
-        search.tell(outcome.trial.asked, None if outcome.failure else outcome.accept_length)
+    def _record(self, search: Search, outcome: SweepResult) -> None:
+        search.record(outcome.trial.proposed, None if outcome.failure else outcome.accept_length)
 
-    def _environment(self, place: int) -> dict[str, str]:
+    def _environment(self, slot: int) -> dict[str, str]:
         """Threads and device of a trial, so that trials side by side don't fight for the same ones."""
         threads = self.config.threads or max(1, (os.cpu_count() or 1) // self.config.parallel)
         environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         if self.config.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = self.config.devices[place]
+            environment["CUDA_VISIBLE_DEVICES"] = self.config.devices[slot]
         return environment

@@ -37,7 +37,7 @@ class Trial:
 
     name: str
     folder: Path
-    asked: Values
+    proposed: Values
     """As the search gave them."""
     values: Values
     """As the recipe understood them."""
@@ -73,7 +73,7 @@ class Trial:
     def write(self) -> None:
         """Make the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "values.json", {"asked": self.asked, "values": self.values})
+        write_json(self.folder / "values.json", {"asked": self.proposed, "values": self.values})
         text = yaml.safe_dump(self.recipe, sort_keys=False)
         write_text(self.folder / "recipe.yaml", text)
 
@@ -169,14 +169,14 @@ class Trials:
         """The recipe as the first values of all knobs make it: for what the trials have in common."""
         return self._section({name: _first(knob) for name, knob in self.config.knobs.items()})
 
-    def make(self, asked: Values) -> Trial:
+    def make(self, proposed: Values) -> Trial:
         """The trial with these values; ConfigError names what the recipe refuses."""
-        section = self._section(asked)
+        section = self._section(proposed)
         whole = {"drafter": section.model_dump(mode="json")}
         name = _name(section)
         values = {key: _lookup(whole, key) for key in self.config.knobs}
-        recipe = self._turned(asked)
-        trial = Trial(name, self.folder / name, asked, values, recipe)
+        recipe = self._turned(proposed)
+        trial = Trial(name, self.folder / name, proposed, values, recipe)
         assign(recipe, "drafter.output", str(trial.run), str(self.config.recipe))
         return trial
 
@@ -196,8 +196,8 @@ class Trials:
             return Listed(grid(config.knobs))
         if config.search == "random":
             return Listed(draws(config.knobs, config.trials or 0, config.seed))
-        done = {trial.name: (trial.asked, score) for trial, score in history}
-        pending = [trial.asked for trial in self.earlier() if trial.name not in done]
+        done = {trial.name: (trial.proposed, score) for trial, score in history}
+        pending = [trial.proposed for trial in self.earlier() if trial.name not in done]
         return Tpe(config, done.values(), pending)
 
     def earlier(self) -> list[Trial]:
@@ -205,23 +205,23 @@ class Trials:
         found = []
         for path in sorted(self.folder.glob("*/values.json")):
             try:
-                asked = json.loads(path.read_text(encoding="utf-8"))["asked"]
+                proposed = json.loads(path.read_text(encoding="utf-8"))["asked"]
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path} is damaged: delete {path.parent}, and the trial is run again") from error
-            if asked.keys() == self.config.knobs.keys() and (trial := self.make(asked)).folder == path.parent:
+            if proposed.keys() == self.config.knobs.keys() and (trial := self.make(proposed)).folder == path.parent:
                 found.append(trial)
         return found
 
-    def _turned(self, asked: Values) -> dict[str, Any]:
+    def _turned(self, proposed: Values) -> dict[str, Any]:
         values = copy.deepcopy(self.base)
-        for key, value in asked.items():
+        for key, value in proposed.items():
             assign(values, key, value, str(self.config.recipe))
         return values
 
-    def _section(self, asked: Values) -> DrafterTrainConfig:
-        values = self._turned(asked)
+    def _section(self, proposed: Values) -> DrafterTrainConfig:
+        values = self._turned(proposed)
         assign(values, "drafter.output", str(self.folder), str(self.config.recipe))
-        turned = ", ".join(f"{key}={value}" for key, value in asked.items())
+        turned = ", ".join(f"{key}={value}" for key, value in proposed.items())
         section = validated(Recipe, values, f"{self.config.recipe} with {turned}").drafter
         assert section is not None  # the section is there, and it is the only one a Recipe takes
         return section

@@ -58,10 +58,10 @@ def test_through_an_endpoint(run: Run, chats: Path, tmp_path: Path, monkeypatch:
         server.script = lambda *_: Said(body=completion({"content": "yes", "reasoning_content": "hm"}))
         again = run(*words, "--output", tmp_path / "out.jsonl")
         assert again.exit_code == 0
-        assert len(server.asked) == 5
+        assert len(server.requests) == 5
         dropped = run(*words, "--output", tmp_path / "o.jsonl", "--reasoning", "drop", "--extra-body", '{"x": 1}')
         assert dropped.exit_code == 0
-    assert server.asked[-1]["x"] == 1
+    assert server.requests[-1]["x"] == 1
     last = [chat.messages[-1] for chat in read_chats(tmp_path / "out.jsonl")]
     assert (last[2].content, last[2].reasoning_content) == ("yes", "hm")
     assert [chat.messages[-1].reasoning_content for chat in read_chats(tmp_path / "o.jsonl")] == [None] * 4

@@ -94,11 +94,11 @@ def test_a_folder_that_is_something_else(whole: Path, tmp_path: Path) -> None:
 
 
 def test_damage_is_found_where_it_lies(whole: Path, tmp_path: Path) -> None:
-    def damaged(file: str, place: int) -> FeatureStore:
-        folder = tmp_path / f"{file}{place}"
+    def damaged(file: str, offset: int) -> FeatureStore:
+        folder = tmp_path / f"{file}{offset}"
         shutil.copytree(whole, folder)
         data = bytearray((folder / file).read_bytes())
-        data[place] ^= 1
+        data[offset] ^= 1
         (folder / file).write_bytes(data)
         return FeatureStore.open(folder)
 

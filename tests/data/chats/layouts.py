@@ -21,14 +21,14 @@ def qwen2(turns: list[Turn]) -> Iterator[Piece]:
 
 
 def qwen3(turns: list[Turn]) -> Iterator[Piece]:
-    asked = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
+    last_question = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
 
     def shown(i: int, turn: Turn) -> str:
         thought, said = turn.get("reasoning_content", ""), str(turn["content"])
         if "reasoning_content" not in turn and "</think>" in said:
             thought, said = said.split("</think>")[0].split("<think>")[-1].strip("\n"), said.split("</think>")[-1]
             said = said.lstrip("\n")
-        if i > asked and (i == len(turns) - 1 or thought):
+        if i > last_question and (i == len(turns) - 1 or thought):
             return "<think>\n" + thought.strip("\n") + "\n</think>\n\n" + said.lstrip("\n")
         return said
 

@@ -52,13 +52,13 @@ def test_evaluation_questions_are_found_in_any_turn(tmp_path: Path) -> None:
         {"prompt": "raw"},
         {"messages": [{"role": "user", "content": "chat"}]},
     ]
-    asked = Evaluations([write_rows(tmp_path / "eval.jsonl", rows)])
-    assert reason(asked.check, exchange("a", "why is  the SKY blue?", "x")) == "question of an evaluation file"
+    evaluations = Evaluations([write_rows(tmp_path / "eval.jsonl", rows)])
+    assert reason(evaluations.check, exchange("a", "why is  the SKY blue?", "x")) == "question of an evaluation file"
     later = exchange("b", "Hello", "Hi").messages + exchange("b", "and at night?", "Dark.").messages
-    assert reason(asked.check, Chat(id="b", messages=later)) is not None
+    assert reason(evaluations.check, Chat(id="b", messages=later)) is not None
     for text in ("raw", "chat"):
-        assert reason(asked.check, exchange("c", text, "x")) is not None
-    assert reason(asked.check, exchange("d", "Why is the sea blue?", "Why is the sky blue?")) is None
+        assert reason(evaluations.check, exchange("c", text, "x")) is not None
+    assert reason(evaluations.check, exchange("d", "Why is the sea blue?", "Why is the sky blue?")) is None
     with pytest.raises(DataError, match=r"bad\.jsonl:1"):
         Evaluations([write_rows(tmp_path / "bad.jsonl", ["{"])])
     with pytest.raises(DataError, match="give the text"):

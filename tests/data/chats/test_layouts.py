@@ -80,7 +80,7 @@ def test_alpaca() -> None:
     assert [m["role"] for m in messages({"instruction": "Sort.", "input": ""})] == ["user"]
 
 
-def test_the_layout_is_told_from_the_keys_or_given() -> None:
+def test_the_layout_is_given_or_found_from_the_keys() -> None:
     both = {"messages": [{"role": "user", "content": "a"}], "instruction": "b"}
     assert detect_layout(both) == "openai"
     assert messages(both, "alpaca") == [{"role": "user", "content": "b"}]

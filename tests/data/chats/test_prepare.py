@@ -98,15 +98,15 @@ def test_the_same_question_stays_on_one_side_whatever_the_source(tmp_path: Path)
     assert before <= {chat.id for chat in written(tmp_path / "grown")["validation"]}
 
 
-def test_what_is_dropped_is_counted_with_places(tmp_path: Path) -> None:
+def test_what_is_dropped_is_counted_with_lines(tmp_path: Path) -> None:
     rows: list[Any] = [
         talk("q1", "a1"), "{", talk("q1", "a1"), talk("Q1 ", "other"), talk("q2", " "), talk(" ", "a"),
         {"messages": [{"role": "robot", "content": "x"}]}, {"messages": [{"role": "assistant", "content": "x"}]},
         talk("q3"), talk("q4", "a4", "q5"), talk("asked", "a"), {"text": "x"},
     ]  # fmt: skip
     file = write_rows(tmp_path / "a.jsonl", rows)
-    asked = write_rows(tmp_path / "eval.jsonl", [{"turns": ["Asked"]}])
-    report = run(tmp_path, str(file), exclude=(asked,))
+    excluded = write_rows(tmp_path / "eval.jsonl", [{"turns": ["Asked"]}])
+    report = run(tmp_path, str(file), exclude=(excluded,))
     dropped = report["sources"][0]["dropped"]
     assert {reason: entry["count"] for reason, entry in dropped.items()} == {
         "not JSON": 1, "exact duplicate": 1, "same prompt as another chat": 1, "empty answer": 1, "empty question": 1,
@@ -115,12 +115,12 @@ def test_what_is_dropped_is_counted_with_places(tmp_path: Path) -> None:
     assert dropped["not JSON"]["first"][0].startswith(f"{file}:2: ")
     assert (report["sources"][0]["rows"], report["sources"][0]["chats"]) == (12, 3)
     assert sum(split["unanswered"] for split in report["splits"].values()) == 2
-    dropping = run(tmp_path / "2", str(file), exclude=(asked,), drop_unanswered=True)
+    dropping = run(tmp_path / "2", str(file), exclude=(excluded,), drop_unanswered=True)
     assert dropping["sources"][0]["dropped"]["the last turn is not the assistant's"]["count"] == 2
     assert dropping["sources"][0]["chats"] == 1
 
 
-def test_rows_that_share_an_id_are_told_apart(tmp_path: Path) -> None:
+def test_rows_that_share_an_id_get_ids_of_their_own(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.jsonl", [talk("q", "a", id="x"), talk("r", "b", id="x")])
     run(tmp_path, str(file))
     ids = sorted(chat.id for chat in everything(tmp_path))
@@ -170,18 +170,18 @@ def test_demo_is_the_embedded_target_for_the_generation_config_too(monkeypatch: 
     from eyas.assets import DEMO_TARGET
     from eyas.data.chats.candidates import ChatFitter
 
-    asked: list[str] = []
+    names: list[str] = []
     read = GenerationConfig.from_pretrained
-    monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda name: asked.append(name) or read(name))
+    monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda name: names.append(name) or read(name))
     ChatFitter("demo", None, False, 0)
-    assert asked == [str(DEMO_TARGET)]
+    assert names == [str(DEMO_TARGET)]
 
 
 def test_tokens_that_a_chat_carries_are_kept_if_they_are_this_target_s(tmp_path: Path, model: str) -> None:
-    asked = exchange("a", "What is 48/2?", "24 clips")
-    row = tokenize_chat(tokenizer(), asked)
+    chat = exchange("a", "What is 48/2?", "24 clips")
+    row = tokenize_chat(tokenizer(), chat)
     first = int(row.loss_mask.argmax())
-    own = asked.model_copy(update={"tokens": (9, *row.tokens.tolist()), "answers": ((first + 1, len(row.tokens) + 1),)})
+    own = chat.model_copy(update={"tokens": (9, *row.tokens.tolist()), "answers": ((first + 1, len(row.tokens) + 1),)})
     other = exchange("b", "What?", "a hawk").model_copy(update={"tokens": own.tokens, "answers": own.answers})
     high = exchange("c", "Who?", "24 clips").model_copy(update={"tokens": (10**6,), "answers": ((0, 1),)})
     file = write_rows(tmp_path / "a.jsonl", [chat.model_dump(mode="json") for chat in (own, other, high)])

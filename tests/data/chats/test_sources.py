@@ -20,8 +20,8 @@ from ...pairs import write_rows
 ROW = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
 
 
-def read(place: Any, **options: Any) -> list[Chat | RowError]:
-    text = ",".join([str(place), *(f"{key}={value}" for key, value in options.items())])
+def read(location: Any, **options: Any) -> list[Chat | RowError]:
+    text = ",".join([str(location), *(f"{key}={value}" for key, value in options.items())])
     return [found.chat for found in chats_of_source(parse_source(text))]
 
 

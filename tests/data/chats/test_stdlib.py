@@ -68,14 +68,14 @@ def test_a_comment_between_signature_and_body_is_kept() -> None:
 
 
 def test_questions_are_answered_by_docstrings() -> None:
-    asked = {k: v for k, v in cut().items() if k.startswith("stdlib-ask-")}
-    assert set(asked) == {
+    questions = {k: v for k, v in cut().items() if k.startswith("stdlib-ask-")}
+    assert set(questions) == {
         "stdlib-ask-pkg.mod",
         "stdlib-ask-pkg.mod.documented",
         "stdlib-ask-pkg.mod.Thing",
         "stdlib-ask-pkg.mod.Thing.only",
     }
-    question, answer = asked["stdlib-ask-pkg.mod.Thing"]
+    question, answer = questions["stdlib-ask-pkg.mod.Thing"]
     assert "`pkg.mod.Thing`" in question
     assert answer == "A thing that exists so that its methods can be cut out and dedented."
 

@@ -37,7 +37,7 @@ class FakeEndpoint(Server):
     def __init__(self, script: Script) -> None:
         super().__init__(_Handler)
         self.script = script
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = 0
         self._running = 0
@@ -45,8 +45,8 @@ class FakeEndpoint(Server):
 
     def respond(self, body: dict[str, Any], headers: dict[str, str]) -> Said:
         with self._lock:
-            before = sum(old["messages"] == body["messages"] for old in self.asked)
-            self.asked.append(body)
+            before = sum(old["messages"] == body["messages"] for old in self.requests)
+            self.requests.append(body)
             self.headers.append(headers)
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)

@@ -32,7 +32,7 @@ def answerer(
     )
 
 
-def asked(path: Path, count: int) -> Path:
+def write_questions(path: Path, count: int) -> Path:
     write_chats(path, [exchange(f"c{i}", f"q{i}", "old") for i in range(count)])
     return path
 
@@ -48,18 +48,18 @@ def test_every_chat_is_answered_whatever_the_order(tmp_path: Path) -> None:
         time.sleep(order.random() * 0.02)
         return echo(body, before)
 
-    chats, outputs = asked(tmp_path / "in.jsonl", 30), [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    chats, outputs = write_questions(tmp_path / "in.jsonl", 30), [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for output in outputs:
         with endpoint(slow) as server:
             summary = regenerate(chats, output, EndpointAnswererAt("http://same/v1", server))
             assert 1 < server.most_at_once <= 4
-            assert len(server.asked) == 30
+            assert len(server.requests) == 30
             assert regenerate(chats, output, EndpointAnswererAt("http://same/v1", server)) == summary
-            assert len(server.asked) == 30  # nothing is asked again
+            assert len(server.requests) == 30  # nothing is asked again
         assert (summary.chats, summary.tokens, summary.unanswered) == (30, 90, [])
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
     assert list(answers(outputs[0])) == [f"c{i}" for i in range(30)]
-    assert len({body["seed"] for body in server.asked}) == 30
+    assert len({body["seed"] for body in server.requests}) == 30
 
 
 class EndpointAnswererAt(EndpointAnswerer):
@@ -92,7 +92,7 @@ def test_what_is_sent(tmp_path: Path) -> None:
     )
     with endpoint(lambda *_: Said(body=completion({"content": "ok"}))) as server:
         regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", answerer(server, settings, api_key="s3cret"))
-    sent = server.asked[0]
+    sent = server.requests[0]
     assert sent["messages"][2] == {
         "role": "assistant",
         "content": None,
@@ -122,7 +122,7 @@ def test_calls_refusals_and_reasoning_are_taken(tmp_path: Path) -> None:
         with endpoint(lambda body, _: Said(body=said[body["messages"][0]["content"]])) as server:
             settings = ASK.model_copy(update={"keep_reasoning": keep})
             output = tmp_path / f"{keep}.jsonl"
-            summary = regenerate(asked(tmp_path / "in.jsonl", 4), output, answerer(server, settings))
+            summary = regenerate(write_questions(tmp_path / "in.jsonl", 4), output, answerer(server, settings))
         last = [chat.messages[-1] for chat in read_chats(output)]
         assert [call.function.arguments for call in last[0].tool_calls or ()] == [{"at": 1}, "{at"]
         assert last[0].content is None
@@ -151,18 +151,18 @@ def test_a_stumble_is_tried_again_and_lasting_trouble_given_up(tmp_path: Path, s
         bad = {"q1": 2, "q3": 99}.get(body["messages"][0]["content"], 0)
         return stumble if before < bad else echo(body)
 
-    chats, output = asked(tmp_path / "in.jsonl", 5), tmp_path / "out.jsonl"
+    chats, output = write_questions(tmp_path / "in.jsonl", 5), tmp_path / "out.jsonl"
     with endpoint(script) as server:
         summary = regenerate(chats, output, answerer(server))
         assert list(answers(output)) == ["c0", "c1", "c2", "c4"]
-        assert len(server.asked) == 4 + 2 + 3
+        assert len(server.requests) == 4 + 2 + 3
         ((name, reason),) = summary.unanswered
         assert name == "c3"
         assert reason.endswith("(tried 3 times)")
         assert str(stumble.status) in reason or stumble.status in (0, 200)
         server.script = echo
         assert regenerate(chats, output, answerer(server)).unanswered == []
-        assert len(server.asked) == 10  # only the one that was left
+        assert len(server.requests) == 10  # only the one that was left
     assert list(answers(output)) == [f"c{i}" for i in range(5)]
 
 
@@ -172,8 +172,8 @@ def test_a_refused_chat_is_not_tried_again_in_this_run(tmp_path: Path) -> None:
         return said if body["messages"][0]["content"] == "q1" else echo(body, before)
 
     with endpoint(script) as server:
-        summary = regenerate(asked(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl", answerer(server))
-    assert len(server.asked) == 3
+        summary = regenerate(write_questions(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl", answerer(server))
+    assert len(server.requests) == 3
     assert summary.unanswered == [("c1", f"{server.url} says 400: context length is 10")]
 
 
@@ -184,14 +184,16 @@ def test_a_hanging_endpoint_times_out(tmp_path: Path) -> None:
         return echo(body)
 
     with endpoint(script) as server:
-        summary = regenerate(asked(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl", answerer(server, timeout=0.25))
-    assert (summary.chats, len(server.asked)) == (2, 4)
+        summary = regenerate(
+            write_questions(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl", answerer(server, timeout=0.25)
+        )
+    assert (summary.chats, len(server.requests)) == (2, 4)
 
 
 def test_an_endpoint_that_is_not_there_stops_the_run(tmp_path: Path) -> None:
     with endpoint() as server:
         pass
-    chats, output = asked(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
+    chats, output = write_questions(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
     with pytest.raises(EndpointError, match=r"10 chats in a row got no answer.*can't be reached"):
         regenerate(chats, output, answerer(server))
     assert not output.exists()
@@ -202,7 +204,7 @@ def test_an_endpoint_that_rejects_every_request_alike_stops_the_run(tmp_path: Pa
         text = "seed is not supported" if alike else f"{body['messages'][0]['content']} is too long"
         return Said(422, {"error": text})
 
-    chats, output, alike = asked(tmp_path / "in.jsonl", 60), tmp_path / "out.jsonl", True
+    chats, output, alike = write_questions(tmp_path / "in.jsonl", 60), tmp_path / "out.jsonl", True
     with endpoint(script) as server:
         with pytest.raises(EndpointError, match=r"50 for the same reason: .* says 422: seed is not supported"):
             regenerate(chats, output, answerer(server))
@@ -212,15 +214,15 @@ def test_an_endpoint_that_rejects_every_request_alike_stops_the_run(tmp_path: Pa
 
 def test_an_endpoint_that_goes_away_stops_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     def script(body: dict[str, Any], _: int) -> Said:
-        return echo(body) if len(server.asked) <= 12 or well else Said(401, {"error": {"message": "no more credit"}})
+        return echo(body) if len(server.requests) <= 12 or well else Said(401, {"error": {"message": "no more credit"}})
 
-    chats, output, well = asked(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl", False
+    chats, output, well = write_questions(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl", False
     with endpoint(script) as server:
         with pytest.raises(EndpointError, match="no more credit"):
             regenerate(chats, output, answerer(server))
-        before, well = len(server.asked), True
+        before, well = len(server.requests), True
         assert regenerate(chats, output, answerer(server)).chats == 40
-        assert len(server.asked) == before + 28
+        assert len(server.requests) == before + 28
 
 
 def test_all_turns_are_asked_in_order(tmp_path: Path) -> None:
@@ -229,17 +231,19 @@ def test_all_turns_are_asked_in_order(tmp_path: Path) -> None:
     write_chats(tmp_path / "in.jsonl", [Chat(id=f"c{i}", messages=messages) for i in range(5)])
     with endpoint() as server:
         summary = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", answerer(server), RewriteRule("all"))
-    assert (summary.chats, summary.answers, len(server.asked)) == (5, 15, 15)
+    assert (summary.chats, summary.answers, len(server.requests)) == (5, 15, 15)
     for chat in read_chats(tmp_path / "out.jsonl"):
         said = [message.content or "" for message in chat.messages]
         assert said[::2] == ["a", "b", "c"]
         assert [text.split()[0] for text in said[1::2]] == ["<a>", "<b>", "<c>"]
         assert len({text.split()[1] for text in said[1::2]}) == 3  # every turn has a seed of its own
-        assert [message.for_template() for message in chat.messages[:-1]] in [body["messages"] for body in server.asked]
+        assert [message.for_template() for message in chat.messages[:-1]] in [
+            body["messages"] for body in server.requests
+        ]
 
 
 def test_settings_must_stay(tmp_path: Path) -> None:
-    chats, output = asked(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    chats, output = write_questions(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
     with endpoint() as server:
         regenerate(chats, output, answerer(server))
         with pytest.raises(UsageError, match="model was 'big', now 'small'"):
@@ -269,7 +273,7 @@ def test_a_url_is_needed() -> None:
 
 def test_the_journal_says_what_was_asked(tmp_path: Path) -> None:
     with endpoint() as server:
-        regenerate(asked(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl", answerer(server))
+        regenerate(write_questions(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl", answerer(server))
     settings = json.loads((tmp_path / "out.jsonl.journal").read_text().splitlines()[0])["settings"]
     assert settings["answered_by"] == server.url
     assert settings["sampling"]["temperature"] == 0.5

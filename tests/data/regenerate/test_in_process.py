@@ -125,7 +125,7 @@ def test_what_cannot_be_asked_is_reported_and_the_rest_goes_on(tmp_path: Path) -
     assert name == "long"
     assert "the model's context holds 256" in reason
     assert summary.nothing_to_answer == 1
-    assert [told.split(": ")[1] for told in summary.unreadable[1:]] == ["messages.0.role", "row"]
+    assert [problem.split(": ")[1] for problem in summary.unreadable[1:]] == ["messages.0.role", "row"]
     assert "another chat is named c0" in summary.unreadable[0]
     before = (tmp_path / "out.jsonl").read_bytes()
     assert run() == summary
@@ -151,19 +151,19 @@ def test_a_template_that_refuses_most_chats_stops_nothing(tmp_path: Path) -> Non
 
 def test_unfinished_answers_are_kept_or_dropped(tmp_path: Path) -> None:
     write_chats(tmp_path / "in.jsonl", talk(6))
-    ends = EngineAnswerer(
+    answerer = EngineAnswerer(
         engine(batch=2), PARAMS.model_copy(update={"stop_token_ids": tuple(range(0, len(tokenizer()), 12))})
     )
-    kept = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", ends)
+    kept = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", answerer)
     assert 0 < kept.unfinished < 6
-    dropped = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", ends, RewriteRule("last", True))
+    dropped = regenerate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", answerer, RewriteRule("last", True))
     assert dropped.chats + dropped.dropped == 6
     assert (dropped.dropped, dropped.unfinished) == (kept.unfinished, 0)
 
 
 def test_more_chats_may_come_later(tmp_path: Path) -> None:
     """The input grew: what was answered stays, in the new order."""
-    asked: list[int] = []
+    batches: list[int] = []
     for chats in (talk(3), [*reversed(talk(5))]):
         write_chats(tmp_path / "in.jsonl", chats)
         counts: list[int] = []
@@ -171,9 +171,9 @@ def test_more_chats_may_come_later(tmp_path: Path) -> None:
             tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(), PARAMS),
             watch=lambda tally, counts=counts: counts.append(tally.answers),  # type: ignore[misc]
         )  # fmt: skip
-        asked.append(len(counts))
+        batches.append(len(counts))
         assert [chat.id for chat in read_chats(tmp_path / "out.jsonl")] == [chat.id for chat in chats]
-    assert asked == [3, 2]
+    assert batches == [3, 2]
 
 
 def test_only_the_targets_own_answers() -> None:

@@ -64,15 +64,15 @@ def test_killed_after_any_byte_it_goes_on(data: st.DataObject) -> None:
 
 
 def test_the_last_entry_about_a_question_counts(tmp_path: Path) -> None:
-    path, asked = tmp_path / "deep" / "journal", question("c")
+    path, pending = tmp_path / "deep" / "journal", question("c")
     with Journal(path, SETTINGS) as journal:
-        assert journal.find(asked) is None
-        journal.append(failure(asked))
-        assert journal.find(asked) == failure(asked)
+        assert journal.find(pending) is None
+        journal.append(failure(pending))
+        assert journal.find(pending) == failure(pending)
         assert journal.answered == 0
-        journal.append(answer(asked))
+        journal.append(answer(pending))
     with Journal(path, dict(reversed(SETTINGS.items()))) as journal:
-        assert journal.find(asked) == answer(asked)
+        assert journal.find(pending) == answer(pending)
         assert journal.answered == 1
         assert journal.find(question("c", 1)) is None
         assert journal.find(question("c", text="something else")) is None
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     assert len([json.loads(line) for line in path.read_bytes().splitlines()]) == 3
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="can't write the journal"):
         Journal(tmp_path / "file" / "journal", SETTINGS)

@@ -24,14 +24,14 @@ class Echo:
 
     def __init__(self, at_once: int = 3, dies_after: int | None = None, fails: tuple[str, ...] = ()) -> None:
         self.at_once, self.dies_after, self.fails = at_once, dies_after, fails
-        self.asked: list[str] = []
+        self.answered: list[str] = []
 
     def answers(self, take: Take) -> Any:
         while questions := take(self.at_once):
             for question in reversed(questions):
-                if self.dies_after is not None and len(self.asked) >= self.dies_after:
+                if self.dies_after is not None and len(self.answered) >= self.dies_after:
                     raise KeyboardInterrupt
-                self.asked.append(question.id)
+                self.answered.append(question.id)
                 yield self._reply(question)
 
     def _reply(self, question: Question) -> Reply:
@@ -76,16 +76,16 @@ def test_a_folder_gives_a_folder(tmp_path: Path) -> None:
 def test_the_same_bytes_whenever_it_was_interrupted(tmp_path: Path, deaths: list[int]) -> None:
     source = folder(tmp_path / "in")
     regenerate(source, tmp_path / "whole", Echo(at_once=1))
-    asked: list[str] = []
+    answered: list[str] = []
     for number, after in enumerate(deaths):
         dying = Echo(at_once=number + 2, dies_after=after)
         with pytest.raises(KeyboardInterrupt):
             regenerate(source, tmp_path / "torn", dying)
-        asked += dying.asked
+        answered += dying.answered
         assert not (tmp_path / "torn" / "report.json").exists()
     last = Echo()
     regenerate(source, tmp_path / "torn", last)
-    assert len(asked + last.asked) == len(set(asked + last.asked)) == 12  # none is done twice
+    assert len(answered + last.answered) == len(set(answered + last.answered)) == 12  # none is done twice
     assert contents(tmp_path / "torn") == contents(tmp_path / "whole")
 
 
@@ -96,7 +96,7 @@ def test_only_what_failed_is_tried_again(tmp_path: Path) -> None:
     assert read_report(output)["unanswered"]["count"] == 2
     again = Echo()
     assert regenerate(source, output, again).chats == 12
-    assert sorted(again.asked) == ["t3", "v1"]
+    assert sorted(again.answered) == ["t3", "v1"]
     regenerate(source, tmp_path / "whole", Echo())
     assert contents(output) == contents(tmp_path / "whole")
 
@@ -108,7 +108,7 @@ def test_a_changed_chat_is_asked_again(tmp_path: Path) -> None:
         echo = Echo()
         regenerate(chats, output, echo)
         assert [chat.messages[-1].content for chat in read_chats(output)] == [f"<{text}>", "<same>"]
-    assert echo.asked == ["a"]
+    assert echo.answered == ["a"]
 
 
 class Killed(BaseException):
@@ -149,7 +149,7 @@ def test_killed_while_finishing(tmp_path: Path, steps: int, monkeypatch: pytest.
             splits(output)
     rest = Echo()
     regenerate(source, output, rest)
-    assert rest.asked == []
+    assert rest.answered == []
     assert contents(output) == contents(tmp_path / "whole")
 
 
@@ -166,7 +166,7 @@ def test_a_full_disk_at_the_end(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl.journal"]
     rest = Shorten()
     assert regenerate(chats, output, rest).chats == 8
-    assert rest.asked == []
+    assert rest.answered == []
 
 
 class Shorten(Echo):

@@ -43,7 +43,7 @@ def said(rewrite: Rewrite) -> str:
 
 
 @pytest.mark.parametrize(
-    ("shape", "turns", "asked", "result"),
+    ("shape", "turns", "questions", "result"),
     [
         ("ua", "last", ["u0:0"], "u0 new0"),
         ("suaua", "last", ["u3:1"], "s0 u1 a2 u3 new0"),
@@ -60,11 +60,11 @@ def said(rewrite: Rewrite) -> str:
         ("s", "all", [], ""),
     ],
 )
-def test_turns(shape: str, turns: Any, asked: list[str], result: str) -> None:
+def test_turns(shape: str, turns: Any, questions: list[str], result: str) -> None:
     rewrite = Rewrite(chat(shape), RewriteRule(turns))
-    assert answered(rewrite) == asked
-    assert len(rewrite.answers) == len(asked)
-    if asked:
+    assert answered(rewrite) == questions
+    assert len(rewrite.answers) == len(questions)
+    if questions:
         assert said(rewrite) == result
 
 
@@ -88,8 +88,8 @@ def tooled() -> Chat:
 
 def test_tool_results_follow_the_new_calls() -> None:
     rewrite = Rewrite(tooled(), RewriteRule("all"))
-    asked = answered(rewrite, {"tool_calls": [call("f", "x"), call("g", "y")]})
-    assert asked == ["u0:0", "t1:1", "u5:2"]
+    questions = answered(rewrite, {"tool_calls": [call("f", "x"), call("g", "y")]})
+    assert questions == ["u0:0", "t1:1", "u5:2"]
     assert said(rewrite) == "u0 - t2 t1 new1 u5 new2"
     assert [message.tool_call_id for message in rewrite.chat().messages[2:4]] == ["y", "x"]
     assert not rewrite.cut

@@ -49,6 +49,6 @@ def test_states_that_are_no_numbers_are_refused(bad: float) -> None:
 @given(st.lists(st.booleans(), max_size=40))
 def test_masks_come_back(bits: list[bool]) -> None:
     mask = np.array(bits, dtype=np.bool_)
-    packed = pack_mask(mask)
-    assert len(packed) == -(-len(bits) // 8)
-    assert unpack_mask(packed, len(bits)).tolist() == bits
+    encoded = pack_mask(mask)
+    assert len(encoded) == -(-len(bits) // 8)
+    assert unpack_mask(encoded, len(bits)).tolist() == bits

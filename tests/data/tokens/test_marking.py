@@ -139,14 +139,14 @@ def test_tool_steps_keep_their_thoughts() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_answer_begins_where_the_prompt_for_it_ends(family: str) -> None:
+def test_an_answer_begins_after_the_prompt_for_it(family: str) -> None:
     """What the engine is asked is the row up to its first answer, but for a begun answer."""
     tokenizer = templated(family)
     row = tokenize_chat(tokenizer, Chat(id="x", messages=TALK[:2]))
-    asked = encode_chat(tokenizer, TALK[:1])
+    prompt = encode_chat(tokenizer, TALK[:1])
     start = int(row.loss_mask.argmax())
-    assert asked[:start] == tuple(row.tokens[:start].tolist())
-    assert tokenizer.decode(asked[start:]) == ("<think>\n" if family == "deepseek" else "")
+    assert prompt[:start] == tuple(row.tokens[:start].tolist())
+    assert tokenizer.decode(prompt[start:]) == ("<think>\n" if family == "deepseek" else "")
 
 
 def test_generation_marks_give_the_same_answers() -> None:

@@ -36,7 +36,7 @@ class Machine:
     column: float = 2e-6
     unequal: float = 0.0
     """What it takes a pass longer that its rows are of different lengths, and each place they lack to the longest."""
-    place: float = 0.0
+    padding_unit: float = 0.0
     row: float = 0.0
     """What each row beyond the fourth adds to a pass."""
 
@@ -45,8 +45,8 @@ class Machine:
         base = float(np.interp(tokens, sizes, seconds)) + max(0.0, tokens - 256) * 0.046
         return self.unit * (base + rows * max(lengths) * self.column + max(0, rows - 4) * self.row)
 
-    def padding_seconds(self, places: int) -> float:
-        return self.unit * (self.unequal + places * self.place) if places else 0.0
+    def padding_seconds(self, padding: int) -> float:
+        return self.unit * (self.unequal + padding * self.padding_unit) if padding else 0.0
 
     def draft_seconds(self, rows: int, width: int, levels: int) -> float:
         first = self.first + rows * 0.0005
@@ -77,7 +77,7 @@ HEAVY = Machine(
     points=((1, 36), (2, 37.5), (4, 39), (6, 41), (8, 43), (12, 47), (16, 50), (20, 53), (24, 56), (32, 64), (48, 77),
             (64, 90), (128, 160), (256, 300)),
     unit=1e-3, first=1.2, level=0.8, position=0.02, column=2.8e-3, row=0.58, unequal=1.0,
-    place=0.18,
+    padding_unit=0.18,
 )  # fmt: skip
 """The 289M pair in bf16 on two quiet cores, in milliseconds."""
 

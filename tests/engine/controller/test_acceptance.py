@@ -62,7 +62,7 @@ def test_old_rounds_fade() -> None:
     assert acceptance.table().values[0, 0, at(0.5)] < 0.3
 
 
-def test_few_nodes_tell_that_a_drafter_is_less_sure_than_it_could_be() -> None:
+def test_few_nodes_show_that_a_drafter_is_less_sure_than_it_could_be() -> None:
     acceptance = Acceptance()
     seen(acceptance, 0, False, 0.3, 0.6, rounds=4)
     values = acceptance.table().values[0, 0]

@@ -52,7 +52,7 @@ def learnt(supply: Supply, offered: BeamCandidates, groups: list[int]) -> np.nda
 
 @given(st.integers(0, 5000), st.sampled_from([1, 2, 3]), st.integers(1, 3))
 @settings(max_examples=60)
-def test_a_wide_draft_tells_what_narrow_ones_offer(seed: int, narrow: int, rows: int) -> None:
+def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows: int) -> None:
     wide, wide_frontiers = grow(SharedTree(4, 5, 1, keeps_candidates=True), seed, rows)
     own, frontiers = grow(SharedTree(4, narrow, 1, keeps_candidates=True), seed, rows)
     assume(all(mine <= other for mine, other in zip(frontiers, wide_frontiers, strict=True)))
@@ -79,7 +79,7 @@ def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> 
     assert (supply.rates[1] == np.array([7.0, 14.0, 21.0])[:, None, None]).all()
 
 
-def test_rows_that_are_not_live_and_rows_beyond_the_sample_are_left_out() -> None:
+def test_rows_that_draft_nothing_and_rows_beyond_the_sample_are_left_out() -> None:
     offered, _ = grow(SharedTree(2, 3, 1, keeps_candidates=True), 3, 4)
     whole = learnt(Supply(WIDTHS, 2), offered, [0, 0, 0, 0])
     one = BeamCandidates(tuple(s[:1] for s in offered.scores), tuple(b[:1] for b in offered.beams))

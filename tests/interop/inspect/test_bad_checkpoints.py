@@ -92,7 +92,7 @@ _KEYS = (*re.llama_config(), "eagle_config", "eagle_aux_hidden_state_layer_ids",
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return good(tmp_path_factory.mktemp("fuzzed"))
 
 
@@ -105,21 +105,21 @@ _NUMBERS = st.sampled_from([0, 1, -1, 2.5, 1e-30, 1e30, 10**400, True, None, "2"
 
 @given(rope=st.dictionaries(_ROPE_KEYS, _NUMBERS, max_size=6), kind=_TYPES)
 @settings(max_examples=150)
-def test_whatever_the_rope_section_holds_it_is_computed_or_refused(rope: Any, kind: Any, place: Path) -> None:
+def test_whatever_the_rope_section_holds_it_is_computed_or_refused(rope: Any, kind: Any, folder: Path) -> None:
     section = {"rope_type": kind, "factor": 2.0, **rope}
-    (place / "config.json").write_text(json.dumps(re.llama_config(rope_scaling=section)))
+    (folder / "config.json").write_text(json.dumps(re.llama_config(rope_scaling=section)))
     with suppress(EyasError):
-        network = open_checkpoint(place).network()
+        network = open_checkpoint(folder).network()
         cos, _ = network.rotary(torch.zeros(1), torch.tensor([[3]]))
         assert bool(cos.isfinite().all())
 
 
 @given(changes=st.dictionaries(st.sampled_from(_KEYS), _JSON, min_size=1, max_size=3))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_a_key_holds_it_is_read_or_refused(changes: dict[str, Any], place: Path) -> None:
-    (place / "config.json").write_text(json.dumps(re.llama_config(**changes)))
+def test_whatever_a_key_holds_it_is_read_or_refused(changes: dict[str, Any], folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(re.llama_config(**changes)))
     with suppress(EyasError):
-        open_checkpoint(place, layers=32).network()
+        open_checkpoint(folder, layers=32).network()
 
 
 @pytest.mark.parametrize(

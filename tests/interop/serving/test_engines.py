@@ -62,7 +62,7 @@ def test_an_option_is_said_or_refused_by_name(name: str, engine: str) -> None:
         translated(engine, words, {name: value})
 
 
-def test_values_that_only_some_can_be_told() -> None:
+def test_values_that_only_some_consumers_take() -> None:
     vllm, sglang, llama = (ENGINES[name].translators for name in ("vllm", "sglang", "llama.cpp"))
     assert translated("", vllm, {"max_running": 4, "max_waiting": 2})[2:] == ["--max-num-queued-reqs", "6"]
     assert translated("", sglang, {"api_key": ["k"], "device": "cpu"}) == ["--api-key", "k", "--device", "cpu"]

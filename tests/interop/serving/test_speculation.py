@@ -103,11 +103,11 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 @pytest.mark.parametrize("name", EDITS)
 def test_files_that_vllm_would_misread(name: str, edited: Callable[..., Path], served_target: ServedTarget) -> None:
-    change, told = EDITS[name]
-    assert reasons("vllm", edited(change), served_target) == ({told} if told else set())
+    change, reason = EDITS[name]
+    assert reasons("vllm", edited(change), served_target) == ({reason} if reason else set())
 
 
-def test_a_missing_draft_vocabulary_and_scaling_are_told_for_sglang(
+def test_a_missing_draft_vocabulary_and_scaling_are_reported_for_sglang(
     edited: Callable[..., Path], served_target: ServedTarget
 ) -> None:
     def change(config: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ def test_a_missing_draft_vocabulary_and_scaling_are_told_for_sglang(
     }  # fmt: skip
 
 
-def test_absolute_vocabulary_ids_are_told(served_target: ServedTarget, tmp_path: Path) -> None:
+def test_absolute_vocabulary_ids_are_reported(served_target: ServedTarget, tmp_path: Path) -> None:
     output = tmp_path / "out"
     export(drafter(tmp_path / "d", served_target, "eagle3"), "vllm", output, served_target)
     tensors = load_file(output / "model.safetensors")

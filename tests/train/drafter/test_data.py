@@ -97,8 +97,8 @@ def test_a_run_may_go_on_from_a_store(sure_target: Path, chats: Path, store: Pat
 
 def test_the_taps_of_a_store_are_used(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     folder = capture_store(sure_target, chats, tmp_path / "store", (0, 2))
-    place = train_drafter(recipe(sure_target, tmp_path / "run", source="offline", store=folder))
-    assert json.loads((place / "config.json").read_text())["eyas"]["taps"] == [0, 2]
+    drafter = train_drafter(recipe(sure_target, tmp_path / "run", source="offline", store=folder))
+    assert json.loads((drafter / "config.json").read_text())["eyas"]["taps"] == [0, 2]
 
 
 def test_a_store_of_another_target_is_refused(target: Path, sure_target: Path, store: Path, tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_a_store_of_another_target_is_refused(target: Path, sure_target: Path, s
     deeper = save_target(tmp_path / "deeper", embedding=1, layers=6)
     with pytest.raises(StoreError, match=r"4 layers, .* this one has 6 layers"):
         train_drafter(recipe(deeper, tmp_path, source="offline", store=store))
-    place = train_drafter(recipe(sure_target, tmp_path / "run", source="offline", store=store, validation=decoding))
-    assert "decoded_accept_length" in json.loads((place / "config.json").read_text())["eyas"]["validation"]
+    drafter = train_drafter(recipe(sure_target, tmp_path / "run", source="offline", store=store, validation=decoding))
+    assert "decoded_accept_length" in json.loads((drafter / "config.json").read_text())["eyas"]["validation"]
 
 
 def test_a_store_needs_no_more_than_the_ends_of_its_target(
@@ -122,8 +122,8 @@ def test_a_store_needs_no_more_than_the_ends_of_its_target(
                 patch.setattr(train, "load_target", None)
             else:
                 patch.setattr(train, "load_embedding_and_head", load_target)
-            place = train_drafter(recipe(sure_target, tmp_path / name, source="offline", store=store))
-            weights.append((place / "model.safetensors").read_bytes())
+            drafter = train_drafter(recipe(sure_target, tmp_path / name, source="offline", store=store))
+            weights.append((drafter / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 
 

@@ -34,7 +34,7 @@ def test_the_best_is_kept_and_of_equal_ones_the_earliest(tmp_path: Path) -> None
     assert score(run.finish()) == 2.4
 
 
-def test_all_stay_unless_told(tmp_path: Path) -> None:
+def test_all_stay_by_default(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (5, 10, 15):
         run.add(step, drafter(step))
@@ -52,17 +52,17 @@ def test_going_over_steps_again_forgets_what_came_after(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
-    place = tmp_path / "drafter"
-    with writing_folder(place) as folder:
+    path = tmp_path / "drafter"
+    with writing_folder(path) as folder:
         drafter(1.0)(folder)
 
     def fails(path: Path) -> None:
         drafter(2.0)(path)
         raise OSError("full")
 
-    with pytest.raises(OSError, match="full"), writing_folder(place) as folder:
+    with pytest.raises(OSError, match="full"), writing_folder(path) as folder:
         fails(folder)
-    assert score(place) == 1.0
+    assert score(path) == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
 
 

@@ -37,8 +37,8 @@ def recipe(target: Path, chats: Path, output: Path, **more: Any) -> DrafterTrain
 
 
 def test_trained_drafter_serves(target: Path, chats: Path, tmp_path: Path) -> None:
-    place = train_drafter(recipe(target, chats, tmp_path))
-    provenance = json.loads((place / "config.json").read_text())["eyas"]
+    drafter = train_drafter(recipe(target, chats, tmp_path))
+    provenance = json.loads((drafter / "config.json").read_text())["eyas"]
     assert provenance["steps"] == 6
     assert provenance["covered"] > 0.9
     assert {"target_fingerprint", "data_hash", "taps", "loss", "versions"} <= provenance.keys()
@@ -47,7 +47,7 @@ def test_trained_drafter_serves(target: Path, chats: Path, tmp_path: Path) -> No
 
     request = Request((3, 20, 21, 22, 1, 4), SamplingParams(max_tokens=40, ignore_eos=True))
     plain = load(target).generate([request])[0]
-    drafted = load(target, place, tree="chain:3").generate([request])[0]
+    drafted = load(target, drafter, tree="chain:3").generate([request])[0]
     assert drafted.token_ids == plain.token_ids
     assert len(set(plain.token_ids)) > 3
 
@@ -78,8 +78,8 @@ def test_a_narrow_drafter_needs_its_own_embedding(target: Path, chats: Path, tmp
     narrow = {"hidden_size": 16, "head_dim": 8}
     with pytest.raises(ConfigError, match="train_embedding"):
         train_drafter(recipe(target, chats, tmp_path / "a", shape=narrow))
-    place = train_drafter(recipe(target, chats, tmp_path / "b", shape={**narrow, "train_embedding": True}))
-    assert load(target, place).generate([Request((3, 20), SamplingParams(max_tokens=5))])
+    drafter = train_drafter(recipe(target, chats, tmp_path / "b", shape={**narrow, "train_embedding": True}))
+    assert load(target, drafter).generate([Request((3, 20), SamplingParams(max_tokens=5))])
 
 
 def test_decoding_and_its_settings_leave_training_alone(sure_target: Path, chats: Path, tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_decoding_and_its_settings_leave_training_alone(sure_target: Path, chats
     found = {}
     for name, every, decode in (("never", 100, False), ("scored", 1, False), ("decoded", 1, True)):
         loop = {"steps": 4, "validate_every": every, "optimizer": {"lr": 0.01}}
-        place = train_drafter(
+        drafter = train_drafter(
             recipe(
                 sure_target, chats, tmp_path / name, loop=loop, validation={"decode": decode}, target_dtype="float32"
             )
         )
-        found[name] = (place / "model.safetensors").read_bytes()
+        found[name] = (drafter / "model.safetensors").read_bytes()
     assert found["never"] == found["scored"] == found["decoded"]
 
 
@@ -116,13 +116,13 @@ def test_the_best_goes_by_what_was_decoded_or_says_that_nothing_was(
 
 
 def test_what_is_decoded_is_what_the_checkpoint_does(sure_target: Path, chats: Path, tmp_path: Path) -> None:
-    place = train_drafter(recipe(sure_target, chats, tmp_path, validation={"prompts": 2}, target_dtype="float32"))
-    engine = load(sure_target, place, tree="chain:3")
+    drafter = train_drafter(recipe(sure_target, chats, tmp_path, validation={"prompts": 2}, target_dtype="float32"))
+    engine = load(sure_target, drafter, tree="chain:3")
     rows = read_rows(engine.tokenizer, chats, 0.2, 128, engine.target.vocab_size).rows["validation"]
     stats = Stats()
     for prompt in choose_prompts(rows, 2, None):
         stats.merge(engine.generate([Request(prompt, SamplingParams(max_tokens=12))])[0].stats)
-    assert provenance(place)["validation"]["decoded_accept_length"] == round(stats.accept_length, 4)
+    assert provenance(drafter)["validation"]["decoded_accept_length"] == round(stats.accept_length, 4)
 
 
 def test_a_full_disk_is_explained_and_the_run_goes_on(
@@ -168,7 +168,7 @@ def test_a_warm_start_begins_where_the_other_ended(sure_target: Path, chats: Pat
     assert begun[0]["accept_length"] > ended[0]["accept_length"]
 
 
-def test_what_will_be_trained_is_told(
+def test_what_will_be_trained_is_reported(
     target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_drafter(recipe(target, chats, tmp_path))
@@ -180,6 +180,6 @@ def test_what_will_be_trained_is_told(
     assert re.search(r"48 +never +occur", (tmp_path / "settings.txt").read_text())
 
 
-def provenance(place: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((place / "config.json").read_text())["eyas"]
+def provenance(drafter: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((drafter / "config.json").read_text())["eyas"]
     return found

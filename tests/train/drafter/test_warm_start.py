@@ -39,8 +39,8 @@ def test_another_vocabulary_is_mapped_by_target_ids() -> None:
     assert fresh.target_ids.tolist() == [0, 5, 7, 9, 41]
     assert torch.equal(fresh.lm_head.weight[1], source.lm_head.weight[1])
     assert torch.equal(fresh.lm_head.weight[3], source.lm_head.weight[2])
-    for place, token in ((0, 0), (2, 7), (4, 41)):
-        assert torch.equal(fresh.lm_head.weight[place], rows[token])
+    for draft_id, token in ((0, 0), (2, 7), (4, 41)):
+        assert torch.equal(fresh.lm_head.weight[draft_id], rows[token])
     assert torch.equal(fresh.layers[0].mlp.up_proj.weight, source.layers[0].mlp.up_proj.weight)
 
 

@@ -11,7 +11,7 @@ from eyas.train.loss.chain_attention import ChainAttention
 
 B, S, HEADS = 2, 9, 4
 COUNTS = (7, 7, 4, 1)  # rows of steps 1..4: fewer and fewer, and a step without change
-PLACES = torch.tensor([12, 3, 17, 1, 0, 8, 9])
+INDICES = torch.tensor([12, 3, 17, 1, 0, 8, 9])
 
 
 def tensors(kv: int, size: int, value_size: int) -> list[list[Tensor]]:
@@ -36,7 +36,7 @@ def written_out(steps: list[list[Tensor]]) -> list[Tensor]:
     for step, (q, _, _) in enumerate(later):
         rows = []
         for row in range(q.shape[2]):
-            chat, at = divmod(int(PLACES[row]), S)
+            chat, at = divmod(int(INDICES[row]), S)
             own = later[: step + 1]
             k, v = (
                 torch.cat(
@@ -65,7 +65,7 @@ def test_it_is_one_softmax_over_true_and_own_keys(
     if isinstance(kernel, CpuFlash) and size != value_size:
         pytest.skip("that kernel takes one size")
     steps = tensors(kv, size, value_size)
-    attention = ChainAttention(PLACES, kernel)
+    attention = ChainAttention(INDICES, kernel)
     ours = [attention(0, *step) for step in steps]
     theirs = written_out(steps)
     for mine, other in zip(ours, theirs, strict=True):
@@ -83,7 +83,7 @@ def test_it_is_one_softmax_over_true_and_own_keys(
 def test_layers_keep_apart() -> None:
     steps = tensors(2, 8, 8)
     other = [[x.detach() * 2 for x in step] for step in steps]
-    attention = ChainAttention(PLACES)
+    attention = ChainAttention(INDICES)
     for step, twin in zip(steps, other, strict=True):
         attention(1, *twin)
         mixed = attention(0, *step)
@@ -93,7 +93,7 @@ def test_layers_keep_apart() -> None:
 def test_autocast_brings_all_inputs_to_its_type() -> None:
     """Rotated queries and keys come in float32 beside bfloat16 values."""
     steps = [[x.detach().float() for x in step] for step in tensors(2, 8, 8)]
-    attention = ChainAttention(PLACES)
+    attention = ChainAttention(INDICES)
     with torch.autocast("cpu", torch.bfloat16):
         found = [attention(0, q, k, v.bfloat16()) for q, k, v in steps]
     assert {x.dtype for x in found} == {torch.bfloat16}

@@ -26,7 +26,7 @@ def test_a_step_computes_the_rows_a_loss_still_reads(mask: list[list[bool]], ste
             for row in range(width)
             if any(row + 2 + j < width and mask[chat][row + 2 + j] for j in range(step, steps))
         }
-        assert set(rows.places[: rows.counts[step]].tolist()) == needed
+        assert set(rows.indices[: rows.counts[step]].tolist()) == needed
         assert len(needed) == rows.counts[step]
 
 
@@ -43,5 +43,5 @@ def test_every_answer_token_finds_its_guesses(mask: list[list[bool]], steps: int
                 assert guess == -1
             else:
                 assert guess < rows.counts[step]
-                found = guess if step == 0 else int(rows.places[guess])
+                found = guess if step == 0 else int(rows.indices[guess])
                 assert found == chat * width + row

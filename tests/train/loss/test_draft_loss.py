@@ -60,8 +60,8 @@ def oracle(case: Case, config: LossConfig) -> tuple[Tensor, dict[str, float]]:
                 row = chat * S + token - 2 - step
                 if not case.batch.loss_mask[chat, token] or token - 2 - step < 0:
                     continue
-                place = row if step == 0 else case.rows.places.tolist().index(row)
-                q = case.own(case.states[step][place]).softmax(-1)
+                index = row if step == 0 else case.rows.indices.tolist().index(row)
+                q = case.own(case.states[step][index]).softmax(-1)
                 full = (case.head @ case.batch.final[chat, token - 1]).softmax(-1)
                 p, alpha = full[IDS] / full[IDS].sum(), torch.minimum(full[IDS], q).sum()
                 guessed.append((step, p, q, alpha))
@@ -114,12 +114,14 @@ def test_scores_match_the_oracle(
 def test_a_chunk_never_makes_more_logits_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher is asked for few rows at a time, and once for each."""
     monkeypatch.setattr(draft_loss, "CHUNK_ELEMENTS", 70)
-    found, asked = case(), []
+    found, chunks = case(), []
     whole = teacher_of(found.batch, lambda x: x @ found.head.T, IDS, V)
-    loss = TokenLoss(lambda places: asked.append(places.tolist()) or whole(places), found.own, (), IDS, V, LossConfig())
+    loss = TokenLoss(
+        lambda indices: chunks.append(indices.tolist()) or whole(indices), found.own, (), IDS, V, LossConfig()
+    )
     loss(found.states, found.rows)
-    assert [len(part) for part in asked] == [2, 2, 2, 1]
-    assert [place for part in asked for place in part] == found.rows.answers.tolist()
+    assert [len(part) for part in chunks] == [2, 2, 2, 1]
+    assert [index for part in chunks for index in part] == found.rows.answers.tolist()
 
 
 def test_the_first_answer_token_is_trained_and_position_one_never_is() -> None:
@@ -182,9 +184,9 @@ def test_the_tail_is_spread_evenly() -> None:
     top = top_tokens(found, 3)
     assert top.top is not None
     lesson = teacher_of(top, lambda x: x, IDS, V)(found.rows.answers)
-    for i, place in enumerate(found.rows.answers.tolist()):
-        full = torch.full((V,), top.top.tail.flatten()[place].item() / (V - 3))
-        full[top.top.ids.flatten(0, 1)[place]] = top.top.logprobs.flatten(0, 1)[place].exp()
+    for i, index in enumerate(found.rows.answers.tolist()):
+        full = torch.full((V,), top.top.tail.flatten()[index].item() / (V - 3))
+        full[top.top.ids.flatten(0, 1)[index]] = top.top.logprobs.flatten(0, 1)[index].exp()
         torch.testing.assert_close(lesson.p[i], full[IDS] / full[IDS].sum())
         assert lesson.covered[i].item() == pytest.approx(full[IDS].sum().item(), abs=1e-6)
         assert lesson.best[i] == full.argmax()

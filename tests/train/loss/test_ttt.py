@@ -43,9 +43,9 @@ def test_every_row_is_the_chain_decoding_would_make(name: str, dtype: torch.dtyp
     compared = 0
     for step, (fed, normed) in enumerate(states):
         at = rows.guesses[step][rows.guesses[step] >= 0]
-        for (chat, row), place in zip(guesses(rows, step, 13), at.tolist(), strict=True):
+        for (chat, row), index in zip(guesses(rows, step, 13), at.tolist(), strict=True):
             expected = chain(made, tokens[chat : chat + 1], taps[chat : chat + 1], row, step + 1)[step]
-            for ours, theirs in zip((fed[place], normed[place]), expected, strict=True):
+            for ours, theirs in zip((fed[index], normed[index]), expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
             compared += 1
     assert compared == sum((mask[:, 2 + step :]).sum().item() for step in range(STEPS))
@@ -61,8 +61,8 @@ def test_gradients_flow_through_the_whole_chain(name: str) -> None:
     ours, theirs = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for step, (_, normed) in enumerate(states):
         at = rows.guesses[step][rows.guesses[step] >= 0]
-        for (chat, row), place in zip(guesses(rows, step, 13), at.tolist(), strict=True):
-            ours = ours + normed[place].sin().sum() * (1 + step)
+        for (chat, row), index in zip(guesses(rows, step, 13), at.tolist(), strict=True):
+            ours = ours + normed[index].sin().sum() * (1 + step)
             expected = chain(made, tokens[chat : chat + 1], taps[chat : chat + 1], row, step + 1)[step]
             theirs = theirs + expected[1].sin().sum() * (1 + step)
     body = [p for name, p in made.named_parameters() if not name.startswith("lm_head")]

@@ -61,17 +61,17 @@ def traced_rows(target: Target, batch: TokenBatch, layout: ShardLayout) -> Itera
     traced = target.trace(tokens, lengths, layout.taps)
     real = torch.arange(tokens.shape[1], device=target.device) < lengths.unsqueeze(1)  # [B, S]
     where = real if layout.final == "all" else taught(batch.loss_mask.to(target.device))
-    counts, asked = batch.lengths.tolist(), where.sum(1).tolist()
+    counts, final_counts = batch.lengths.tolist(), where.sum(1).tolist()
     states = traced.final[where]  # [F, Ht] of all rows, end to end
     taps = _split(encode_states(traced.taps[real], layout.states), counts) if layout.taps else None
     final = top = None
     if layout.top is None:
-        final = _split(encode_states(states, layout.states), asked)
+        final = _split(encode_states(states, layout.states), final_counts)
     else:
         best = top_rows(target.head, states, layout.vocab, layout.top)
         ids = best.ids.cpu().to(torch.uint16 if layout.vocab <= 2**16 else torch.int32)
         parts = (ids, best.logprobs.to(torch.float16).cpu(), best.tail.cpu())
-        top = list(zip(*(torch.split(part, asked) for part in parts), strict=True))
+        top = list(zip(*(torch.split(part, final_counts) for part in parts), strict=True))
     for b, count in enumerate(counts):
         yield StoredRow(
             batch.tokens[b, :count].to(torch.int32),
@@ -91,16 +91,16 @@ def _split(encoded: EncodedStates, counts: list[int]) -> list[EncodedStates]:
 
 def _put(out: Mapping[str, Tensor], row: StoredRow, start: int, final_start: int) -> None:
     """Copy a row's features to where they lie in the shard."""
-    placed: list[tuple[str, int, Tensor]] = []
+    copies: list[tuple[str, int, Tensor]] = []
     for name, states, begin in (("taps", row.taps, start), ("final", row.final, final_start)):
         if states is not None:
-            placed.append((name, begin, states.values))
+            copies.append((name, begin, states.values))
             if states.exponents is not None:
-                placed.append((f"{name}_exponents", begin, states.exponents))
+                copies.append((f"{name}_exponents", begin, states.exponents))
     if row.top is not None:
         names = ("top_ids", "top_logprobs", "tail")
-        placed += [(name, final_start, part) for name, part in zip(names, row.top, strict=True)]
-    for name, begin, values in placed:
+        copies += [(name, final_start, part) for name, part in zip(names, row.top, strict=True)]
+    for name, begin, values in copies:
         out[name][begin : begin + len(values)].copy_(values)
 
 

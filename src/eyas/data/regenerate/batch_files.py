@@ -73,7 +73,7 @@ class BatchAnswerer:
 
     def __init__(self, paths: Sequence[Path], completions: CompletionSettings) -> None:
         self._completions = completions
-        self._places: dict[str, tuple[Path, int]] = {}
+        self._lines: dict[str, tuple[Path, int]] = {}
         self.unreadable = 0
         """Lines that are no results."""
         self._good: set[str] = set()
@@ -89,9 +89,9 @@ class BatchAnswerer:
         """Replies to the questions that have a result, in the order of the questions."""
         while questions := take(1):
             question = questions[0]
-            place = self._places.get(custom_id(question))
-            if place is not None:
-                yield self._reply(question, *place)
+            line_start = self._lines.get(custom_id(question))
+            if line_start is not None:
+                yield self._reply(question, *line_start)
 
     def _index(self, path: Path) -> None:
         try:
@@ -113,8 +113,8 @@ class BatchAnswerer:
         except (ValueError, KeyError, TypeError, AttributeError):
             self.unreadable += 1
             return
-        if name not in self._places or (good and name not in self._good):
-            self._places[name] = (path, offset)
+        if name not in self._lines or (good and name not in self._good):
+            self._lines[name] = (path, offset)
         if good:
             self._good.add(name)
 
@@ -124,8 +124,8 @@ class BatchAnswerer:
             result = json.loads(lines.readline())
         response = result.get("response") or {}
         if result.get("error") is not None or response.get("status_code") != 200:
-            told = result.get("error") or response.get("body") or response
-            return unanswered(question, f"the batch says {json.dumps(told, ensure_ascii=False)[:200]}")
+            problem = result.get("error") or response.get("body") or response
+            return unanswered(question, f"the batch says {json.dumps(problem, ensure_ascii=False)[:200]}")
         try:
             return Reply(self._completions.answer(question, response.get("body")))
         except GarbageError as error:

@@ -29,10 +29,10 @@ class RetryPolicy(StrictModel):
     longest: float = Field(default=60.0, ge=0)
     """The most seconds between two tries, unless the endpoint asks for more by Retry-After."""
 
-    def wait(self, failures: int, asked: float | None = None) -> float:
-        """Seconds to wait after so many failures (at least 1), if the endpoint asked for `asked`."""
+    def wait(self, failures: int, requested: float | None = None) -> float:
+        """Seconds to wait after so many failures (at least 1), if the endpoint asked for `requested`."""
         backoff = min(self.longest, self.first * 2.0 ** min(failures - 1, 30)) * random.uniform(0.5, 1.0)
-        return backoff if asked is None else max(asked, backoff)
+        return backoff if requested is None else max(requested, backoff)
 
 
 def retry_after(value: str | None) -> float | None:
@@ -116,7 +116,7 @@ class EndpointAnswerer:
         body = self._completions.body(question)
         reason = ""
         for attempt in range(1, retry.attempts + 1):
-            asked = None
+            requested = None
             try:
                 response = await asyncio.wait_for(client.post(self._url + PATH, json=body), self._connection.timeout)
                 if response.is_success:
@@ -125,7 +125,7 @@ class EndpointAnswerer:
                 if response.status_code < 500 and response.status_code not in TRY_AGAIN:
                     wrong_for_all = response.status_code in WRONG_FOR_ALL
                     return unanswered(question, reason, outage=wrong_for_all, rejected=not wrong_for_all)
-                asked = retry_after(response.headers.get("Retry-After"))
+                requested = retry_after(response.headers.get("Retry-After"))
             except GarbageError as error:
                 reason = f"{self._url}: {error}"
             except (httpx.TimeoutException, asyncio.TimeoutError):
@@ -133,7 +133,7 @@ class EndpointAnswerer:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 reason = f"{self._url} can't be reached: {error or type(error).__name__}"
             if attempt < retry.attempts:
-                await asyncio.sleep(retry.wait(attempt, asked))
+                await asyncio.sleep(retry.wait(attempt, requested))
         return unanswered(question, f"{reason} (tried {retry.attempts} times)", outage=True)
 
 
@@ -152,9 +152,9 @@ def _json(response: httpx.Response) -> Any:
 def _message(response: httpx.Response) -> str:
     """What the endpoint says about an error, in one short line."""
     try:
-        told = response.json()
+        body = response.json()
     except ValueError:
-        told = None
-    error = told.get("error", told) if isinstance(told, dict) else None
+        body = None
+    error = body.get("error", body) if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
     return " ".join(str(text or response.text or response.reason_phrase).split())[:200]

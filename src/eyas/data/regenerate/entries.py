@@ -35,8 +35,8 @@ class Question:
     @cached_property
     def digest(self) -> str:
         """A short hash of what is asked: an answer to anything else is none."""
-        asked = [[message.for_template() for message in self.messages], self.tools]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        content = [[message.for_template() for message in self.messages], self.tools]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def seed(self, base: int) -> int:
         """The seed of this answer: by name, so that the order of answering doesn't matter. Fits 31 bits."""

@@ -43,10 +43,10 @@ class EngineAnswerer:
         """Replies in order of completion."""
         running: dict[int, tuple[Question, tuple[int, ...]]] = {}
         refused: deque[Reply] = deque()
-        asked = 0
+        submitted = 0
 
         def requests(room: int) -> list[Request]:
-            nonlocal asked
+            nonlocal submitted
             found: list[Request] = []
             while len(found) < room and (questions := take(room - len(found))):
                 for question in questions:
@@ -55,8 +55,8 @@ class EngineAnswerer:
                     except RequestError as error:
                         refused.append(unanswered(question, str(error)))
                         continue
-                    running[asked] = (question, request.prompt)
-                    asked += 1
+                    running[submitted] = (question, request.prompt)
+                    submitted += 1
                     found.append(request)
             return found
 

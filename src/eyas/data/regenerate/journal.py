@@ -27,7 +27,7 @@ class Journal:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
-        self._places: dict[tuple[str, int], tuple[int, str, bool]] = {}  # -> offset, digest, answered
+        self._entries: dict[tuple[str, int], tuple[int, str, bool]] = {}  # -> offset, digest, answered
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path)
@@ -58,14 +58,14 @@ class Journal:
     @property
     def answered(self) -> int:
         """How many questions have an answer."""
-        return sum(answered for _, _, answered in self._places.values())
+        return sum(answered for _, _, answered in self._entries.values())
 
     def find(self, question: Question) -> Answer | Unanswered | None:
         """The last entry about exactly this question."""
-        place = self._places.get((question.id, question.turn))
-        if place is None or place[1] != question.digest:
+        known = self._entries.get((question.id, question.turn))
+        if known is None or known[1] != question.digest:
             return None
-        self._lines.seek(place[0])
+        self._lines.seek(known[0])
         return ENTRY.validate_json(self._lines.readline())
 
     def append(self, entry: Answer | Unanswered) -> None:
@@ -111,13 +111,13 @@ class Journal:
             sync_folder(self.path.parent)
 
     def _index(self, entry: Answer | Unanswered, offset: int) -> None:
-        self._places[entry.id, entry.turn] = (offset, entry.asked, isinstance(entry, Answer))
+        self._entries[entry.id, entry.turn] = (offset, entry.asked, isinstance(entry, Answer))
 
     def _compare(self, written: dict[str, Any], now: dict[str, Any]) -> None:
         changed = sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name))
         if changed:
-            told = "; ".join(f"{name} was {written.get(name)!r}, now {now.get(name)!r}" for name in changed)
+            differences = "; ".join(f"{name} was {written.get(name)!r}, now {now.get(name)!r}" for name in changed)
             raise UsageError(
-                f"{self.path} holds answers made with other settings ({told}): use the old ones to go on, or another "
-                "output to begin anew"
+                f"{self.path} holds answers made with other settings ({differences}): restore them to resume, "
+                "or choose another output to start afresh"
             )

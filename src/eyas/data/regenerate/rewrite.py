@@ -63,7 +63,7 @@ class Rewrite:
         """What to ask next; None if the chat is done, or there is nothing to answer in it."""
         if self.cut or self.dropped or not self._said or self._said[-1].role == "assistant":
             return None
-        if not self._asked_anything():
+        if not self._has_prompt():
             return None
         turn = sum(1 for role, _ in groupby(message.role for message in self._said) if role == "assistant")
         return Question(self._original.id, turn, tuple(self._said), self._original.tools, self._tokens)
@@ -99,7 +99,7 @@ class Rewrite:
     def _go_on(self) -> None:
         """Up to the next turn to answer, or the end."""
         while self._ahead:
-            if self._ahead[0].role != "assistant" or not self._asked_anything():
+            if self._ahead[0].role != "assistant" or not self._has_prompt():
                 self._said.append(self._ahead.popleft())
                 continue
             replaced: list[ToolCall] = []
@@ -109,7 +109,7 @@ class Rewrite:
             return
         self._replaced = ()
 
-    def _asked_anything(self) -> bool:
+    def _has_prompt(self) -> bool:
         return any(message.role in ("user", "tool") for message in self._said)
 
     def _hold(self, tokens: AnswerTokens) -> None:
@@ -142,7 +142,7 @@ class OpenChats:
 
     def __init__(self, chats: Iterable[Chat], rule: RewriteRule, journal: Journal) -> None:
         self._chats, self._rule, self._journal = iter(chats), rule, journal
-        self._asked: dict[str, Rewrite] = {}
+        self._in_flight: dict[str, Rewrite] = {}
         self._next: deque[Question] = deque()
         self.settled = 0
         """Chats of which nothing more is to be asked now: answered, given up, or nothing to answer."""
@@ -163,7 +163,7 @@ class OpenChats:
     def settle(self, entry: Answer | Unanswered) -> None:
         """Write it down, then see what follows from it."""
         self._journal.append(entry)
-        rewrite = self._asked.pop(entry.id)
+        rewrite = self._in_flight.pop(entry.id)
         if isinstance(entry, Answer):
             rewrite.take(entry)
             self._go_on(entry.id, rewrite)
@@ -175,7 +175,7 @@ class OpenChats:
         if question is None:
             self.settled += 1
         else:
-            self._asked[name] = rewrite
+            self._in_flight[name] = rewrite
             self._next.append(question)
 
 

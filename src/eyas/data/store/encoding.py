@@ -67,6 +67,6 @@ def pack_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
     return np.packbits(mask, bitorder="little")
 
 
-def unpack_mask(packed: NDArray[np.uint8], count: int) -> NDArray[np.bool_]:
+def unpack_mask(bits: NDArray[np.uint8], count: int) -> NDArray[np.bool_]:
     """The first `count` bits as [count] bool."""
-    return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
+    return np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)

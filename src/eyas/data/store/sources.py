@@ -49,7 +49,7 @@ class HybridSource:
 
     def __call__(self, number: int) -> FeatureBatch:
         members = self._rows.batches.members(number)
-        lost = [b for b, i in enumerate(members) if self._rows.places[i] is None]
+        lost = [b for b, i in enumerate(members) if self._rows.row_numbers[i] is None]
         if not lost:
             return self._rows.read(members, self._target.dtype, self._target.device)
         made = self._computed(self._rows.batches.of([members[b] for b in lost]))
@@ -71,7 +71,7 @@ class HybridSource:
             return made
         where = taught(made.loss_mask)
         rows = top_rows(self._target.head, made.final[where], self._layout.vocab, self._layout.top)
-        ids, logprobs, tail = (placed(part, where) for part in rows)
+        ids, logprobs, tail = (scattered(part, where) for part in rows)
         return made._replace(final=None, top=TopTokens(ids, logprobs, tail))
 
 
@@ -81,19 +81,19 @@ class _StoredRows:
     def __init__(self, store: FeatureStore, batches: ChatBatches, taps: Sequence[int]) -> None:
         store.check_taps(taps)
         self.batches, self._store = batches, store
-        self.places = [store.find(row, batches.longest) for row in batches.rows]
+        self.row_numbers = [store.find(row, batches.longest) for row in batches.rows]
         """Number of each row in the store; None where it isn't there."""
         columns = [store.served_taps.index(k) for k in taps]
         self._columns = None if columns == list(range(len(store.served_taps))) else columns
 
     def missing(self) -> list[int]:
         """Rows that the batches use and the store lacks."""
-        return [i for i in self.batches.used if self.places[i] is None]
+        return [i for i in self.batches.used if self.row_numbers[i] is None]
 
     def read(self, members: Sequence[int], dtype: torch.dtype, device: torch.device) -> FeatureBatch:
         """The stored features of these rows, zeros where there are none."""
-        places = [self.places[i] for i in members]
-        rows = [None if place is None else self._store.read(place) for place in places]
+        row_numbers = [self.row_numbers[i] for i in members]
+        rows = [None if number is None else self._store.read(number) for number in row_numbers]
         batch = assembled(rows, self.batches.of(members), self._store.layout, dtype, device)
         if self._columns is None:
             return batch
@@ -119,7 +119,7 @@ def assembled(
     teaching = taught(batch.loss_mask) & there  # [B, S]
     found = [row for row in rows if row is not None]
     counts = real.sum(1)[there.squeeze(1)].tolist()
-    asked = teaching.sum(1)[there.squeeze(1)].tolist()
+    taught_counts = teaching.sum(1)[there.squeeze(1)].tolist()
 
     taps = _states([row.taps for row in found], counts, real, (len(layout.taps), layout.hidden), dtype, device)
     final: Tensor | None = None
@@ -129,20 +129,20 @@ def assembled(
         taps = torch.cat([taps, final.unsqueeze(2)], dim=2)
         final.masked_fill_(~teaching.to(device).unsqueeze(2), 0)
     elif layout.final == "answers":
-        final = _states([row.final for row in found], asked, teaching, (layout.hidden,), dtype, device)
+        final = _states([row.final for row in found], taught_counts, teaching, (layout.hidden,), dtype, device)
     else:
-        kept = [[part[:n] for part in row.top or ()] for row, n in zip(found, asked, strict=True)]
+        kept = [[part[:n] for part in row.top or ()] for row, n in zip(found, taught_counts, strict=True)]
         ids, logprobs, tail = (torch.cat(parts) for parts in zip(*kept, strict=True))
         where = teaching.to(device)
         top = TopTokens(
-            placed(ids.to(torch.int64).to(device), where),
-            placed(logprobs.float().to(device), where),
-            placed(tail.to(device), where),
+            scattered(ids.to(torch.int64).to(device), where),
+            scattered(logprobs.float().to(device), where),
+            scattered(tail.to(device), where),
         )
     return FeatureBatch(batch.tokens.to(device), batch.loss_mask.to(device), taps, final, top)
 
 
-def placed(values: Tensor, where: Tensor) -> Tensor:
+def scattered(values: Tensor, where: Tensor) -> Tensor:
     """values [M, ...] at the M true places of where [B, S], zeros elsewhere: [B, S, ...]."""
     out = torch.zeros(*where.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
     out[where] = values
@@ -164,4 +164,4 @@ def _states(
     values = torch.cat([part.values[:n].view(torch.uint8) for part, n in kept]).view(kept[0][0].values.dtype)
     exponents = [part.exponents[:n] for part, n in kept if part.exponents is not None]
     encoded = EncodedStates(values.to(device), torch.cat(exponents).to(device) if exponents else None)
-    return placed(decode_states(encoded, dtype), where.to(device))
+    return scattered(decode_states(encoded, dtype), where.to(device))

@@ -50,35 +50,37 @@ class MarkedChat:
         copies = [_marked(turn, numbers) for turn in turns]
         self._copies = [copy for copy, _ in copies]
         self._marks = [marks for _, marks in copies]  # of each turn, in its own order
-        plain, self._places = _unmarked(template.render(self._copies, tools))
+        plain, self._offsets = _unmarked(template.render(self._copies, tools))
         if plain != self.text:
             raise unmarkable("the chat template changes the text of messages, or decides by it")
-        found = [self._places[mark] for marks in self._marks for mark in marks if mark in self._places]
+        found = [self._offsets[mark] for marks in self._marks for mark in marks if mark in self._offsets]
         if found != sorted(found):
             raise unmarkable("the chat template doesn't keep the messages in their order")
 
-    def places(self, turn: int) -> list[int]:
+    def offsets(self, turn: int) -> list[int]:
         """Where the turn's marked words begin and end in the text; nothing for words the template leaves out."""
-        return [self._places[mark] for mark in self._marks[turn] if mark in self._places]
+        return [self._offsets[mark] for mark in self._marks[turn] if mark in self._offsets]
 
     def following(self, turn: int) -> int:
         """Where the words of the next turns begin, or the text ends."""
-        return next((places[0] for i in range(turn + 1, len(self.turns)) if (places := self.places(i))), len(self.text))
+        return next(
+            (offsets[0] for i in range(turn + 1, len(self.turns)) if (offsets := self.offsets(i))), len(self.text)
+        )
 
     def start(self, turn: int, tokens: re.Pattern[str]) -> int:
         """Where an assistant's turn begins to write: after the prompt that asks for it. `tokens` match whole ones."""
-        asked, places = self._prompt(turn, prompt=True)
+        prompt_text, offsets = self._prompt(turn, prompt=True)
         before = [mark for marks in self._marks[:turn] for mark in marks]
-        anchor = next((mark for mark in reversed(before) if mark in self._places and mark in places), None)
-        here, there = (0, 0) if anchor is None else (self._places[anchor], places[anchor])
-        mine = self.places(turn)
+        anchor = next((mark for mark in reversed(before) if mark in self._offsets and mark in offsets), None)
+        here, there = (0, 0) if anchor is None else (self._offsets[anchor], offsets[anchor])
+        mine = self.offsets(turn)
         shown = self.text[here : mine[0] if mine else self.following(turn)]
-        common = _common(shown, asked[there:])
-        if there + common == len(asked):
+        common = _common(shown, prompt_text[there:])
+        if there + common == len(prompt_text):
             return here + common
         # Prompts that begin the answer (`<think>`) differ from a finished turn, but not before they begin to ask.
         bare, _ = self._prompt(turn, prompt=False)
-        if not asked.startswith(bare) or there + common <= len(bare):
+        if not prompt_text.startswith(bare) or there + common <= len(bare):
             raise unmarkable(f"the chat template renders the prompt of turn {turn + 1} differently once it is answered")
         cut = here + common
         whole = (found.start() for found in tokens.finditer(self.text, here) if found.start() < cut < found.end())
@@ -88,26 +90,26 @@ class MarkedChat:
         """Where a turn ends whose last word ends at `last` and that no token closes: calls have brackets to close."""
         if "tool_calls" not in self.turns[turn]:
             return last
-        text, places = self._prompt(turn + 1, prompt=False)
-        mark = next((mark for mark in reversed(self._marks[turn]) if mark in places), None)
-        if mark is None or mark not in self._places:
+        text, offsets = self._prompt(turn + 1, prompt=False)
+        mark = next((mark for mark in reversed(self._marks[turn]) if mark in offsets), None)
+        if mark is None or mark not in self._offsets:
             raise unmarkable(f"no token ends the calls of turn {turn + 1}")
-        closing = self.text[last : last + _common(self.text[last : self.following(turn)], text[places[mark] :])]
+        closing = self.text[last : last + _common(self.text[last : self.following(turn)], text[offsets[mark] :])]
         return last + len(closing.rstrip())
 
     def _prompt(self, turn: int, prompt: bool) -> tuple[str, dict[str, int]]:
         return _unmarked(self._template.render(self._copies[:turn], self._tools, prompt=prompt))
 
 
-def find_answers(chat: MarkedChat, ends: re.Pattern[str], tokens: re.Pattern[str]) -> list[Span]:
+def find_answers(chat: MarkedChat, end_tokens: re.Pattern[str], tokens: re.Pattern[str]) -> list[Span]:
     """The spans of the assistant's turns; `ends` matches the tokens that end a turn, `tokens` every whole token."""
     spans: list[Span] = []
     for i, turn in enumerate(chat.turns):
         if turn["role"] != "assistant":
             continue
         start = chat.start(i, tokens)
-        last = max([start, *chat.places(i)])
-        end = ends.search(chat.text, last, chat.following(i))
+        last = max([start, *chat.offsets(i)])
+        end = end_tokens.search(chat.text, last, chat.following(i))
         span = Span(start, chat.unclosed(i, last), closed=False) if end is None else Span(start, end.end(), closed=True)
         if spans and span.start < spans[-1].stop:
             raise unmarkable(f"turn {i + 1} begins before the answer before it ends")
@@ -130,7 +132,7 @@ def check_generated(chat: MarkedChat, spans: Sequence[tuple[int, int]]) -> None:
     for i, turn in enumerate(chat.turns):
         answered = turn["role"] == "assistant"
         for start, stop in spans:
-            inside = [start <= place <= stop if answered else start < place < stop for place in chat.places(i)]
+            inside = [start <= offset <= stop if answered else start < offset < stop for offset in chat.offsets(i)]
             if any(inside) and not (answered and all(inside)):
                 raise unmarkable("the generation marks of the chat template don't follow the messages")
 
@@ -188,11 +190,11 @@ def _ended(calls: list[dict[str, Any]], mark: Callable[[], str]) -> list[dict[st
 
 def _unmarked(text: str) -> tuple[str, dict[str, int]]:
     """The text without marks, and where in it each mark was."""
-    places: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     for count, found in enumerate(_MARK.finditer(text)):
-        if places.setdefault(found.group(), found.start() - count) != found.start() - count:
+        if offsets.setdefault(found.group(), found.start() - count) != found.start() - count:
             raise unmarkable("the chat template writes a message twice")
-    return _MARK.sub("", text), places
+    return _MARK.sub("", text), offsets
 
 
 # Text to tokens, each with the exact characters it covers. Legend: T tokens.

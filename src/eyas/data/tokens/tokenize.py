@@ -87,28 +87,28 @@ class ChatTokenizer:
         turns = self.template.turns(chat.messages)
         if not self.template.has_generation_marks(chat.tools):
             marked = MarkedChat(self.template, turns, chat.tools)
-            return marked.text, find_answers(marked, self._ends, self._tokens)
+            return marked.text, find_answers(marked, self._end_tokens, self._tokens)
         text, generated = self.template.generated(turns, chat.tools)
         if self._marks_are_exact:
             return text, [Span(start, stop, closed=True) for start, stop in generated]
         marked = MarkedChat(self.template, turns, chat.tools)
-        return text, trim_generated(generated, find_answers(marked, self._ends, self._tokens))
+        return text, trim_generated(generated, find_answers(marked, self._end_tokens, self._tokens))
 
     def _try_template(self, stops: set[str]) -> None:
         """Four plain turns, to learn how the template ends answers and whether its generation marks are exact."""
         turns = self.template.turns(_PROBE)
         chat = MarkedChat(self.template, turns, None)
         self._encoder.check(chat.text)
-        last = chat.places(len(turns) - 1)
+        last = chat.offsets(len(turns) - 1)
         if not last:
             raise unmarkable("the chat template doesn't show what the assistant says")
         closing = self._tokens.search(chat.text, last[-1])
         self.end_mark = None if closing is None else closing.group()
-        self._ends = _any_of({*stops, self.end_mark or ""})
+        self._end_tokens = _any_of({*stops, self.end_mark or ""})
         if self.template.has_generation_marks(None):
             generated = self.template.generated(turns, None)[1]
             check_generated(chat, generated)
-            answers = find_answers(chat, self._ends, self._tokens)
+            answers = find_answers(chat, self._end_tokens, self._tokens)
             self._marks_are_exact = generated == [(span.start, span.stop) for span in answers]
 
 

@@ -25,14 +25,14 @@ from eyas.train.loss.causal_kernels import AttentionOutput, CausalKernel, choose
 
 
 class ChainAttention:
-    """The `attend` of an unrolled chain. `places` [R0] are the later steps' rows as indices into B * S.
+    """The `attend` of an unrolled chain. `indices` [R0] are the later steps' rows as indices into B * S.
 
-    Step 0 comes as [B, heads, S, D]. Each later one as [1, heads, R, D], whose rows are the first R of `places`; R may
+    Step 0 comes as [B, heads, S, D]. Each later one as [1, heads, R, D], whose rows are the first R of `indices`; R may
     only shrink.
     """
 
-    def __init__(self, places: Tensor, kernel: CausalKernel | None = None) -> None:
-        self._places, self._kernel = places, kernel
+    def __init__(self, indices: Tensor, kernel: CausalKernel | None = None) -> None:
+        self._indices, self._kernel = indices, kernel
         self._true: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values of the true pairs
         self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys, values of each later step
 
@@ -46,9 +46,9 @@ class ChainAttention:
             return out
         own = self._own[layer]
         own.append((k, v))
-        places = self._places[: q.shape[2]]
+        indices = self._indices[: q.shape[2]]
         flat = [side for pair in own for side in pair]
-        mixed: Tensor = _Chain.apply(kernel, places, q, *self._true[layer], *flat)  # type: ignore[no-untyped-call]
+        mixed: Tensor = _Chain.apply(kernel, indices, q, *self._true[layer], *flat)  # type: ignore[no-untyped-call]
         return mixed
 
 
@@ -74,11 +74,11 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernel: CausalKernel, places: Tensor, q: Tensor, k: Tensor, v: Tensor, *own: Tensor
+        ctx: Any, kernel: CausalKernel, indices: Tensor, q: Tensor, k: Tensor, v: Tensor, *own: Tensor
     ) -> Tensor:
-        done = kernel.forward(_spread(q, places, k), k, v)
-        lse = _spread_back(done.lse.unsqueeze(-1), places)  # [1, heads, R, 1]
-        count, kv = len(places), k.shape[1]
+        done = kernel.forward(_spread(q, indices, k), k, v)
+        lse = _spread_back(done.lse.unsqueeze(-1), indices)  # [1, heads, R, 1]
+        count, kv = len(indices), k.shape[1]
         keys, values = (_stacked(own[side::2], count) for side in (0, 1))  # [R, kv, J, .]
         scores = (_grouped(q, kv) @ keys.transpose(2, 3)).to(lse.dtype) * q.shape[-1] ** -0.5  # [R, kv, G, J]
         true = _grouped(lse, kv)  # [R, kv, G, 1]
@@ -86,27 +86,27 @@ class _Chain(torch.autograd.Function):
         weights = (scores - total).exp()
         out = torch.addcmul(
             weights.to(v.dtype) @ values,
-            _grouped(_spread_back(done.out, places), kv),
+            _grouped(_spread_back(done.out, indices), kv),
             (true - total).exp().to(v.dtype),
         )
         ctx.kernel, ctx.extra, ctx.sizes = kernel, done.extra, [x.shape[2] for x in own]
-        ctx.save_for_backward(places, q, k, v, out, total, weights, *own)
+        ctx.save_for_backward(indices, q, k, v, out, total, weights, *own)
         return _ungrouped(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        places, q, k, v, out, total, weights, *own = ctx.saved_tensors
-        count, kv, scale = len(places), k.shape[1], q.shape[-1] ** -0.5
+        indices, q, k, v, out, total, weights, *own = ctx.saved_tensors
+        count, kv, scale = len(indices), k.shape[1], q.shape[-1] ** -0.5
         done = AttentionOutput(
-            _spread(_ungrouped(out), places, k), _spread(_ungrouped(total), places, k).squeeze(-1), ctx.extra
+            _spread(_ungrouped(out), indices, k), _spread(_ungrouped(total), indices, k).squeeze(-1), ctx.extra
         )
-        dq, dk, dv = ctx.kernel.backward(_spread(grad, places, k), _spread(q, places, k), k, v, done)
+        dq, dk, dv = ctx.kernel.backward(_spread(grad, indices, k), _spread(q, indices, k), k, v, done)
         dout, queries = _grouped(grad, kv), _grouped(q, kv)
         keys, values = (_stacked(own[side::2], count) for side in (0, 1))
         delta = (dout * out).sum(-1, keepdim=True, dtype=total.dtype)
         dscores = (weights * ((dout @ values.transpose(2, 3)).to(total.dtype) - delta) * scale).to(q.dtype)
-        dq = _spread_back(dq, places) + _ungrouped(dscores @ keys)
+        dq = _spread_back(dq, indices) + _ungrouped(dscores @ keys)
         dkeys = dscores.transpose(2, 3) @ queries  # [R, kv, J, D]
         dvalues = weights.to(v.dtype).transpose(2, 3) @ dout
         down = [
@@ -124,7 +124,7 @@ def _cast(*tensors: Tensor) -> list[Tensor]:
     return [x.to(dtype) for x in tensors]
 
 
-def _spread(rows: Tensor, places: Tensor, like: Tensor) -> Tensor:
+def _spread(rows: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     """[1, heads, R, D] -> [B, heads, S, D] of `like`'s B and S, zero where there is no row.
 
     Zeros are harmless to a kernel's backward: no gradient comes in, so none goes out.
@@ -132,13 +132,13 @@ def _spread(rows: Tensor, places: Tensor, like: Tensor) -> Tensor:
     batch, _, width, _ = like.shape
     heads, size = rows.shape[1], rows.shape[3]
     full = rows.new_zeros(batch * width, heads, size)
-    full.index_copy_(0, places, rows[0].transpose(0, 1))
+    full.index_copy_(0, indices, rows[0].transpose(0, 1))
     return torch.unflatten(full, 0, (batch, width)).transpose(1, 2)
 
 
-def _spread_back(full: Tensor, places: Tensor) -> Tensor:
+def _spread_back(full: Tensor, indices: Tensor) -> Tensor:
     """[B, heads, S, D] -> [1, heads, R, D]."""
-    return full.transpose(1, 2).flatten(0, 1).index_select(0, places).transpose(0, 1).unsqueeze(0)
+    return full.transpose(1, 2).flatten(0, 1).index_select(0, indices).transpose(0, 1).unsqueeze(0)
 
 
 def _grouped(x: Tensor, kv: int) -> Tensor:

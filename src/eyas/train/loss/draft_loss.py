@@ -84,7 +84,7 @@ class TokenLoss:
         steps = len(states)
         budget = max(CHUNK_ELEMENTS, len(self.target_ids) * states[0].shape[-1])  # or as many logits as head weights
         size = max(1, budget // (self.vocab_size + steps * len(self.target_ids)))
-        for places, guesses in zip(
+        for indices, guesses in zip(
             torch.split(rows.answers, size), torch.split(rows.guesses[:steps], size, dim=1), strict=True
         ):
             at = guesses.T  # [m, K]
@@ -92,9 +92,9 @@ class TokenLoss:
             with torch.set_grad_enabled(grad):
                 stacked = torch.stack(picked, dim=1).detach().requires_grad_(grad)  # [m, K, H]
                 logits = self.head(stacked)  # [m, K, Vd]
-            with torch.autocast(places.device.type, enabled=False):
+            with torch.autocast(indices.device.type, enabled=False):
                 judged = score_guesses(
-                    logits.detach(), self.teacher(places), self.target_ids, self.config, kl_share, grad
+                    logits.detach(), self.teacher(indices), self.target_ids, self.config, kl_share, grad
                 )
             yield _Chunk(at, stacked, logits, judged)
 
@@ -160,14 +160,14 @@ def accept_lengths(rows: ChainRows, right: Tensor) -> Tensor:
 
     A chain ends where the answer ends, as decoding would. right [M, K].
     """
-    places = rows.counts[0]  # B * S
+    positions = rows.counts[0]  # B * S
     starts = rows.answers - 1
-    alive = torch.ones(places, dtype=torch.bool, device=right.device)
-    length = torch.ones(places, dtype=torch.int64, device=right.device)
+    alive = torch.ones(positions, dtype=torch.bool, device=right.device)
+    length = torch.ones(positions, dtype=torch.int64, device=right.device)
     for step in range(right.shape[1]):
-        hit = torch.zeros(places + 1, dtype=torch.bool, device=right.device)
+        hit = torch.zeros(positions + 1, dtype=torch.bool, device=right.device)
         there = rows.guesses[step] >= 0
-        hit[torch.where(there, starts - step, places)] = right[:, step]  # guesses that aren't go past the end
-        alive &= hit[:places]
+        hit[torch.where(there, starts - step, positions)] = right[:, step]  # guesses that aren't go past the end
+        alive &= hit[:positions]
         length += alive
     return length[starts[rows.guesses[0] >= 0]]

@@ -139,6 +139,6 @@ def feature_noise(batch: FeatureBatch, scale: float, key: tuple[int, ...]) -> Te
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
     generator = torch.Generator(device).manual_seed(seed)
     uniform = torch.rand(batch.taps.shape, generator=generator, device=device)
-    ends = torch.arange(1, batch.loss_mask.shape[1] + 1, device=device) * batch.loss_mask
-    lengths = ends.amax(1).clamp(min=1)[:, None, None, None]
+    positions = torch.arange(1, batch.loss_mask.shape[1] + 1, device=device) * batch.loss_mask
+    lengths = positions.amax(1).clamp(min=1)[:, None, None, None]
     return (uniform - 0.5) * (scale * 512) / lengths

@@ -98,9 +98,9 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
         finals = batch.final.flatten(0, 1)
 
         @torch.no_grad()
-        def from_head(places: Tensor) -> TeacherOutput:
+        def from_head(indices: Tensor) -> TeacherOutput:
             with torch.autocast(kind, enabled=False):  # the teacher keeps its own precision
-                logits = head(finals.index_select(0, places))  # [m, V]
+                logits = head(finals.index_select(0, indices))  # [m, V]
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             kept = logits.index_select(1, target_ids)
             inside = kept.logsumexp(-1, keepdim=True)
@@ -116,11 +116,11 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
     draft_ids[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
 
     @torch.no_grad()
-    def from_top(places: Tensor) -> TeacherOutput:
+    def from_top(indices: Tensor) -> TeacherOutput:
         """All that is known of the other V - k tokens is their mass, so it is spread evenly over them."""
-        best, logs = ids.index_select(0, places), logprobs.index_select(0, places).float()  # [m, k]
+        best, logs = ids.index_select(0, indices), logprobs.index_select(0, indices).float()  # [m, k]
         others = max(vocab_size - ids.shape[1], 1)
-        full = (tail.index_select(0, places) / others).unsqueeze(1).repeat(1, len(target_ids) + 1)
+        full = (tail.index_select(0, indices) / others).unsqueeze(1).repeat(1, len(target_ids) + 1)
         at = draft_ids[best]  # what is not in the draft vocabulary goes to a last column that is dropped
         full.scatter_(1, at.where(at >= 0, len(target_ids)), logs.exp())
         kept = full[:, :-1]

@@ -29,18 +29,18 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
     """
     batch, width = tokens.shape
     positions = torch.arange(width, device=tokens.device).expand(batch, width)
-    attention = ChainAttention(rows.places)
+    attention = ChainAttention(rows.indices)
     hidden = network.fuse(taps).to(taps.dtype)  # under autocast too, the residual stream keeps its precision
     last = torch.nn.functional.pad(tokens[:, 1:], (0, 1))  # the last pair of a chat has no token yet: no loss reads it
     fed, normed = network.step(last, hidden, positions, attention)
     yield fed.flatten(0, 1), normed.flatten(0, 1)
-    flat, at = tokens.flatten(), (rows.places % width).unsqueeze(0)
-    fed = fed.flatten(0, 1).index_select(0, rows.places).unsqueeze(0)
+    flat, at = tokens.flatten(), (rows.indices % width).unsqueeze(0)
+    fed = fed.flatten(0, 1).index_select(0, rows.indices).unsqueeze(0)
     for step, count in enumerate(rows.counts[1:], start=1):
         if not count:
             return
         fed, normed = network.step(
-            flat[rows.places[:count] + 1 + step].unsqueeze(0), fed[:, :count], at[:, :count] + step, attention
+            flat[rows.indices[:count] + 1 + step].unsqueeze(0), fed[:, :count], at[:, :count] + step, attention
         )
         yield fed[0], normed[0]
 
@@ -58,7 +58,7 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
 class ChainRows:
     """Rows are kept longest chain first, so the rows of a step are the first `counts[step]`."""
 
-    places: Tensor  # [R] int64: row as index into B * S
+    indices: Tensor  # [R] int64: row as index into B * S
     counts: list[int]  # rows a step computes: B * S, then never rising
     answers: Tensor  # [M] int64: position (index into B * S) of the state that predicts the token, its own minus one
     guesses: Tensor  # [K, M] int64: where among the step's rows the token is guessed; -1 where no chain starts so early
