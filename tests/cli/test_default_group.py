@@ -1,4 +1,4 @@
-"""`eyas bench` is a group and a verb."""
+"""The list of verbs; `eyas bench` is a group and a verb."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from click.testing import Result
 from eyas.cli.app import DEFAULTED, GROUPS
 
 Run = Callable[..., Result]
+
+
+@pytest.mark.parametrize("group", [(), *((name,) for name in GROUPS if name not in DEFAULTED)], ids=str)
+def test_no_summary_of_the_list_is_cut(run: Run, group: tuple[str, ...]) -> None:
+    listed = run(*group, "--help").stdout.partition("Commands:")[2]
+    assert listed.strip()
+    assert "..." not in listed
 
 
 def test_options_without_a_verb_go_to_the_first_one(run: Run) -> None:

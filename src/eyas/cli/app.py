@@ -46,11 +46,11 @@ VERBS: dict[str, Callable[..., int | None]] = {
 
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
     "data": (
-        "From chats to what a drafter is trained on.",
+        "Make training data: chats, answers, hidden states.",
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure: methods, a run's checkpoints, draft trees, servers under load; report.",
+        "Measure drafters, checkpoints, draft trees and servers.",
         {"measure": bench, "checkpoints": checkpoints, "trees": trees, "serve": bench_serve, "report": report},
     ),
 }

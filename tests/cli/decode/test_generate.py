@@ -87,6 +87,25 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(decode: Run)
     assert "LOSSY" not in result.stderr
 
 
+def test_decoding_is_plain_where_nothing_is_said_about_drafting(run: Run, pair: Pair) -> None:
+    arguments = ("--model", pair.model, "--max-new-tokens", 8, "--prompt", "How many?")
+    bare, none = run("generate", *arguments), run("generate", "--method", "none", *arguments)
+    assert (bare.exit_code, none.exit_code) == (0, 0)
+    assert bare.stdout == none.stdout
+    assert "plain decoding, as no drafter is given (--draft-model)" in bare.stderr
+    assert "no drafter is given" not in none.stderr
+    drafting = run("generate", *arguments, "--tree", "chain:2")
+    assert drafting.exit_code == 2
+    assert "--tree needs a drafter: give --draft-model" in drafting.stderr
+
+
+def test_a_bare_prompt_is_told_from_a_model(run: Run, pair: Pair) -> None:
+    result = run("generate", pair.model, "How many?")
+    assert result.exit_code == 2
+    assert "extra argument" in result.stderr
+    assert "given with --prompt, in quotes" in result.stderr
+
+
 @pytest.fixture(scope="module")
 def plain(rows: Path, run: Run, pair: Pair) -> list[Any]:
     arguments = ("generate", "--model", pair.model, "--method", "none", "--max-new-tokens", 8)

@@ -40,10 +40,12 @@ def bench(
     coupled: Coupled = None,
     json: JsonFile = None,
 ) -> int:
-    """Measure plain decoding, and every drafter with every tree, on every prompt file; or a server, with --endpoint.
+    """Measure drafters and trees, or a server, and plain decoding.
 
-    More of it: `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees` the best draft tree of a
-    drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a run.
+    Every prompt of every prompt file is decoded plain and by every drafter with every tree, in turns; with --endpoint,
+    by a server. See also: `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees` the best
+    draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a
+    run.
     """
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.report import lines_of, means, report_dict, table_of

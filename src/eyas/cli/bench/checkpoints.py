@@ -33,10 +33,11 @@ def checkpoints(
     write: Annotated[bool, Option("--write", help="Copy the pick to RUN/pick.")] = False,
     json: JsonFile = None,
 ) -> int:
-    """Measure every checkpoint of a run against plain decoding and pick the best mean over the prompt files.
+    """Measure every checkpoint of a training run and pick the best.
 
-    Results are kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too,
-    are checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis.
+    That is the one with the best mean over the prompt files, each measured in turns with plain decoding. Results are
+    kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too, are
+    checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis.
     """
     from eyas.bench.ledger import Ledger
     from eyas.bench.machine import describe_machine

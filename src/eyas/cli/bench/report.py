@@ -31,9 +31,10 @@ def report(
     ] = None,
     sweep: Annotated[Path | None, Option(exists=True, dir_okay=False, help="results.json of a sweep.")] = None,
 ) -> None:
-    """Write a report of a run: data, store, training, checkpoints, trees, provenance. One file that loads nothing.
+    """Write an HTML report of a training run.
 
-    It holds what is there: run `eyas bench checkpoints RUN` and `eyas bench trees` first to have their parts in it.
+    One file that loads nothing: data, store, training, checkpoints, trees, provenance. It holds what is there: run
+    `eyas bench checkpoints RUN` and `eyas bench trees` first to have their parts in it.
     """
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.checkpoints import TrainingRun

@@ -72,9 +72,10 @@ def serve(
     markdown: Annotated[bool, Option("--markdown", help="Write the table as Markdown.")] = False,
     plot: Annotated[Path | None, Option(dir_okay=False, help="Plots by load, an .svg file.")] = None,
 ) -> int:
-    """Load servers side by side: throughput, latency and accept length by load, and where speculation stops paying.
+    """Measure servers under load, side by side.
 
-    Any OpenAI-compatible server can be a side. Give --ignore-eos for equal work: every answer is --max-new-tokens long.
+    Throughput, latency and accept length by load, and where speculation stops paying. Any OpenAI-compatible server can
+    be a side. Give --ignore-eos for equal work: every answer is --max-new-tokens long.
     """
     import asyncio
 

@@ -41,9 +41,10 @@ def trees(
     plot: Annotated[Path | None, Option(dir_okay=False, help="Heat map, an .svg file.")] = None,
     json: JsonFile = None,
 ) -> int:
-    """Try draft trees: all on a few prompts, the best third on more, the finalists on every prompt with all repeats.
+    """Find the best draft tree for a drafter on this machine.
 
-    Everything is interleaved with plain decoding. Figures of the finalists come from the last pass alone.
+    All are tried on a few prompts, the best third on more, the finalists on every prompt with all repeats; everything
+    is interleaved with plain decoding. Figures of the finalists come from the last pass alone.
     """
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.runner import PLAIN, Plan, read_tasks

@@ -118,7 +118,8 @@ def _vllm_tokens(value: Any) -> dict[str, Any]:
 def _one_device(value: Any) -> dict[str, Any]:
     if value != 1:
         raise UsageError(
-            f"--speculative-config, draft_tensor_parallel_size {value!r}: drafters run on one device here; {_ELSEWHERE}"
+            f"--speculative-config, draft_tensor_parallel_size {value!r}: drafters run on one device here; leave it "
+            f"out, {_ELSEWHERE}"
         )
     return {}
 
@@ -152,7 +153,7 @@ def _algorithm(name: str) -> str:
 def sglang_tree(steps: int | None, topk: int | None, draft_tokens: int | None) -> str:
     """The tree of SGLang's three numbers; its draft tokens include the root, those of `--tree` don't."""
     if steps is None:
-        raise UsageError("--speculative-num-steps says how deep to draft: give it with the other two")
+        raise UsageError("--speculative-num-steps says how deep to draft: give it as well")
     if topk in (None, 1):
         if draft_tokens not in (None, steps + 1):
             raise UsageError(

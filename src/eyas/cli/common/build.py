@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from eyas.cli.common.aliases import option_name
+from eyas.cli.common.display import note
 from eyas.cli.common.options import DraftOptions, RuntimeOptions, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
 
@@ -30,22 +33,23 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     except ValidationError as error:
         bad = error.errors()[0]
         name = str(bad["loc"][0])
-        flag = "--" + _OPTION_OF.get(name, name).replace("_", "-")
+        flag = option_name(_OPTION_OF.get(name, name))
         raise UsageError(f"{flag} {bad['input']}: {bad['msg']}") from None
 
 
 def tree_text(options: DraftOptions) -> str | None:
     """The spec of the tree to draft; None = the drafter's own, or none for plain decoding.
 
-    Raises UsageError for unknown methods, and where an option would be ignored.
+    Decoding is plain with `--method none` and where no option about drafting is given. Raises UsageError for unknown
+    methods, and where an option would be ignored.
     """
-    if options.method == "none":
+    if options.method == "none" or options == DraftOptions():
         _refuse_draft_options(options)
         return None
     if options.method is not None:
         _check_method(options.method)
     if options.draft_model is None:
-        raise UsageError("speculation needs a drafter: give --draft-model, or --method none for plain decoding")
+        raise UsageError(f"{_given_flags(options)} needs a drafter: give --draft-model, or leave it out")
     if options.num_speculative_tokens is None:
         return options.tree
     count = options.num_speculative_tokens
@@ -58,6 +62,12 @@ def tree_text(options: DraftOptions) -> str | None:
     if not count.isdecimal() or int(count) < 1:
         raise UsageError(f"--num-speculative-tokens {count}: write a number of at least 1, or auto")
     return f"chain:{count}"
+
+
+def note_plain(options: DraftOptions) -> None:
+    """Tell somebody who gave no option about drafting that nothing is drafted."""
+    if options == DraftOptions():
+        note("note: plain decoding, as no drafter is given (--draft-model)")
 
 
 def open_engine(
@@ -132,7 +142,11 @@ def _check_method(method: str) -> None:
 
 
 def _refuse_draft_options(options: DraftOptions) -> None:
-    given = [name for name, value in vars(options).items() if name != "method" and value is not None and value != []]
-    if given:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+    flags = _given_flags(replace(options, method=None))
+    if flags:
         raise UsageError(f"--method none drafts nothing, so {flags} would be ignored: leave out one or the other")
+
+
+def _given_flags(options: DraftOptions) -> str:
+    """The options that aren't at their defaults, as they are typed, with commas between them."""
+    return ", ".join(option_name(name) for name, value in vars(options).items() if value is not None and value != [])

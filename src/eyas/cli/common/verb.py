@@ -60,7 +60,7 @@ def _given(ctx: typer.Context, values: Mapping[str, Any]) -> Given:
 
 
 class VerbCommand(TyperCommand):
-    """A command that says what to do in place of an option that only other engines have."""
+    """A command that says what to do in place of an option that only other engines have, or of a bare prompt."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -69,6 +69,8 @@ class VerbCommand(TyperCommand):
             name = getattr(error, "option_name", "")
             if name in REFUSED:  # its message, with advice in place of options that look alike
                 vars(error).update(message=f"No such option: {name}; {REFUSED[name]}", possibilities=None)
+            elif "unexpected extra argument" in str(error) and any(each.name == "prompt" for each in self.params):
+                vars(error).update(message=f"{error}; the text to answer is given with --prompt, in quotes")
             raise
 
 

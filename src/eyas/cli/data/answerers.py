@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import open_engine, sampling_params
 from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
@@ -124,10 +125,7 @@ class AnswererOptions:
 
     def _engine(self) -> Answerer:
         params = sampling_params(self.sampling)
-        draft = self.draft
-        if draft.draft_model is None and draft.tree is None and draft.num_speculative_tokens is None:
-            draft = replace(draft, method="none")
-        engine = open_engine(self.target, draft, self.slots.batch_size)
+        engine = open_engine(self.target, self.draft, self.slots.batch_size)
         from eyas.data.regenerate.in_process import EngineAnswerer
         from eyas.types import Request
 
@@ -144,7 +142,7 @@ def one_of(option: str, value: str, *allowed: str) -> str:
 
 def _refuse(way: str, groups: Sequence[Any]) -> None:
     given = [
-        "--" + option.name.replace("_", "-")
+        option_name(option.name)
         for group in groups
         for option in fields(group)
         if _default(option) is not MISSING and getattr(group, option.name) != _default(option)

@@ -31,9 +31,10 @@ def capture(
     device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Report bytes and duration, and stop.")] = False,
 ) -> None:
-    """Run the target once over all chats and store its states. Interrupted, the same command goes on.
+    """Run the target over all chats and store its hidden states.
 
-    With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share the work.
+    Interrupted, the same command goes on. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share
+    the work.
     """
     from eyas.data.capture.capture import CaptureConfig
 

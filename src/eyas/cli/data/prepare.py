@@ -52,7 +52,9 @@ def prepare(
     ] = "auto",
     json: Json = False,
 ) -> None:
-    """Blend chats from files, data sets and Python's library; deduplicate, split, render for a target, report.
+    """Blend, deduplicate and split chats from files and data sets.
+
+    With --model they are rendered by its chat template. A report says what was read, dropped and written.
 
     Chats are copies if all before their last answer is the same, but for case, whitespace and Unicode form (NFKC).
     Near-duplicates are compared in the same form, by all that the user says before the last answer; of several, the one

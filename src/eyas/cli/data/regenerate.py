@@ -45,9 +45,10 @@ def regenerate(
     ] = "keep",
     json: Json = False,
 ) -> int:
-    """Answer chats anew: in this process, through --endpoint, or with batch files.
+    """Have the target answer chats anew.
 
-    Interrupted at any moment, the same command goes on where it was. With --endpoint and batch files --model is the
+    It answers in this process, through --endpoint, or in batch files. Interrupted at any moment, the same command goes
+    on where it was. With --endpoint and batch files --model is the
     name of the model to ask for.
     """
     from eyas.data.regenerate import BatchAnswerer, RewriteRule

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from eyas.cli.common.build import open_engine, sampling_params
+from eyas.cli.common.build import note_plain, open_engine, sampling_params
 from eyas.cli.common.display import StreamedText, note, stats_line
 from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
 from eyas.cli.common.verb import FAILURE
@@ -21,13 +21,14 @@ def chat(
     sampling: SamplingOptions,
     system: Annotated[str | None, Option(help="System message.")] = None,
 ) -> int:
-    """Talk to the target; /reset starts over, /exit (or the end of input) leaves."""
+    """Chat with the target. /reset starts over; /exit, or the end of the input, leaves."""
     from eyas.text.chats import Message
     from eyas.text.dialogue import Conversation
     from eyas.text.template import encode_chat
     from eyas.types import Request
 
     params = sampling_params(sampling)
+    note_plain(draft)
     engine = open_engine(target, draft, batch_size=1)
     if not getattr(engine.tokenizer, "chat_template", None):
         raise UsageError(f"the tokenizer of {target.model} has no chat template: use eyas generate")

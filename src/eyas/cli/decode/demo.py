@@ -29,7 +29,7 @@ def demo(
     tree: Annotated[str | None, Option(help="Another tree than the drafter's own.")] = None,
     json: Json = False,
 ) -> int:
-    """Watch a small language model write the same text plain and speculative."""
+    """Watch a small language model write texts plain and speculative."""
     from eyas.assets import PROMPTS
     from eyas.text.chats import Message
     from eyas.text.template import encode_chat

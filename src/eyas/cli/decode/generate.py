@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from eyas.cli.common.build import open_engine, sampling_params
+from eyas.cli.common.build import note_plain, open_engine, sampling_params
 from eyas.cli.common.display import StreamedText, note, row_bar, stats_line
 from eyas.cli.common.options import BatchSize, DraftOptions, Json, MaybePromptFile, SamplingOptions, TargetOptions
 from eyas.cli.common.verb import FAILURE
@@ -42,6 +42,7 @@ def generate(
     _check_source(prompt, prompt_file, raw)
     params = sampling_params(sampling)
     rows = None if prompt_file is None else read_prompts(prompt_file)
+    note_plain(draft)
     engine = open_engine(target, draft, batch_size)
     engine.check(Request((0,), params))  # what is wrong with every row is wrong with the options
     if rows is None:

@@ -33,7 +33,11 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Say which reading of a drafter's files its weights were trained for (exit code 1: another one, or none)."""
+    """Check that a drafter's files are read as it was trained.
+
+    Other readings of the same files (taps, input order, norms, positions, ...) are tried on answers of the target.
+    Exit code 1: the weights were trained for another reading, or fit none.
+    """
     from eyas.doctor.diagnosis import Doctor
     from eyas.doctor.repair import refuse_used
     from eyas.doctor.report import report

@@ -36,7 +36,10 @@ def export(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a drafter for another engine, read it back, compare its logits, and say how to serve it there."""
+    """Write a drafter in another engine's format.
+
+    What was written is read back and must give the same logits; the command that serves it there is printed.
+    """
     boundaries = None if taps is None else _boundaries(taps)
     quiet()
     from eyas.drafters.loading import local_directory

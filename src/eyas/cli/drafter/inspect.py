@@ -27,7 +27,10 @@ def inspect(
     model: Annotated[str | None, Option(help="The target a drafter is meant for.")] = None,
     json: Json = False,
 ) -> int:
-    """Say what a target or drafter directory is, and what is suspicious about it (exit code 1: it can't be used)."""
+    """Describe a target or a drafter, and what is suspicious about it.
+
+    Exit code 1: it can't be used.
+    """
     quiet()
     report = _examine(named_target(source), None if model is None else named_target(model))
     if json:

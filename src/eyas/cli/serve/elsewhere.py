@@ -167,7 +167,7 @@ def _checked_tree(draft: DraftOptions) -> str | None:
     """The spec of the tree to draft, or None for the drafter's own; UsageError if it is misspelled."""
     from eyas.tree import parse_tree
 
-    text = tree_text(draft) if draft != DraftOptions() else None
+    text = tree_text(draft)
     if text is not None and not text.startswith("auto"):
         parse_tree(text)
     return text

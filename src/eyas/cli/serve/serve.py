@@ -92,7 +92,11 @@ def serve(
     other: EngineOptions,
     given: Given,
 ) -> int:
-    """Serve the OpenAI API, with a page to try it at /; or have another engine serve the drafter (--engine)."""
+    """Serve the OpenAI API, here or with another engine (--engine).
+
+    Open the server's address in a browser for a page to try it. SIGTERM or Ctrl-C ends it once running requests have
+    been answered; a second one ends it at once.
+    """
     if other.engine != OWN:
         every = vars(server) | vars(capacity) | vars(target) | vars(draft)
         requested = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
@@ -112,7 +116,7 @@ def serve(
     from eyas.serve.observe.observer import Observers
     from eyas.serve.playground.gauges import Gauges
 
-    draft = _with_defaults(draft)
+    draft = _with_default_tree(draft)
     tree_text(draft)  # what is wrong with the options is said before anything is opened
     if server.log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
@@ -132,10 +136,8 @@ def serve(
     return 0
 
 
-def _with_defaults(draft: DraftOptions) -> DraftOptions:
-    """Plain decoding without a drafter; with one and no tree, `--tree auto`: trees sized by measured cost."""
-    if draft == DraftOptions():
-        return DraftOptions(method="none")
+def _with_default_tree(draft: DraftOptions) -> DraftOptions:
+    """With a drafter and no tree, `--tree auto`: trees sized by measured cost."""
     if draft.draft_model is not None and draft.tree is None and draft.num_speculative_tokens is None:
         return replace(draft, tree="auto")
     return draft

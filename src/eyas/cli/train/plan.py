@@ -33,7 +33,10 @@ def plan(
     bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None,
     devices: Annotated[int, Option(min=1, help="How many such devices.")] = 1,
 ) -> None:
-    """Say what a drafter for a model will cost in bytes and hours, and what to expect of it. Reads the config only."""
+    """Estimate what training a drafter costs in bytes and hours.
+
+    Says what speedup to expect, too. Only the model's config is read.
+    """
     quiet()
     from eyas.data import plan as plans
     from eyas.data.plan import model_size

@@ -16,7 +16,9 @@ def sweep(
     file: Annotated[Path, Argument(exists=True, dir_okay=False, help="A YAML file: recipe, output, knobs, search.")],
     overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace values of it.")] = None,
 ) -> int:
-    """Train a recipe with many settings, rank them by decoded accept length, then measure their speed.
+    """Train a recipe with many settings and rank the drafters.
+
+    They are ranked by decoded accept length; then the speed of the best is measured.
 
     Trials are `eyas train` processes with folders of their own under OUTPUT/trials. Run it again to resume: finished
     trials are kept, interrupted ones go on, failed ones are tried again. OUTPUT/results.json has the results, plots lie
