@@ -61,7 +61,7 @@ def test_every_file_is_there_once(title: str, most: int | None) -> None:
     assert most is None or len(files) <= most
 
 
-@pytest.mark.parametrize("title", WAYS)
+@pytest.mark.parametrize("title", [title for title, most in WAYS.items() if most is None])  # the others are run below
 def test_each_file_touches_an_earlier_one(title: str) -> None:
     """It imports one of them, or one of them imports it; a verb begins with what the verb before has written."""
     files = way(title)
