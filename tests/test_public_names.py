@@ -12,7 +12,7 @@ import eyas
 NAMES = {
     "Chunk": "eyas.types",
     "Completion": "eyas.types",
-    "Conversation": "eyas.engine.engine",
+    "Conversation": "eyas.text.dialogue",
     "Engine": "eyas.engine.engine",
     "EyasError": "eyas.errors",
     "GrammarSpec": "eyas.types",

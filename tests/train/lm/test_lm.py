@@ -37,7 +37,7 @@ def recipe(chats: Path, output: Path, **more: Any) -> LmConfig:
 
 def test_target_trains_grows_and_loads(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = list(itertools.islice(library_modules(), 40))
-    monkeypatch.setattr(corpus, "sources", lambda: few)
+    monkeypatch.setattr(corpus, "library_modules", lambda: few)
     train_lm(recipe(chats, tmp_path / "shallow"))
     shallow = tmp_path / "shallow" / "model"
     train_lm(recipe(chats, tmp_path / "deep", model={**SHAPE, "layers": 6}, start_from=shallow))
