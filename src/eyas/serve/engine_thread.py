@@ -150,9 +150,14 @@ class EngineThread:
         """End the thread after the current step; running requests end with EngineStoppedError."""
         self._calls.put(None)
 
-    def join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, at most so many seconds."""
-        if self._thread.ident is not None:
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        """Wait until the thread has ended, at most so many seconds; not at all while it loads, which can't be ended."""
+        if self.alive and self._engine is not None:
             self._thread.join(seconds)
 
     def _cancel(self, handle: RequestHandle, choice_index: int) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ BODY = {"model": "m", "prompt": "Natalia", "temperature": 0}
 class Process:
     """One server."""
 
-    def __init__(self, *options: Any, log: Path) -> None:
+    def __init__(self, *options: Any, log: Path, program: Sequence[str] = ("-m", "eyas")) -> None:
         self.log = log
-        command = ["-m", "eyas", "serve", "--port", "0", "--served-model-name", "m", *options]
+        command = [*program, "serve", "--port", "0", "--served-model-name", "m", *options]
         self.process = Fork(command, env={**os.environ, "EYAS_API_KEY": ""}, stdout=log, stderr=log)
         found = None
         while found is None:
@@ -51,14 +51,24 @@ class Process:
             time.sleep(0.02)
         return seen
 
+    def health(self) -> int:
+        """The health status, once it answers."""
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return httpx.get(f"{self.url}/health").status_code
+            except httpx.HTTPError:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+
     def complete(self, tokens: int) -> httpx.Response:
         body = {**BODY, "max_tokens": tokens, "ignore_eos": True}
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
 
 
 @contextmanager
-def process(*options: Any, log: Path) -> Iterator[Process]:
-    made = Process(*options, log=log)
+def process(*options: Any, log: Path, program: Sequence[str] = ("-m", "eyas")) -> Iterator[Process]:
+    made = Process(*options, log=log, program=program)
     try:
         yield made
     finally:
@@ -90,6 +100,24 @@ def test_a_server_is_ready_drains_when_told_to_end_and_ends_well(pair: Pair, tmp
         assert server.process.wait(20) == 0, server.said
         assert answers[0].status_code == 200, answers[0].text + server.said
         assert answers[0].json()["choices"] == expected.json()["choices"]
+
+
+LOADS_FOR_EVER = """
+import importlib, time
+serve = importlib.import_module("eyas.cli.serve.serve")
+serve._load = lambda *_: time.sleep(600)
+from eyas.cli.app import main
+main()
+"""
+
+
+def test_told_to_end_while_it_loads_it_ends_at_once(tmp_path: Path) -> None:
+    options = ("--model", "demo", "--draft-model", "demo")
+    with process(*options, log=tmp_path / "log", program=("-c", LOADS_FOR_EVER)) as server:
+        assert "loading, then measuring costs for --tree auto; /health says" in server.said
+        assert server.health() == 503
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(8) == 0, server.said  # a step of the engine would be waited for longer
 
 
 @pytest.mark.slow

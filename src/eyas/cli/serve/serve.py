@@ -112,12 +112,13 @@ def serve(
         from eyas.serve.observe.metrics import Metrics
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
+    from eyas.engine.controller import is_auto
     from eyas.serve.engine_thread import EngineThread
     from eyas.serve.observe.observer import Observers
     from eyas.serve.playground.gauges import Gauges
 
     draft = _with_default_tree(draft)
-    tree_text(draft)  # what is wrong with the options is said before anything is opened
+    tree = tree_text(draft)  # what is wrong with the options is said before anything is opened
     if server.log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
     settings = _settings(target, server, capacity)
@@ -128,11 +129,15 @@ def serve(
     log_to(sys.stderr, "json" if server.log_format == "json" else "text")
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
-    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 (loading; /health says when it is ready)")
+    loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
+    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 ({loading}; /health says when it is ready)")
     try:
         run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
     finally:
         logs.close()
+    if thread.alive:  # to take the libraries down under it would abort the process
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

@@ -15,6 +15,8 @@ from eyas.serve.engine_thread import EngineThread
 
 _LINGER_SECONDS = 3
 """How long connections may take to read their last bytes after draining."""
+_STEP_SECONDS = 10.0
+"""How long the engine's last step may take."""
 
 
 def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
@@ -35,7 +37,10 @@ def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
 
 
 def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
-    """Serve until a signal (SIGTERM, Ctrl-C) ends it; raises EyasError if the engine fails."""
+    """Serve until a signal (SIGTERM, Ctrl-C) ends it; raises EyasError if the engine fails.
+
+    The thread may still be alive then: loading a model can't be interrupted, and a step may take long.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -50,7 +55,7 @@ def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, list
         server.run(sockets=[listener])
     finally:
         thread.stop()
-        thread.join(10.0)
+        thread.join(_STEP_SECONDS)
     if thread.error is not None:
         if isinstance(thread.error, EyasError):
             raise thread.error
