@@ -1,1 +1,1 @@
-"""From text to what a trainer reads: chats, documents, token rows with loss masks, packed blocks."""
+"""Training data: chats, token rows with loss masks, regenerated answers, and captured features of a target."""

@@ -1,6 +1,8 @@
-"""What a drafter learns from: tokens and the target's states, stored, or made with the target in the loop.
+"""Feature batches, which drafters learn from: tokens and the target's hidden states.
 
-Legend: B chats, S positions (right-padded), A taps, Ht target hidden, k candidates.
+They are read from a store, or computed with the target in the loop (`OnlineSource`).
+Legend: B chats, S positions (right-padded), A taps (aux hidden states), Ht target hidden, k candidates, F positions of
+several rows end to end, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,42 +16,45 @@ from torch import Tensor
 from eyas.data.tokens.batches import ChatBatches, TokenBatch
 from eyas.targets import Target
 
+CHUNK_ELEMENTS = 2**24
+"""The most logits that `top_rows` computes at once."""
+
 
 class TopTokens(NamedTuple):
-    """The teacher's best tokens at each position, in place of the state its whole distribution is made from."""
+    """The teacher's most probable tokens at each position, kept instead of its final states."""
 
     ids: Tensor  # [B, S, k] int64
-    logprobs: Tensor  # [B, S, k] float32, of the full vocabulary's softmax, falling
-    tail: Tensor  # [B, S] float32, probability of all other tokens together
+    logprobs: Tensor  # [B, S, k] float32, of the full vocabulary's softmax, in descending order
+    tail: Tensor  # [B, S] float32, total probability of all other tokens
 
 
 class FeatureBatch(NamedTuple):
-    """One batch; a trainer can't tell where it came from.
+    """One training batch, in the same form whether it was stored or computed.
 
-    Exactly one of `final` and `top` is given. Position s speaks of token s + 1, and only where `loss_mask[b, s + 1]`
-    is true; elsewhere both are zeros, as are taps at padding.
+    Exactly one of `final` and `top` is given. Position s predicts token s + 1 and is filled only where
+    `loss_mask[b, s + 1]` is true; elsewhere both are zeros, and so are taps at padding.
     """
 
     tokens: Tensor  # [B, S] int64
     loss_mask: Tensor  # [B, S] bool, true at answer tokens, never at padding
     taps: Tensor  # [B, S, A, Ht]
-    final: Tensor | None  # [B, S, Ht] after the target's final norm: what its head reads
+    final: Tensor | None  # [B, S, Ht] after the target's final norm: the input of its head
     top: TopTokens | None = None
 
 
 class FeatureSource(Protocol):
-    """Batches by number; the same number always gives the same batch."""
+    """A function from a batch number to a batch; the same number always gives the same batch."""
 
     def __call__(self, number: int) -> FeatureBatch: ...
 
 
 def taught(loss_mask: Tensor) -> Tensor:
-    """[B, S] bool: positions whose next token is an answer token, the only ones where the teacher is asked."""
+    """[B, S] bool: positions whose next token is an answer token, the only ones where the teacher is needed."""
     return torch.nn.functional.pad(loss_mask[:, 1:], (0, 1))
 
 
 def trace_batch(target: Target, batch: TokenBatch, taps: Sequence[int]) -> FeatureBatch:
-    """Run the target over a batch, teacher-forced."""
+    """Run the target over a batch with teacher forcing and collect its states."""
     tokens, lengths = batch.tokens.to(target.device), batch.lengths.to(target.device)
     mask = batch.loss_mask.to(target.device)
     traced = target.trace(tokens, lengths, taps)
@@ -59,7 +64,7 @@ def trace_batch(target: Target, batch: TokenBatch, taps: Sequence[int]) -> Featu
 
 
 class OnlineSource:
-    """The target in the loop: nothing stored, and every epoch costs its passes again."""
+    """Computes features with the target in the loop; nothing is stored, so every epoch runs the target again."""
 
     def __init__(self, target: Target, batches: ChatBatches, taps: Sequence[int]) -> None:
         target.check_taps(taps)
@@ -69,15 +74,8 @@ class OnlineSource:
         return trace_batch(self._target, self._batches.batch(number), self._taps)
 
 
-# The teacher's best tokens, made from final states, a few rows of logits at a time.
-
-
-CHUNK_ELEMENTS = 2**24
-"""Most logits made at once."""
-
-
 class TopRows(NamedTuple):
-    """`TopTokens` of F single positions."""
+    """The fields of `TopTokens` for F positions without batch dimensions."""
 
     ids: Tensor  # [F, k] int64
     logprobs: Tensor  # [F, k] float32
@@ -86,7 +84,7 @@ class TopRows(NamedTuple):
 
 @torch.no_grad()
 def top_rows(head: Callable[[Tensor], Tensor], final: Tensor, vocab: int, count: int) -> TopRows:
-    """Final states [F, Ht] -> the `count` likeliest of `vocab` tokens at each, and the probability of the others."""
+    """Final states [F, Ht] -> the `count` most probable of `vocab` tokens at each, and the rest's probability."""
     count = min(count, vocab)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for rows in torch.split(final, max(1, CHUNK_ELEMENTS // vocab)):

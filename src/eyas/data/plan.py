@@ -1,7 +1,9 @@
-"""What a drafter will cost, before anything is downloaded: bytes, hours and the speedup to expect. Pure arithmetic.
+"""Estimates for `eyas plan`: the disk space, hours and speedup of a drafter, before anything is downloaded.
 
-Bytes are exact for rows of the stated length and share of answer tokens: they come from the layout the store is
-written by. Hours and speedup are estimates, and every assumption has a name here.
+Bytes are exact for rows of the given length and share of answer tokens: they come from the layout that the store writer
+uses. Hours and speedup are estimates; every assumption is a named constant here. The model's size is counted from its
+config alone: the model is built on the meta device, without memory for weights. What a machine sustains is a share of a
+GPU's published figures, or else a measurement that takes about half a second.
 """
 
 from __future__ import annotations
@@ -23,24 +25,38 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "--states fp8 --final answers": {"states": "fp8", "final": "answers", "top": None},
     "--states fp8 --final top:64": {"states": "fp8", "final": "top", "top": 64},
 }
-"""Options of `data capture`, the exactest first."""
+"""Options of `eyas data capture` and what they change in a layout, most exact first."""
 
 ACCEPT_LENGTHS = (4.24, 6.74)
 """EAGLE-3 on Llama-3.1-8B as its authors report: MT-bench at temperature 1, HumanEval at 0 (arXiv 2503.01840)."""
 EFFICIENCIES = (0.53, 0.84)
-"""Share of the accept length that survives as speedup: an independent benchmark's, the authors' best."""
+"""Speedup divided by accept length: in an independent benchmark, and at the authors' best."""
 DRAFT_PASSES = 6
-"""Drafter passes a round: a tree of depth 5, and one over what was accepted."""
+"""Drafter passes a round: five levels of a tree, and one pass over the accepted tokens."""
+
+COMPUTE_SHARE, BANDWIDTH_SHARE = 0.4, 0.8
+"""The shares of published peak compute and bandwidth that large models are assumed to reach."""
+
+# dense bf16 TFLOP/s and GB/s, from the makers' data sheets
+PUBLISHED: dict[str, tuple[float, float]] = {
+    "A100": (312, 2039), "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 8000), "MI300X": (1307, 5300),
+    "L40S": (362, 864), "A10": (125, 600), "L4": (121, 300), "RTX 4090": (165, 1008), "RTX 3090": (71, 936),
+}  # fmt: skip
+
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class Workload(NamedTuple):
-    """How much there is to do."""
+    """The data to capture and train on, and the settings of training that decide its cost."""
 
     samples: int
     length: int
+    """Tokens a sample."""
     answer_share: float = 0.5
+    """Share of the tokens that are answer tokens."""
     epochs: int = 1
     unroll: int = 7
+    """Steps of the training-time test."""
     draft_vocab: int = 32000
 
     @property
@@ -49,12 +65,12 @@ class Workload(NamedTuple):
 
     @property
     def size(self) -> RowTotals:
-        """As the layout counts."""
+        """The totals from which a layout computes its bytes."""
         return RowTotals(self.samples, self.tokens, round(self.tokens * self.answer_share))
 
 
 class StorageOption(NamedTuple):
-    """Room a layout takes."""
+    """The bytes that a layout takes: in all, for each token, and relative to the classic layout."""
 
     name: str
     total: int
@@ -63,21 +79,21 @@ class StorageOption(NamedTuple):
 
 
 class Speedup(NamedTuple):
-    """An estimate, from low to high."""
+    """An estimate of the speedup over plain decoding, as a range."""
 
     draft_cost: float
-    """A drafter pass, in target passes."""
+    """The time of a drafter pass in units of a target pass."""
     low: float
     high: float
 
 
 def variants(layout: ShardLayout) -> dict[str, ShardLayout]:
-    """The same taps of the same target, stored in every way."""
+    """The layout with each option of `VARIANTS` applied: the same taps of the same target, stored differently."""
     return {option: ShardLayout(**{**layout.model_dump(), **change}) for option, change in VARIANTS.items()}
 
 
 def storage(layout: ShardLayout, work: Workload) -> list[StorageOption]:
-    """The classic layout, and every way of ours. Headers aren't counted: some 700 bytes a shard."""
+    """The bytes of the classic layout and of each variant; headers, some 700 bytes a shard, are not counted."""
     classic = classic_bytes(work.tokens, layout.hidden)
     totals = {"classic (8 H + 16)": classic}
     totals |= {option: other.data_bytes(work.size) for option, other in variants(layout).items()}
@@ -85,21 +101,22 @@ def storage(layout: ShardLayout, work: Workload) -> list[StorageOption]:
 
 
 def drafter_parameters(target: ModelSize, taps: int, draft_vocab: int) -> tuple[int, int, int]:
-    """(fc, layer, head) of an EAGLE-3 drafter with the target's own widths."""
+    """Parameter counts (fc, layer, head) of an EAGLE-3 drafter that has the target's widths."""
     hidden, vocab = target.hidden, min(draft_vocab, target.vocab)
     attention = 2 * hidden * (target.query + 2 * target.key) + target.query * hidden
     return taps * hidden * hidden, attention + 3 * hidden * target.intermediate, vocab * hidden
 
 
 def capture_hours(target: ModelSize, work: Workload, machine: Machine, devices: int) -> float:
-    """One pass of the target over all tokens, without its head."""
+    """Hours of one pass of the target, without its head, over all tokens."""
     return work.tokens * _forward(target, work.length) / (machine.tflops * 1e12 * devices) / 3600
 
 
 def training_hours(target: ModelSize, taps: int, work: Workload, machine: Machine, devices: int) -> float:
-    """All epochs from a store: the unrolled drafter forward and backward (three forwards), and the teacher's head.
+    """Hours of all epochs from a store: the unrolled drafter forward and backward, and the teacher's head.
 
-    Heads are applied to answer tokens alone. Online training adds `capture_hours` every epoch.
+    Forward and backward are counted as three forwards; heads are applied to answer tokens only. Online training adds
+    `capture_hours` every epoch.
     """
     fc, layer, head = drafter_parameters(target, taps, work.draft_vocab)
     attention = 2 * target.query * work.length
@@ -109,14 +126,14 @@ def training_hours(target: ModelSize, taps: int, work: Workload, machine: Machin
 
 
 def plain_speed(target: ModelSize, machine: Machine) -> float:
-    """Tokens a second of plain bf16 decoding at batch 1, which reads every active weight once a token."""
+    """Tokens per second of plain bf16 decoding at batch size 1, which reads every active weight once a token."""
     return machine.bandwidth * 1e9 / (2 * (target.body + target.head))
 
 
 def speedup(target: ModelSize, taps: int, draft_vocab: int) -> Speedup:
-    """At batch 1, where a pass costs what reading its weights costs.
+    """The expected speedup at batch size 1, where a pass takes as long as reading its weights.
 
-    accept length / (1 + draft passes x draft cost), and never more of the accept length than others report to keep.
+    It is accept length / (1 + draft passes x draft cost), limited to the published `EFFICIENCIES`.
     """
     fc, layer, head = drafter_parameters(target, taps, draft_vocab)
     cost = (layer + head + fc / DRAFT_PASSES) / (target.body + target.head)
@@ -126,31 +143,25 @@ def speedup(target: ModelSize, taps: int, draft_vocab: int) -> Speedup:
 
 
 def _forward(target: ModelSize, length: int) -> float:
-    """Operations a token: two a parameter, and scores and sums over half the row on average."""
+    """Floating-point operations a token: two a parameter, plus attention over half the row on average."""
     return 2 * target.body + 2 * target.layers * target.query * length
 
 
-# How big a model is, from its config alone: built without memory for its weights, and counted.
-
-
-_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-
-
 class ModelSize(NamedTuple):
-    """Parameters, and the widths that bytes and operations depend on."""
+    """The parameter counts and widths of a target, from which bytes and operations follow."""
 
     layers: int
     hidden: int
     vocab: int
     query: int
-    """Heads x head size: the width of attention."""
+    """Width of all queries: attention heads x head size."""
     key: int
-    """The same of keys."""
+    """Width of all keys: key-value heads x head size."""
     intermediate: int
     body: int
-    """Parameters of the layers that one token passes: of experts, as many as are chosen."""
+    """Parameters of the layers that are active for one token; of experts, only as many as are chosen."""
     total: int
-    """All parameters, embedding and head included."""
+    """All parameters, including embedding and head."""
 
     @property
     def head(self) -> int:
@@ -159,11 +170,11 @@ class ModelSize(NamedTuple):
 
 
 def model_size(config: Any) -> ModelSize:
-    """Count a decoder of this transformers config. Raises UnsupportedModelError as loading it would."""
+    """The size of the decoder that a transformers config describes. Raises UnsupportedModelError, as loading would."""
     kind = causal_lm_class(config)
     if kind is None:
         raise UnsupportedModelError(
-            f"{config.model_type} is no decoder that transformers can build: name another model"
+            f"transformers can't build a decoder of type {config.model_type}: choose another model"
         )
     refuse_unsupported(kind, config)
     with torch.device("meta"):
@@ -192,41 +203,28 @@ def model_size(config: Any) -> ModelSize:
     )
 
 
-# What a machine sustains, as plans need it: a share of a GPU's published figures, or a measurement of a second.
-
-
-COMPUTE_SHARE, BANDWIDTH_SHARE = 0.4, 0.8
-"""Of the published peaks, what large models are assumed to reach."""
-
-# dense bf16 TFLOP/s and GB/s, from the makers' data sheets
-PUBLISHED: dict[str, tuple[float, float]] = {
-    "A100": (312, 2039), "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 8000), "MI300X": (1307, 5300),
-    "L40S": (362, 864), "A10": (125, 600), "L4": (121, 300), "RTX 4090": (165, 1008), "RTX 3090": (71, 936),
-}  # fmt: skip
-
-
 class Machine(NamedTuple):
-    """Sustained speed of one device."""
+    """The sustained speed of one device."""
 
     name: str
     tflops: float
-    """bf16 matrix products."""
+    """TFLOP/s of bf16 matrix products."""
     bandwidth: float
-    """GB/s from memory."""
+    """Memory bandwidth in GB/s."""
 
 
 def known_machine(name: str) -> Machine:
-    """A GPU of the list; UsageError names the list."""
+    """The GPU of `PUBLISHED` that `name` contains; UsageError, listing them, if there is none."""
     found = [known for known in PUBLISHED if known.lower() in name.lower()]
     if not found:
-        raise UsageError(f"--machine {name}: known are {', '.join(PUBLISHED)}; or give --tflops and --bandwidth")
-    best = max(found, key=len)  # A100, not A10
+        raise UsageError(f"--machine {name} is unknown: use {', '.join(PUBLISHED)}, or give --tflops and --bandwidth")
+    best = max(found, key=len)  # "A100" also contains "A10"
     tflops, bandwidth = PUBLISHED[best]
     return Machine(best, tflops * COMPUTE_SHARE, bandwidth * BANDWIDTH_SHARE)
 
 
 def this_machine() -> Machine:
-    """This GPU if it is known, else what this device does with a matrix product and a copy."""
+    """The speed of this machine: published if its GPU is known, else measured with a matrix product and a copy."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
         if any(known.lower() in name.lower() for known in PUBLISHED):
@@ -242,7 +240,7 @@ def this_machine() -> Machine:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, budget: float = 0.3) -> float:
-    """The fastest of some runs, within about `budget` seconds."""
+    """Seconds of the fastest of the runs that fit into about `budget` seconds."""
     best, end = float("inf"), time.perf_counter() + budget
     while time.perf_counter() < end:
         start = time.perf_counter()

@@ -39,8 +39,8 @@ def test_bad_calls(run: Run, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.jsonl", ROWS)
     for arguments, code, words in (
         ((f"{file},weight=none",), 2, "weight"),
-        ((file, file), 2, "two sources are called a"),
-        ((file, "--max-length", 9), 2, "give the model"),
+        ((file, file), 2, "two sources are named a"),
+        ((file, "--max-length", 9), 2, "give --model"),
         ((file, "--model", tmp_path / "gone"), 1, "can't load the tokenizer"),
         ((file, "--too-long", "burn"), 2, "too_long"),
         ((file, "--near-duplicates", "some"), 2, "write auto, off, or a similarity"),

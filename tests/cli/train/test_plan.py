@@ -32,7 +32,7 @@ def test_a_32b_model(run: Run, tmp_path: Path) -> None:
         assert "H100: 396 TFLOP/s and 2680 GB/s sustained, x 8" in result.stdout
     other = run("plan", path, *work, "--tflops", 10, "--bandwidth", 100, "--states", "bf16", "--final", "top:8")
     assert "as stated: 10 TFLOP/s" in other.stdout
-    assert "asked for: --states bf16 --final top:8: 31.49 TB" in other.stdout
+    assert "your choice, --states bf16 --final top:8: 31.49 TB" in other.stdout
 
 
 def test_bad_plans(run: Run, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_bad_plans(run: Run, tmp_path: Path) -> None:
     for words, *options in (
         ("boundaries are 0 to 65", "--taps", "1,66"),
         ("use --final all", "--taps", "65"),
-        ("known are A100", "--machine", "abacus"),
+        ("is unknown: use A100", "--machine", "abacus"),
         ("give one of them", "--machine", "H100", "--tflops", 1, "--bandwidth", 1),
     ):
         result = run("plan", path, *work, *options)

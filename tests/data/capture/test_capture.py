@@ -86,7 +86,7 @@ def test_a_folder_that_is_something_else(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"another capture \(.*layout.states: fp8, now bf16; longest: 2048, now 20"):
         other.begun().__enter__()
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(StoreError, match="holds something else"):
+    with pytest.raises(StoreError, match="holds other files"):
         prepare(tmp_path).begun().__enter__()
     assert (tmp_path / "notes").exists()
     with prepare(tmp_path / "x").begun(), pytest.raises(StoreError, match="another process is capturing into"):
@@ -106,14 +106,14 @@ def test_damage_is_found_where_it_lies(whole: Path, tmp_path: Path) -> None:
     (message,) = at_end.verify()
     assert "train-00001.safetensors is damaged; delete the file and run" in message
     last = sum(shard.rows for shard in at_end.manifest.shards[:2]) - 1
-    with pytest.raises(StoreError, match=r"train-00001.safetensors is damaged: row"):
+    with pytest.raises(StoreError, match=r"train-00001.safetensors is damaged: the checksum of row"):
         [at_end.read(number) for number in range(last + 1)]
     header = int.from_bytes((whole / "train-00000.safetensors").read_bytes()[:8], "little")
     layout, shard = at_end.layout, at_end.manifest.shards[0]
     offsets = json.loads((whole / shard.file).read_bytes()[8 : 8 + header])
-    with pytest.raises(StoreError, match="the tokens of train aren't those"):
+    with pytest.raises(StoreError, match="the tokens of train differ from those captured"):
         damaged(shard.file, 8 + header + offsets["tokens"]["data_offsets"][0]).rows("train")
-    with pytest.raises(StoreError, match=r"can't read|other tensors"):
+    with pytest.raises(StoreError, match=r"can't read|the tensors in .* differ"):
         damaged(shard.file, 12).read(0)
     assert layout.shard_bytes(shard.size) == shard.bytes
 
@@ -129,10 +129,10 @@ def test_shards_cut_short_or_gone(whole: Path, tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(StoreError, match=r"train-00001.safetensors is missing.*run `eyas data capture` again"):
         FeatureStore.open(file.parent)
-    with pytest.raises(StoreError, match=r"no manifest.json: it is no feature store"):
+    with pytest.raises(StoreError, match=r"no manifest.json: it is not a feature store"):
         FeatureStore.open(tmp_path)
     (file.parent / "manifest.json").write_text('{"settings": 3}')
-    with pytest.raises(StoreError, match=r"manifest.json is no manifest this version of eyas reads \(settings"):
+    with pytest.raises(StoreError, match=r"manifest.json can't be read by this version of eyas \(settings"):
         FeatureStore.open(file.parent)
 
 
@@ -169,7 +169,7 @@ def test_a_disk_that_fills_up_loses_nothing_that_was_done(whole: Path, tmp_path:
     with (
         files_of_at_most(sizes[first_too_big] - 1),
         prepared.begun(),
-        pytest.raises(StoreError, match=r"can't write .*The shards before it are whole; make room and run the same"),
+        pytest.raises(StoreError, match=r"can't write .*Earlier shards are complete; free some space and run the same"),
     ):
         prepared.run()
     kept = {name: data for name, data in contents(store).items() if name != "capture.json"}

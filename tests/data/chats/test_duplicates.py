@@ -61,5 +61,5 @@ def test_evaluation_questions_are_found_in_any_turn(tmp_path: Path) -> None:
     assert reason(evaluations.check, exchange("d", "Why is the sea blue?", "Why is the sky blue?")) is None
     with pytest.raises(DataError, match=r"bad\.jsonl:1"):
         Evaluations([write_rows(tmp_path / "bad.jsonl", ["{"])])
-    with pytest.raises(DataError, match="give the text"):
+    with pytest.raises(DataError, match="give the prompt as text"):
         Evaluations([write_rows(tmp_path / "ids.jsonl", [{"token_ids": [1]}])])

@@ -95,14 +95,14 @@ def test_the_layout_is_given_or_found_from_the_keys() -> None:
         ({"messages": [{"role": "robot", "content": "a"}]}, "unknown role", "'robot'"),
         ({"conversations": [{"from": "narrator", "value": "a"}]}, "unknown role", "'narrator'"),
         ({"messages": []}, "bad message", "no messages"),
-        ({"messages": "{"}, "bad message", "should be JSON"),
+        ({"messages": "{"}, "bad message", "expected JSON text"),
         ({"messages": [{"role": "user", "content": 3}]}, "bad message", "not int"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "bad message", "'image_url'"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]}, "bad message", "only an assistant"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "bad message", "no name"),
-        ({"conversations": [{"from": "function_call", "value": "look!"}]}, "bad message", "should be JSON"),
+        ({"conversations": [{"from": "function_call", "value": "look!"}]}, "bad message", "expected JSON text"),
         ({"instruction": "a", "history": ["b"]}, "bad message", "pairs"),
-        ({"messages": [{"role": "user", "content": "a"}], "tools": "["}, "bad tools", "should be JSON"),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": "["}, "bad tools", "expected JSON text"),
     ],
 )  # fmt: skip
 def test_bad_rows_say_why(row: Any, reason: str, detail: str) -> None:

@@ -81,7 +81,7 @@ def test_the_threshold_is_exact() -> None:
 def test_case_space_and_form_make_no_difference() -> None:
     seen = Seen(1.0)
     assert seen.reason("The quick Brown fox jumps over the ﬁne fence") is None
-    message = "near-duplicate of another chat: c1 is like c0"
+    message = "near-duplicate of another chat: c1 is similar to c0"
     assert seen.reason("the  quick brown FOX jumps over\nthe fine fence") == message
 
 
@@ -187,7 +187,7 @@ def test_prepare_drops_and_counts_them(tmp_path: Path) -> None:
     assert source["dropped"]["near-duplicate of another chat"]["count"] == 44
     first = source["dropped"]["near-duplicate of another chat"]["first"][0]
     assert first.startswith(f"{file}:")
-    assert " is like a:" in first
+    assert " is similar to a:" in first
     assert source["dropped"]["nearly a question of an evaluation file"]["count"] == 5
     assert report["settings"]["near_duplicates"] == 0.8
     assert source["not_needed"] == 0
@@ -212,13 +212,13 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(builtins, "__import__", missing)
     monkeypatch.setattr("eyas.data.chats.config.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"pip install 'eyas\[data\]', or write --near-duplicates off"):
+    with pytest.raises(UsageError, match=r"pip install 'eyas\[data\]', or use --near-duplicates off"):
         run(tmp_path / "1", file, near_duplicates=0.8)
     assert not (tmp_path / "1" / "out").exists()
     report = run(tmp_path / "2", file)
     assert report["sources"][0]["chats"] == 5
     assert report["settings"]["near_duplicates"] is None
-    note = "near-duplicates were not looked for: that takes datasketch (pip install 'eyas[data]')"
+    note = "near-duplicates were not searched for: that needs datasketch (pip install 'eyas[data]')"
     assert note in report["notes"]
     assert note not in run(tmp_path / "3", file, near_duplicates=None)["notes"]
 

@@ -73,7 +73,7 @@ def test_shares_samples_and_seeds(tmp_path: Path, two: tuple[str, str]) -> None:
     assert [source["chats"] for source in shares["sources"]] == [101, 100]  # the last turn is a's, to within one
     short = run(tmp_path / "6", f"{a},weight=1", f"{b},weight=3", samples=400)
     assert [source["chats"] for source in short["sources"]] == [100, 100]
-    assert any("b has 100 chats, its share of 400 is 300" in note for note in short["notes"])
+    assert any("b gave 100 chats; its share of 400 is 300" in note for note in short["notes"])
 
 
 def test_the_order_of_rows_does_not_matter_to_the_sample(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_finished_folder_is_left_as_it_is_and_another_refused(tmp_path: Path, 
         run(tmp_path, two[0])
     (tmp_path / "2" / "out").mkdir(parents=True)
     (tmp_path / "2" / "out" / "precious").touch()
-    with pytest.raises(UsageError, match="is no chat folder"):
+    with pytest.raises(UsageError, match="is not a chat folder"):
         run(tmp_path / "2", two[0])
     (tmp_path / "2" / "out" / "precious").unlink()
     run(tmp_path / "2", two[0])  # an empty folder is no obstacle
@@ -227,13 +227,13 @@ def test_a_template_that_cannot_be_marked_stops_the_run(tmp_path: Path, model: s
 
 def test_options_that_make_no_sense(tmp_path: Path, two: tuple[str, str]) -> None:
     for options, words in (
-        ({"max_length": 5}, "give the model"),
-        ({"too_long": "cut"}, "nothing is too long"),
+        ({"max_length": 5}, "give --model"),
+        ({"too_long": "cut"}, "needs a maximum length"),
         ({"samples": 0}, "greater than or equal to 1"),
     ):
         with pytest.raises(ValueError, match=words):
             run(tmp_path, two[0], **options)
-    with pytest.raises(ValueError, match="two sources are called a"):
+    with pytest.raises(ValueError, match="two sources are named a"):
         run(tmp_path, two[0], two[0])
 
 
@@ -275,7 +275,7 @@ def test_a_folder_without_its_report_is_not_read(tmp_path: Path, two: tuple[str,
     (tmp_path / "out" / "validation.jsonl").unlink()
     with pytest.raises(DataError, match=r"no validation\.jsonl"):
         splits(tmp_path / "out")
-    with pytest.raises(DataError, match="no chats at"):
+    with pytest.raises(DataError, match=r"there is no .*: give a chat folder"):
         splits(tmp_path / "gone")
 
 

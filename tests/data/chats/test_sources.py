@@ -62,7 +62,7 @@ def test_json_arrays_parquet_and_folders(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[{")
     assert ids(read(tmp_path / "a.json")) == ["unreadable file"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no files of a known kind"):
+    with pytest.raises(DataError, match="no files with a known suffix"):
         read(tmp_path / "empty")
 
 
@@ -120,7 +120,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("stdlib,weight=0", "weight: Input should be greater than 0"),
         ("stdlib,weight=inf", "weight"),
         ("stdlib,colour=red", "colour: Extra inputs"),
-        ("stdlib,layout=letters", "write openai, sharegpt, alpaca"),
+        ("stdlib,layout=letters", "use one of openai, sharegpt, alpaca"),
         ("stdlib,split=test", "split and subset are for data sets"),
         ("./gone", "no file or folder ./gone"),
         ("gone.jsonl", "no file or folder gone.jsonl"),

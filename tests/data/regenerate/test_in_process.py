@@ -126,7 +126,7 @@ def test_what_cannot_be_asked_is_reported_and_the_rest_goes_on(tmp_path: Path) -
     assert "the model's context holds 256" in reason
     assert summary.nothing_to_answer == 1
     assert [problem.split(": ")[1] for problem in summary.unreadable[1:]] == ["messages.0.role", "row"]
-    assert "another chat is named c0" in summary.unreadable[0]
+    assert "several chats have the id c0" in summary.unreadable[0]
     before = (tmp_path / "out.jsonl").read_bytes()
     assert run() == summary
     assert (tmp_path / "out.jsonl").read_bytes() == before

@@ -159,7 +159,7 @@ def test_a_full_disk_at_the_end(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8000, hard))  # the journal fits, the chats don't
     try:
-        with pytest.raises(OutputError, match="Every answer is safe"):
+        with pytest.raises(OutputError, match="All answers are saved"):
             regenerate(chats, output, Shorten())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -183,13 +183,13 @@ def test_input_and_output_must_go_together(tmp_path: Path) -> None:
     source = folder(tmp_path / "in")
     write_chats(tmp_path / "in.jsonl", [exchange("a", "q", "x")])
     for chats, output, what in (
-        (source, source, "input itself"),
-        (source, tmp_path / "out.jsonl", "no name for a folder"),
-        (tmp_path / "in.jsonl", source, "is a folder"),
+        (source, source, "is also the input"),
+        (source, tmp_path / "out.jsonl", "must be a folder too"),
+        (tmp_path / "in.jsonl", source, "must be a file too"),
     ):
         with pytest.raises(UsageError, match=what):
             regenerate(chats, output, Echo(), RewriteRule())
-    with pytest.raises(DataError, match="there are no chats"):
+    with pytest.raises(DataError, match=r"there is no .*: give a chat folder"):
         regenerate(tmp_path / "nowhere", tmp_path / "out", Echo())
     (source / "report.json").unlink()
     with pytest.raises(DataError, match=r"no report\.json"):

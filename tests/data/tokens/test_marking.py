@@ -218,9 +218,9 @@ MACRO = (
     [
         (MACRO, "generation marks"),
         ("{% for m in messages %}{{ m.content | urlencode }}<|im_end|>{% endfor %}", "changes the text"),
-        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "doesn't show what the assistant"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "doesn't render the assistant's messages"),
         ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "a message twice"),
-        ("{% for m in messages | reverse %}{{ m.content }}<|im_end|>{% endfor %}", "in their order"),
+        ("{% for m in messages | reverse %}{{ m.content }}<|im_end|>{% endfor %}", "the messages in order"),
         ("{{ raise_exception('no chats here') }}", "no chats here"),
     ],
 )  # fmt: skip

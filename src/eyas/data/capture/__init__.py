@@ -1,1 +1,1 @@
-"""Run the target once over all chats and store its hidden states."""
+"""`eyas data capture`: runs the target once over all chats and stores its hidden states."""

@@ -1,8 +1,8 @@
-"""Run the target once over all chats and keep its states: a store, shard by shard, safe to kill at any moment.
+"""Runs the target once over all chats and writes its states to a store, shard by shard; safe to kill at any moment.
 
-Shards are cut before anything runs, and each is a pure function of its rows. So the work divides by shard number
-among any number of processes, which never talk: a shard is made if it isn't there, and whoever finds all shards
-there writes the manifest.
+Shards are planned before anything runs, and each is a pure function of its rows. So the work is divided by shard number
+among any number of processes, which needn't communicate: a process makes those of its shards that are missing, and
+whichever finds all shards finished writes the manifest.
 """
 
 from __future__ import annotations
@@ -47,24 +47,27 @@ from eyas.targets.taps import choose_taps, why_taps
 
 SHARD_BYTES = 2**29
 _SPARE_BYTES = 2**20
-"""Left for manifest and settings."""
+"""Disk space reserved for the manifest and the settings."""
 
 
 class CaptureConfig(StrictModel):
-    """What to store, and how."""
+    """Options of `eyas data capture`: which states are stored, and in which form."""
 
     taps: tuple[int, ...] | None = None
-    """Boundaries; None: chosen from the target's architecture."""
+    """Boundaries to tap; None: chosen from the target's architecture."""
     states: StateEncoding = "fp8"
     final: FinalKind = "answers"
     top: int | None = Field(default=None, gt=0)
     longest: int = Field(default=2048, gt=2)
+    """Tokens to which rows are cut."""
     batch_tokens: int = Field(default=8192, gt=0)
+    """Tokens of a batch of the target, padding included."""
     shard_bytes: int = Field(default=SHARD_BYTES, gt=0)
+    """The most bytes of data in a shard; a larger row gets a shard of its own."""
 
 
 class Capture:
-    """A capture that knows all it will write before it starts. Process `rank` of `world` makes every world-th shard."""
+    """A capture whose shards are all planned in advance. Process `rank` of `world` makes every world-th shard."""
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class Capture:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        """`name` and `chats` are what the manifest calls the target and the data."""
+        """`name` and `chats` identify the target and the data in the manifest."""
         self.folder, self.rows = folder, found.rows
         self.reasons = found.reasons
         self._target, self._rank, self._world = target, rank, world
@@ -87,27 +90,28 @@ class Capture:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Of all shard files, exactly."""
+        """The exact size of all shard files together, in bytes."""
         return sum(self.settings.layout.shard_bytes(plan.size) for plan in self.plans)
 
     @property
     def why_taps(self) -> str:
-        """A sentence about where the taps lie."""
+        """A sentence that explains the choice of taps."""
         return why_taps(self._target.config, self.settings.taps)
 
     def missing(self) -> list[ShardPlan]:
-        """Shards that aren't finished, whoever's they are."""
+        """Shards of all processes that aren't finished."""
         return [plan for plan in self.plans if self._digest(plan) is None]
 
     def own(self) -> list[ShardPlan]:
-        """Shards that this process will make."""
+        """Unfinished shards that this process makes."""
         mine = {plan.file for plan in self.plans[self._rank :: self._world]}
         return [plan for plan in self.missing() if plan.file in mine]
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Hold the folder while the block runs. Raises StoreError if it holds another capture, another process is at
-        work in it, or the disk is too small.
+        """Lock and prepare the folder for the block.
+
+        Raises StoreError if it holds another capture, another process is capturing into it, or the disk is too small.
         """
         before = read_settings(self.folder)
         if before is not None and before.identity != self.settings.identity:
@@ -120,13 +124,13 @@ class Capture:
             remove_leftovers(self.folder)
             if before is None and self._rank == 0:
                 if self._world == 1 and any(self.folder.iterdir()):
-                    raise StoreError(f"{self.folder} holds something else: choose an empty or a new folder")
+                    raise StoreError(f"{self.folder} holds other files: choose an empty or a new folder")
                 write_model(self.folder / SETTINGS, self.settings)
             self.check_disk()
             yield
 
     def check_disk(self) -> None:
-        """Raise StoreError, with what would fit, if the missing shards don't."""
+        """Raise StoreError if the missing shards don't fit on the disk; the message lists what would fit."""
         layout = self.settings.layout
         needed = sum(layout.shard_bytes(plan.size) for plan in self.missing())
         free = shutil.disk_usage(_existing(self.folder)).free - _SPARE_BYTES
@@ -141,18 +145,18 @@ class Capture:
         rows = sum(size.rows for size in sizes)
         fitting.append(f"{max(0, free) * rows // self.total_bytes:,} of the {rows:,} rows")
         raise StoreError(
-            f"the store needs {needed:,} bytes and {self.folder} has {max(0, free):,} free; what would fit: "
+            f"the store needs {needed:,} bytes, and {self.folder} has {max(0, free):,} free; what would fit: "
             + ", or ".join(fitting)
         )
 
     def speed(self, batches: int = 3) -> float:
-        """Tokens a second, measured on a few batches of this process's next shard; nothing is stored."""
+        """Tokens per second, measured on a few batches of this process's next shard; nothing is stored."""
         plan = self.own()[0]
         rows = self.rows[plan.split][plan.first : plan.stop]
         groups = length_groups(rows, self.settings.batch_tokens)
         chosen = groups[:: max(1, len(groups) // batches)][:batches]
         tried = [padded([rows[i] for i in members]) for members in chosen]
-        for batch in tried[:1]:  # to warm up
+        for batch in tried[:1]:  # warm-up
             list(traced_rows(self._target, batch, self.settings.layout))
         start = time.perf_counter()
         for batch in tried:
@@ -160,9 +164,10 @@ class Capture:
         return sum(int(batch.lengths.sum()) for batch in tried) / (time.perf_counter() - start)
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> Manifest | None:
-        """Make this process's missing shards; the manifest if all shards are there then, else None.
+        """Make this process's missing shards; return the manifest if all shards are finished then, else None.
 
-        `advance` is told the tokens done. Raises StoreError if the disk fills up: finished shards stay.
+        `advance` is called with the tokens of each batch done. Raises StoreError if the disk fills up; finished shards
+        stay.
         """
         layout, identity = self.settings.layout, self.settings.identity
         for plan in self.own():
@@ -172,7 +177,7 @@ class Capture:
         return self.finish()
 
     def finish(self) -> Manifest | None:
-        """Write the manifest if every shard is there. Two processes that both find them write the same one."""
+        """Write and return the manifest if every shard is finished; processes that do so at once write the same one."""
         digests = [self._digest(plan) for plan in self.plans]
         shards = tuple(
             StoredShard(
@@ -196,15 +201,17 @@ class Capture:
 def capture_settings(
     target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig
 ) -> CaptureSettings:
-    """All that decides the store's bytes. Raises RequestError for taps the target doesn't have, StoreError where the
-    final state is asked for as a tap and not kept everywhere.
+    """The settings that decide the store's bytes.
+
+    Raises RequestError for taps that the target doesn't have, and StoreError if the final state is requested as a tap
+    but is not kept at every position.
     """
     taps = choose_taps(target.config) if config.taps is None else config.taps
     target.check_taps(taps)
     after = target.num_layers + 1
     if after in taps and config.final != "all":
         raise StoreError(
-            f"boundary {after} is the final state at every position, and --final {config.final} doesn't keep that: "
+            f"boundary {after} is the final state at every position, which --final {config.final} doesn't keep: "
             "use --final all"
         )
     layout = ShardLayout(
@@ -239,11 +246,11 @@ def capture_settings(
 
 
 def smaller_layouts(layout: ShardLayout) -> dict[str, ShardLayout]:
-    """Options that take less room than `layout`, the exactest first."""
+    """The variants of `layout` that take less space, most exact first."""
     token = RowTotals(1, 1, 1)
     return {o: other for o, other in variants(layout).items() if other.data_bytes(token) < layout.data_bytes(token)}
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder itself, or its nearest parent that exists."""
     return folder if folder.exists() else _existing(folder.absolute().parent)

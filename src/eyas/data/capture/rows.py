@@ -1,4 +1,8 @@
-"""The rows a capture is of: chats as token rows, without those that teach nothing."""
+"""The rows that a capture stores, and the plan of its shards.
+
+Chats become token rows; those without an answer to learn from are dropped. The shard plan is a pure function of rows
+and layout, so that every process of a capture arrives at the same one.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,19 @@ from eyas.errors import DataError
 
 @dataclass
 class CaptureRows:
-    """Rows of every split, in the order of the chats."""
+    """Rows of every split, in the order of the chats, and what was dropped."""
 
     rows: dict[str, list[TokenRow]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
-    """Why chats couldn't be tokenized, one line each."""
+    """One line for each chat that couldn't be tokenized."""
 
 
 def read_rows(tokenizer: Any, chats: Path, held_out_share: float, longest: int, vocab: int) -> CaptureRows:
     """Tokenize a chat folder or file and cut every row to `longest` tokens.
 
-    A chat that can't be tokenized, or has no answer token to learn from, is dropped and counted. Raises DataError
-    if no training row is left.
+    Chats that can't be tokenized, or have no answer token to learn from, are dropped and counted. Raises DataError if
+    no training row is left.
     """
     found = CaptureRows()
     for split, members in splits(chats, held_out_share).items():
@@ -64,11 +68,8 @@ def _check_ids(row: TokenRow, vocab: int) -> None:
         )
 
 
-# Which rows go into which shard: a pure function of the rows and the layout, so any process can tell any shard.
-
-
 class ShardPlan(NamedTuple):
-    """Consecutive rows [first, stop) of a split."""
+    """A shard to make from the consecutive rows [first, stop) of a split."""
 
     file: str
     split: str
@@ -78,7 +79,7 @@ class ShardPlan(NamedTuple):
 
 
 def cut_shards(splits: dict[str, list[TokenRow]], layout: ShardLayout, most_bytes: int) -> list[ShardPlan]:
-    """Shards of at most `most_bytes` of data each (a row that is bigger goes alone), split by split."""
+    """Plan shards of at most `most_bytes` of data, split by split; a larger row gets a shard of its own."""
     return [plan for split, rows in splits.items() for plan in _cut(split, rows, layout, most_bytes)]
 
 

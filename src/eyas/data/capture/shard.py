@@ -1,4 +1,4 @@
-"""One shard's tensors: its rows through the target in batches of like length, states put back in the rows' order.
+"""Computes the tensors of one shard: runs its rows through the target in batches of similar length.
 
 Legend: B chats, S positions, N rows, T tokens, F final positions, A taps, Ht hidden.
 """
@@ -26,7 +26,7 @@ _TYPES: dict[ItemType, torch.dtype] = {
 
 
 def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
-    """Which rows go through the target together: shortest first, rows x longest within `budget` tokens."""
+    """Batches of row indices, shortest rows first, of at most `budget` tokens each with padding."""
     lengths = [len(row.tokens) for row in rows]
     return list(grouped(sorted(range(len(rows)), key=lambda i: lengths[i]), lengths, budget))
 
@@ -34,7 +34,7 @@ def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
 def shard_tensors(
     target: Target, rows: list[TokenRow], layout: ShardLayout, budget: int, advance: Callable[[int], None]
 ) -> dict[str, Tensor]:
-    """Everything `layout.tensors` names. `advance` is told the tokens of each batch done."""
+    """All tensors that `layout.tensors` names, in the order of `rows`; `advance` gets the tokens of each batch done."""
     specs = layout.tensors(size_of(rows))
     out = {name: torch.empty(spec.shape, dtype=_TYPES[spec.item]) for name, spec in specs.items()}
     masks = np.concatenate([row.loss_mask for row in rows])
@@ -56,7 +56,7 @@ def shard_tensors(
 
 
 def traced_rows(target: Target, batch: TokenBatch, layout: ShardLayout) -> Iterator[StoredRow]:
-    """The features of each row of a batch, encoded as they will be stored, on the CPU."""
+    """The features of each row of a batch, encoded for storage, on the CPU."""
     tokens, lengths = batch.tokens.to(target.device), batch.lengths.to(target.device)
     traced = target.trace(tokens, lengths, layout.taps)
     real = torch.arange(tokens.shape[1], device=target.device) < lengths.unsqueeze(1)  # [B, S]
@@ -90,7 +90,7 @@ def _split(encoded: EncodedStates, counts: list[int]) -> list[EncodedStates]:
 
 
 def _put(out: Mapping[str, Tensor], row: StoredRow, start: int, final_start: int) -> None:
-    """Copy a row's features to where they lie in the shard."""
+    """Copy a row's features to their positions in the shard's tensors."""
     copies: list[tuple[str, int, Tensor]] = []
     for name, states, begin in (("taps", row.taps, start), ("final", row.final, final_start)):
         if states is not None:

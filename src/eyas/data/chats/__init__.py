@@ -1,1 +1,1 @@
-"""From sources of chats to a chat folder: read, deduplicate, blend, split."""
+"""`eyas data prepare`: reads sources of chats, deduplicates, blends and splits them into a chat folder."""

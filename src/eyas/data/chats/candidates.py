@@ -1,7 +1,7 @@
-"""The candidates of a blend: good chats in a spool on disk, drawn in the order of the blend, rendered for the target.
+"""Candidate chats of a blend: written to a spool file on disk, then drawn in blend order and rendered for the target.
 
-Sources are blended in fixed proportions, chat by chat. The same seed draws the same chats
-whatever the order of the rows.
+Sources are blended in fixed proportions, chat by chat. The same seed draws the same chats, whatever the order of the
+rows.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ FEW_TOKENS = "too few answer tokens"
 FOREIGN = "tokens of another target"
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the stage, how many rows or chats are done, and how many there are (None: not known)."""
+"""Called with the stage's name, the number of rows or chats done, and their total (None if unknown)."""
 T = TypeVar("T")
 
 
 class CandidateChats:
-    """Chats of one source: their offsets in the spool, 16 bytes each, in the order in which the blend takes them."""
+    """Spool offsets of one source's chats, iterated in the order in which the blend draws them; 16 bytes a chat."""
 
     def __init__(self) -> None:
         self._ranks, self._offsets = array("Q"), array("Q")
 
     def add(self, order: int, offset: int) -> None:
-        """Add a chat whose line begins at byte `offset`; the blend takes the lowest `order` first."""
+        """Add a chat whose line begins at byte `offset`; the blend draws the lowest `order` first."""
         self._ranks.append(order)
         self._offsets.append(offset)
 
@@ -61,7 +61,7 @@ def gather(
     tallies: Sequence[SourceTally],
     progress: Progress,
 ) -> list[CandidateChats]:
-    """First pass: write every good chat into the spool; candidates by source."""
+    """First pass: write every usable chat to the spool and return the candidates of each source."""
     duplicates = Duplicates()
     ids: set[str] = set()
     found = []
@@ -92,9 +92,9 @@ def gather(
 
 
 def check_chat(chat: Chat, drop_unanswered: bool) -> None:
-    """RowError if there is nothing to learn from the chat and nothing to answer."""
+    """Raise RowError if a chat holds no question, an empty message, or (if those are dropped) no final answer."""
     if not any(message.role == "user" for message in chat.messages):
-        raise RowError(NO_QUESTION, "no turn is the user's")
+        raise RowError(NO_QUESTION, "the chat has no user message")
     for number, message in enumerate(chat.messages, start=1):
         if (message.content or "").strip() or message.tool_calls:
             continue
@@ -103,11 +103,11 @@ def check_chat(chat: Chat, drop_unanswered: bool) -> None:
         if message.role == "user":
             raise RowError(EMPTY_QUESTION, f"turn {number}")
     if drop_unanswered and chat.messages[-1].role != "assistant":
-        raise RowError(UNANSWERED, f"it is the {chat.messages[-1].role}'s")
+        raise RowError(UNANSWERED, f"the last message has the role {chat.messages[-1].role}")
 
 
 def read_spooled(spool: IO[bytes], offset: int) -> tuple[str, Chat]:
-    """Where a chat of the spool was read from, and the chat."""
+    """The chat at byte `offset` of the spool, preceded by where it was read from (`file:line`)."""
     spool.seek(offset)
     where, line = spool.readline().split(b"\t", 1)
     return json.loads(where), Chat.model_validate_json(line)
@@ -120,7 +120,7 @@ def drawn(
     near_duplicates: NearDuplicates | None,
     tally: SourceTally,
 ) -> Iterator[Chat]:
-    """Second pass, one source: its chats in the blend's order, rendered if there is a target."""
+    """Second pass over one source: its chats in blend order, rendered for the target if there is one."""
     for offset in candidates:
         tally.tried += 1
         where, chat = read_spooled(spool, offset)
@@ -136,19 +136,19 @@ def drawn(
 
 
 def rank(seed: int, chat_id: str) -> int:
-    """A chat's rank in its source's shuffled order, 64 bits: by its id, so that rows can be added or reordered."""
+    """The sort key of a chat in its source's shuffled order: 64 bits, from seed and id, so rows may be reordered."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{chat_id}".encode()).digest()[:8], "big")
 
 
 def take_turns(
     sources: Sequence[Iterator[T]], weights: Sequence[float], total: int | None, strict: bool
 ) -> Iterator[tuple[int, T]]:
-    """(source, item) in turns: at any moment each source has had its weight's share of them, to within one.
+    """Interleave sources by weight; yields (source index, item), each source within one item of its share at any time.
 
-    Ends after `total` items, or when all sources are exhausted. If `strict`, no source gets more than its share because
-    another is exhausted: that one's turns are lost, and without a `total` the blend ends there.
+    Ends after `total` items, or when all sources are exhausted. If `strict`, an exhausted source's share is not given
+    to the others: its turns are skipped, and without a `total` the blend ends there.
     """
-    # a source's turn k = 0, 1, ... is due at (k + 1/2) / weight
+    # turn k = 0, 1, ... of a source is due at (k + 1/2) / weight
     due = [(0.5 / weight, i, 0) for i, weight in enumerate(weights)]
     heapq.heapify(due)
     exhausted: set[int] = set()
@@ -168,10 +168,10 @@ def take_turns(
 
 
 class ChatFitter:
-    """Renders chats for a target, marks their answers and keeps them within a length."""
+    """Renders chats with the target's template, marks their answers and enforces a maximum length."""
 
     def __init__(self, model: str, max_length: int | None, cut: bool, min_answer_tokens: int) -> None:
-        """Load the tokenizer of the target `model`; `cut` shortens chats beyond `max_length` tokens."""
+        """Load the tokenizer of `model`. `cut`: shorten chats beyond `max_length` tokens instead of dropping them."""
         from eyas.targets import load_tokenizer
 
         self._tokenizer = tokenizer = load_tokenizer(model)
@@ -180,13 +180,13 @@ class ChatFitter:
         self._max_length, self._cut, self._min_answer_tokens = max_length, cut, min_answer_tokens
         decisive = (tokenizer.backend_tokenizer.to_str(), str(tokenizer.chat_template), str(stops))
         self.identity = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
-        """A short hash of everything that decides how a chat is rendered."""
+        """Hash of the tokenizer, the chat template and the end tokens: all that decides how chats are rendered."""
         self.end_mark = self._chats.end_mark
 
     def fit(self, chat: Chat) -> tuple[Chat, bool]:
-        """The chat with its tokens and answers, and whether it lost turns; a chat without answers stays as it is.
+        """Return the chat with its tokens and answer spans, and whether turns were cut; without answers, unchanged.
 
-        RowError if it is too long, has too few answer tokens, or has tokens of another target.
+        Raises RowError if it is too long, has too few answer tokens, or carries tokens of another target.
         """
         if not any(message.role == "assistant" for message in chat.messages):
             return chat, False
@@ -200,19 +200,19 @@ class ChatFitter:
         return fitted, fitted is not exact
 
     def _check_own(self, chat: Chat) -> None:
-        """RowError if the tokens that a chat carries don't say, to this tokenizer, what its last answer says."""
+        """Raise RowError if the tokens that a chat carries don't decode to a text that holds its last answer."""
         said = next(message.content or "" for message in reversed(chat.messages) if message.role == "assistant")
         known = max(chat.tokens or (0,)) < len(self._tokenizer)
         if not known or said.strip() not in self._tokenizer.decode(chat.tokens):
-            raise RowError(FOREIGN, "its tokens don't hold its last answer: prepare the chats without them")
+            raise RowError(FOREIGN, "its tokens don't decode to its last answer: remove `tokens` and `answers` from it")
 
     def _fits(self, chat: Chat) -> bool:
         return self._max_length is None or len(chat.tokens or ()) <= self._max_length
 
     def _shortened(self, chat: Chat) -> Chat:
-        """The longest beginning that fits and ends with an answer.
+        """The longest prefix of the chat that fits and ends with an answer; RowError if there is none.
 
-        It is rendered anew, as a template may treat the end of a chat differently.
+        Every prefix is rendered anew, because a template may treat the last turn of a chat differently.
         """
         if self._cut:
             bare = chat.model_copy(update={"tokens": None, "answers": None})
@@ -225,7 +225,7 @@ class ChatFitter:
 
 
 def _generation_stops(model: str) -> list[int]:
-    """The end tokens of the target's generation config, if it has one."""
+    """The end token ids in the target's generation config; empty if it has none."""
     from transformers import GenerationConfig
 
     try:

@@ -1,4 +1,4 @@
-"""The settings of `eyas data prepare`, and everything else that its result depends on."""
+"""Settings of `eyas data prepare`, and the record of everything else its result depends on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from eyas.data.chats.sources import STDLIB, ChatSource, files_of
 from eyas.files import file_hash
 
 NEAR = 0.8
-"""The default threshold of near-duplicates."""
+"""The least Jaccard similarity of near-duplicates, unless the settings say otherwise."""
 
 
 class PrepareConfig(StrictModel):
-    """Sources to blend, what to drop, and the target to render for."""
+    """Which sources are blended, which chats are dropped, and which target they are rendered for."""
 
     sources: tuple[ChatSource, ...] = Field(min_length=1)
     output: Path
@@ -32,30 +32,33 @@ class PrepareConfig(StrictModel):
     too_long: Literal["drop", "cut"] = "drop"
     min_answer_tokens: int = Field(default=0, ge=0)
     near_duplicates: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] | None = "auto"
-    """The least Jaccard similarity of near-duplicates; auto: 0.8 if datasketch is installed. None: none are dropped."""
+    """The least Jaccard similarity of near-duplicates. auto: 0.8 if datasketch is installed; None: keep them all."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> PrepareConfig:
         names = [source.name for source in self.sources]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"two sources are called {twice}: give one another name with ,name=...")
+            raise ValueError(f"two sources are named {twice}: rename one with ,name=...")
         if self.model is None and (self.max_length is not None or self.min_answer_tokens):
-            raise ValueError("lengths are counted in the target's tokens: give the model")
+            raise ValueError("lengths are counted in the target's tokens: give --model")
         if self.max_length is None and self.too_long == "cut":
-            raise ValueError("nothing is too long without a maximum length")
+            raise ValueError("too_long: cut needs a maximum length: give --max-length")
         return self
 
     @property
     def near_threshold(self) -> float | None:
-        """The threshold of near-duplicates on this installation; None if they aren't looked for."""
+        """The near-duplicate threshold with `auto` resolved; None if near-duplicates are not searched for."""
         if self.near_duplicates == "auto":
             return NEAR if find_spec("datasketch") else None
         return self.near_duplicates
 
 
 def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
-    """Equal settings make equal folders: options, the contents of local files, how the target renders chats."""
+    """What the report records; equal settings make equal folders.
+
+    The options, hashes of local files, and `rendering`: the hash of how the target renders chats (None without one).
+    """
     made = config.model_dump(mode="json", exclude={"output"}, by_alias=True)
     made["near_duplicates"] = config.near_threshold
     made["data"] = {source.name: _data_of(source) for source in config.sources}

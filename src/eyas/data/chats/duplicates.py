@@ -1,11 +1,12 @@
-"""Chats that ask the same, exactly or nearly, and chats that ask what an evaluation asks.
+"""Exact duplicates, near-duplicates, and chats that contain the questions of an evaluation.
 
-Texts are compared normalised: Unicode NFKC, case folded, runs of whitespace as one space, none at either end.
+Texts are compared after normalisation: Unicode NFKC, case folding, runs of whitespace replaced by one space, leading
+and trailing whitespace removed.
 
-Questions are near-duplicates if enough of their shingles, five words in a row, are common to both (Jaccard similarity).
-Not all pairs are compared: MinHash signatures (Broder 1997) are cut into bands, and only questions that agree in a band
-(locality-sensitive hashing) are compared, shingle by shingle. So whatever is dropped is as similar as it must be; of
-the pairs exactly at the threshold at least nine in ten are found, and nearly all that are more similar.
+Two questions are near-duplicates if the Jaccard similarity of their shingles (five consecutive words) reaches the
+threshold. Candidate pairs come from locality-sensitive hashing: MinHash signatures (Broder 1997) are cut into bands,
+and only questions that agree in a band are compared, shingle by shingle. So nothing below the threshold is dropped; of
+the pairs exactly at the threshold at least nine in ten are found, of more similar ones nearly all.
 """
 
 from __future__ import annotations
@@ -28,38 +29,38 @@ EVALUATED = "question of an evaluation file"
 NEARLY_EVALUATED = "nearly a question of an evaluation file"
 
 WORDS = 5
-"""Length of a shingle; a shorter text is one shingle."""
+"""Words in a shingle; a shorter text is a single shingle."""
 PERMUTATIONS, SEED = 128, 1
 RECALL = 0.9
-"""At least this share of the pairs whose similarity is the threshold is compared."""
+"""The least share of the pairs exactly at the threshold that share a band, and so are compared."""
 PER_BAND = 8
-"""A question is compared with at most so many others for each of its bands, or boilerplate that thousands of questions
-share would make the work quadratic. Questions that are near-duplicates agree in bands of their own, too."""
+"""The most earlier questions that one band offers for comparison. Without a limit, boilerplate that thousands of
+questions share would make the work quadratic; true near-duplicates agree in further bands as well."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
-"""A run of letters and digits, a Chinese or Japanese character, or a character of punctuation."""
+"""Matches a run of letters and digits, one Chinese or Japanese character, or one punctuation character."""
 
 
 def normalised(text: str) -> str:
-    """The form in which texts are compared."""
+    """A text in the form in which texts are compared: see the module's docstring."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def question_key(chat: Chat) -> str:
-    """The user's first message, normalised: chats that share it go to the same side of the split."""
+    """The first user message, normalised; chats that share it fall into the same split."""
     return next(normalised(m.content or "") for m in chat.messages if m.role == "user")
 
 
 class Duplicates:
-    """Remembers 16 bytes a chat for each of two ways to be a copy; the first of equal chats stays."""
+    """Exact duplicates of chats and of prompts; the first one seen is kept. Uses two hashes of 16 bytes a chat."""
 
     def __init__(self) -> None:
         self._chats: set[bytes] = set()
         self._prompts: set[bytes] = set()
 
     def check(self, chat: Chat) -> None:
-        """Remember a chat; RowError if one before it is the same or has the same prompt.
+        """Record a chat; RowError if an earlier one was equal or had the same prompt.
 
-        The prompt is everything before the last answer, and the tools.
+        The prompt is everything before the last answer, together with the tools.
         """
         exact = _digest([message.model_dump(mode="json", exclude={"tool_call_id"}) for message in chat.messages], chat)
         if exact in self._chats:
@@ -72,12 +73,12 @@ class Duplicates:
 
 
 class Evaluations:
-    """The questions of evaluations' prompt files."""
+    """The questions in evaluations' prompt files, which must not be trained on."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        """DataError if a file can't be read or has a bad row: a question overlooked here would be trained on."""
+        """Read all questions. DataError if a file can't be read or has a bad row: none may be overlooked."""
         self.questions: set[str] = set()
-        """Normalised, those of later turns included."""
+        """The normalised questions of all turns."""
         for file in files:
             for row in read_prompts(file):
                 if isinstance(row, BadRow):
@@ -85,26 +86,28 @@ class Evaluations:
                 turns = row.turns or ([row.prompt] if row.prompt is not None else [])
                 turns = [*turns, *(m.content or "" for m in row.messages or () if m.role == "user")]
                 if not turns:
-                    raise DataError(f"{row.where}: token ids can't be compared with chats: give the text")
+                    raise DataError(f"{row.where}: token ids can't be compared with chats: give the prompt as text")
                 self.questions.update(map(normalised, turns))
 
     def check(self, chat: Chat) -> None:
-        """RowError if any message of the user is a question of an evaluation."""
+        """Raise RowError if any user message is a question of an evaluation."""
         for message in chat.messages:
             if message.role == "user" and normalised(message.content or "") in self.questions:
                 raise RowError(EVALUATED, chat.id)
 
 
 class NearDuplicates:
-    """Chats so far, by the bands of their questions' signatures: some 2 kB of memory a chat.
+    """An index of the chats seen so far by the bands of their questions' signatures; about 2 kB of memory a chat.
 
-    A chat's question is all that the user says before the last answer. It is compared with the questions of chats that
+    A chat's question is all user messages before the last answer. It is compared only with the questions of chats that
     have the same system prompt and the same tools.
     """
 
     def __init__(self, threshold: float, chat_at: Callable[[int], Chat], evaluated: Iterable[str] = ()) -> None:
-        """`threshold` is the least Jaccard similarity of near-duplicates, `chat_at` reads the chat at an offset of the
-        spool, `evaluated` are questions of evaluations. UsageError if datasketch isn't installed.
+        """Make an empty index. UsageError if datasketch isn't installed.
+
+        `threshold` is the least Jaccard similarity of near-duplicates, `chat_at` reads the chat at an offset of the
+        spool, and `evaluated` are the questions of evaluations.
         """
         self._threshold, self._chat_at, self._bands = threshold, chat_at, _Bands(threshold)
         self._offsets: dict[int, tuple[int, ...]] = {}  # band -> chats
@@ -115,9 +118,9 @@ class NearDuplicates:
                 self._evaluated.setdefault(band, []).append(question)
 
     def check(self, chat: Chat, offset: int) -> None:
-        """Remember a chat and its offset; RowError if its question is nearly that of an evaluation or of a chat before.
+        """Record a chat and its offset; RowError if it nearly repeats an earlier question or one of an evaluation.
 
-        A question of an evaluation is looked for in every message of the user.
+        Every user message is compared with the evaluations' questions.
         """
         if self._evaluated:
             for message in chat.messages:
@@ -128,7 +131,7 @@ class NearDuplicates:
         found = [self._offsets.get(band, ()) for band in bands]
         for other in map(self._chat_at, dict.fromkeys(offset for offsets in found for offset in offsets)):
             if similarity(question, shingles(_question(other))) >= self._threshold:
-                raise RowError(NEAR_DUPLICATE, f"{chat.id} is like {other.id}")
+                raise RowError(NEAR_DUPLICATE, f"{chat.id} is similar to {other.id}")
         for band, offsets in zip(bands, found, strict=True):
             if len(offsets) < PER_BAND:
                 self._offsets[band] = (*offsets, offset)
@@ -139,14 +142,14 @@ class NearDuplicates:
 
 
 class _Bands:
-    """MinHash signatures, cut into as wide bands as the wanted recall at a threshold allows."""
+    """MinHash signatures cut into bands, as wide as `RECALL` at the threshold allows."""
 
     def __init__(self, threshold: float) -> None:
         try:
             from datasketch import MinHash
         except ImportError:
             raise UsageError(
-                "near-duplicates are found with datasketch: pip install 'eyas[data]', or write --near-duplicates off"
+                "finding near-duplicates needs datasketch: pip install 'eyas[data]', or use --near-duplicates off"
             ) from None
         self._empty = MinHash(PERMUTATIONS, seed=SEED, scheme="affine32")
         # one of b bands of r values agrees with probability 1 - (1 - s^r)^b at a similarity of s
@@ -154,7 +157,7 @@ class _Bands:
         self._width = max(r for r in widths if 1 - (1 - threshold**r) ** (PERMUTATIONS // r) >= RECALL)
 
     def of(self, question: Iterable[str], context: str) -> list[int]:
-        """A number of 64 bits for each band; those of different contexts never agree."""
+        """A 64-bit key for each band of a question; keys of different contexts never agree."""
         signature = self._empty.copy()
         signature.update_batch([shingle.encode() for shingle in question])
         values = signature.hashvalues
@@ -166,18 +169,18 @@ class _Bands:
 
 
 def shingles(text: str) -> set[str]:
-    """Every `WORDS` words in a row, normalised."""
+    """All runs of `WORDS` consecutive words of the normalised text."""
     words = _WORD.findall(normalised(text))
     return {" ".join(words[i : i + WORDS]) for i in range(max(1, len(words) - WORDS + 1))}
 
 
 def similarity(one: set[str] | frozenset[str], other: set[str] | frozenset[str]) -> float:
-    """Jaccard similarity: the share of common elements among all elements of both sets, neither of them empty."""
+    """Jaccard similarity of two non-empty sets: the size of the intersection over that of the union."""
     return len(one & other) / len(one | other)
 
 
 def prompt_of(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages before the last answer; all of them if the chat ends with a question."""
+    """The messages before the final answer; all messages if the chat ends with a question."""
     return messages[:-1] if messages[-1].role == "assistant" else messages
 
 

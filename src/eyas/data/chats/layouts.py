@@ -1,4 +1,4 @@
-"""The layouts of chat data sets, OpenAI, ShareGPT and Alpaca: from a row to messages and tools."""
+"""Parsers for the row layouts of chat data sets: OpenAI, ShareGPT and Alpaca."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 
 class ParsedChat(NamedTuple):
-    """Messages and tools of a row, without an id."""
+    """The messages and tools of a row; the caller adds the id."""
 
     messages: list[Message]
     tools: tuple[Record, ...] | None
@@ -43,7 +43,7 @@ _SHAREGPT = {
 
 
 def read_layout(row: Any, layout: str | None = None) -> ParsedChat:
-    """The chat of a row, whose layout is given or detected from its keys; RowError if the row is no chat."""
+    """Parse a row whose layout is given, or detected from its keys. RowError if the row is not a chat."""
     if not isinstance(row, dict):
         raise RowError(UNKNOWN_LAYOUT, f"a row must be a JSON object, not {type(row).__name__}")
     name = layout or detect_layout(row)
@@ -54,7 +54,7 @@ def read_layout(row: Any, layout: str | None = None) -> ParsedChat:
 
 
 def detect_layout(row: Record) -> str:
-    """The name of a row's layout, by its keys; RowError if it has none."""
+    """The name of the layout that a row's keys belong to; RowError if they belong to none."""
     if row.get("messages") is not None:
         return "openai"
     turns = row.get("conversations", row.get("conversation"))
@@ -124,7 +124,7 @@ def _alpaca(row: Record) -> ParsedChat:
     messages = [_message(role="system", content=_text(row["system"]))] if row.get("system") else []
     for turn in row.get("history") or []:
         if not isinstance(turn, list | tuple) or len(turn) != 2:
-            raise RowError(BAD_MESSAGE, "history must be pairs of question and answer")
+            raise RowError(BAD_MESSAGE, "history must be a list of [question, answer] pairs")
         messages += [_message(role="user", content=turn[0]), _message(role="assistant", content=turn[1])]
     parts = [_text(row.get("instruction")), _text(row.get("input"))]
     messages.append(_message(role="user", content="\n\n".join(part for part in parts if part)))
@@ -138,12 +138,12 @@ LAYOUTS: dict[str, Callable[[Record], ParsedChat]] = {"openai": _openai, "shareg
 
 def _role(name: Any, known: dict[str, str]) -> str:
     if not isinstance(name, str) or name not in known:
-        raise RowError(UNKNOWN_ROLE, f"{name!r} is none of {', '.join(known)}")
+        raise RowError(UNKNOWN_ROLE, f"{name!r} is not one of {', '.join(known)}")
     return known[name]
 
 
 def _text(content: Any) -> str | None:
-    """The content as text; content parts are joined."""
+    """Message content as text; the parts of a content list are joined."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -153,13 +153,13 @@ def _text(content: Any) -> str | None:
         text = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RowError(BAD_MESSAGE, f"content has a part that is not text: {kind!r}")
+            raise RowError(BAD_MESSAGE, f"content has a part that isn't text: {kind!r}")
         texts.append(text)
     return "".join(texts)
 
 
 def _call(call: Record) -> Record:
-    """A call in OpenAI's form; arguments in JSON text become an object if they are one."""
+    """A tool call in OpenAI's form; arguments given as JSON text are parsed if they hold an object."""
     function = call.get("function") or call
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError(BAD_MESSAGE, "a tool call has no name")
@@ -188,13 +188,13 @@ def _tools(row: Record) -> tuple[Record, ...] | None:
 
 
 def _decoded(value: Any) -> Any:
-    """The value, parsed if it is JSON text, as which tables keep nested values."""
+    """The value, parsed if it is JSON text: tables often store nested values that way."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except ValueError as error:
-        raise RowError(BAD_MESSAGE, f"text that should be JSON is not: {error}") from error
+        raise RowError(BAD_MESSAGE, f"expected JSON text: {error}") from error
 
 
 def _listed(value: Any, name: str, one: bool = False) -> list[Record]:

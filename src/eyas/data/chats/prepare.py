@@ -1,9 +1,9 @@
-"""From sources to a chat folder: check, deduplicate, blend, render for the target, split, report.
+"""Makes a chat folder from sources: check, deduplicate, blend, render for the target, split, report.
 
-Two passes. The first reads every source once, drops bad rows and exact duplicates, and writes the other chats into one
-file, the spool; of each, memory holds its offset there and its rank. The second draws chats in the order of the blend,
-drops near-duplicates of those drawn before, tokenizes, and writes the splits. Both hold one chat at a time. The folder
-appears under its name, whole, at the end.
+There are two passes. The first reads every source once, drops bad rows and exact duplicates, and writes the other chats
+to a spool file; memory keeps only each chat's offset and rank. The second draws chats in blend order, drops
+near-duplicates of chats drawn before, tokenizes, and writes the splits. Both hold one chat in memory at a time. The
+folder appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from eyas.text.chats import chat_line, held_out
 
 
 def prepare(config: PrepareConfig, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Make the folder and return its report; a folder made with the same settings from the same data stays as it is.
+    """Make the chat folder and return its report. If one made with the same settings exists, only return its report.
 
-    Raises UsageError if the output holds something else or near-duplicates can't be found here, DataError if no chat
-    can be used or the disk is full, and ModelError if the target's template or tokenizer can't mark answers.
+    Raises UsageError if the output holds something else or datasketch is needed but missing, DataError if no chat can
+    be used or the disk is full, and ModelError if answers can't be marked with the target's template or tokenizer.
     """
     fitter = None
     if config.model is not None:
@@ -47,23 +47,23 @@ def prepare(config: PrepareConfig, progress: Progress = lambda *_: None) -> dict
 
 
 def _existing(output: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of a folder that was made with these settings; UsageError if something else is in the way."""
+    """The report of an existing folder made with these settings; None if there is none, UsageError for another one."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     if not (output / REPORT).is_file():
-        raise UsageError(f"{output} exists and is no chat folder: name another output or remove it")
+        raise UsageError(f"{output} exists and is not a chat folder: choose another output, or remove it")
     report = read_report(output)
     before = report.get("settings", {})
     other = [key for key in {**settings, **before} if settings.get(key) != before.get(key)]
     if other:
         raise UsageError(
-            f"{output} was made with other settings or data ({', '.join(other)}): name another output or remove it"
+            f"{output} was made with other settings or data ({', '.join(other)}): choose another output, or remove it"
         )
     return report
 
 
 def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Run both passes and write the splits into `folder`; the report's figures."""
+    """Run both passes, write the splits into `folder`, and return the report without its settings."""
     tallies = [SourceTally(source.name) for source in config.sources]
     sides = {name: SplitTally() for name in SPLITS}
     evaluations, threshold = Evaluations(config.exclude), config.near_threshold
@@ -103,7 +103,7 @@ def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progr
 
 
 def _nothing(tallies: Sequence[SourceTally]) -> str:
-    """The message for a blend without chats: what was dropped from each source, and why."""
+    """The error message for a blend without chats: what was dropped from each source, and why."""
     lines = [line for tally in tallies for line in tally.reasons()]
     return "no chat can be used: " + ("; ".join(lines) or "the sources are empty")
 
@@ -115,21 +115,21 @@ def _notes(
     sides: Mapping[str, SplitTally],
     shares: Sequence[float] | None,
 ) -> list[str]:
-    """Warnings about the folder: empty splits, sources that fell short, what was not checked."""
+    """Warnings for the report: empty splits, sources that fell short of their share, checks that were skipped."""
     notes = []
     if config.near_duplicates == "auto" and config.near_threshold is None:
-        notes.append("near-duplicates were not looked for: that takes datasketch (pip install 'eyas[data]')")
+        notes.append("near-duplicates were not searched for: that needs datasketch (pip install 'eyas[data]')")
     for name, side in sides.items():
         if not side.chats:
-            notes.append(f"no chat is in {name}: add chats or change the held-out share ({config.held_out_share:g})")
+            notes.append(f"{name} is empty: add chats or change the held-out share ({config.held_out_share:g})")
     if config.samples is not None:
         for tally, share in zip(tallies, shares or (), strict=False):
             wanted = round(config.samples * share)
             if tally.chats < wanted - 1:
-                notes.append(f"{tally.name} has {tally.chats} chats, its share of {config.samples} is {wanted}")
+                notes.append(f"{tally.name} gave {tally.chats} chats; its share of {config.samples} is {wanted}")
         total = sum(tally.chats for tally in tallies)
         if shares is None and total < config.samples:
-            notes.append(f"there are {total} chats, {config.samples} were asked for")
+            notes.append(f"only {total} of the {config.samples} requested chats could be drawn")
     if fitter is not None and fitter.end_mark is None:
-        notes.append("the target's template ends answers with no token of their own: nothing teaches where to stop")
+        notes.append("the target's template puts no end token after answers: training won't teach where to stop")
     return notes

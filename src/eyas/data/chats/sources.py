@@ -1,7 +1,7 @@
-"""Sources of chats: JSON Lines, JSON and Parquet files, folders of them, data sets by name, Python's own library.
+"""Sources of chats: JSON Lines, JSON and Parquet files, folders of them, data sets by name, Python's standard library.
 
-Rows are read one at a time, and each is named by its file and line. For a row that can't be read, or is no chat, there
-is an error, which the caller counts.
+Rows are read one at a time and identified by file and line. A row that can't be read, or isn't a chat, is yielded as an
+error, which the caller counts.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class ChatSource(StrictModel):
     """One part of the blend, written `LOCATION[,key=value...]`."""
 
     location: str = Field(alias="place")
-    """A path, the name of a data set, or `stdlib`; `place` in reports."""
+    """A path, the name of a data set, or `stdlib`; the key `place` of a report."""
     weight: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Share of the chats, relative to the other sources'."""
+    """The source's share of the blend, relative to the other weights; None: as many chats as it has."""
     layout: str | None = None
     split: str = "train"
     subset: str | None = None
     name: str = Field(min_length=1, pattern=r"^[^:\s]+$")
-    """The prefix of its chats' ids, and its name in the report."""
+    """The prefix of its chats' ids, and the source's name in the report."""
 
     @property
     def path(self) -> Path | None:
-        """The file or folder, if it is one on this machine that is read without `datasets`."""
+        """The local file or folder; None for the standard library and for what the `datasets` library reads."""
         path = Path(self.location)
         if self.location == STDLIB or self.location.startswith(_HUB) or not path.exists() or _is_saved(path):
             return None
@@ -54,15 +54,15 @@ class ChatSource(StrictModel):
 
 
 class SourceChat(NamedTuple):
-    """A chat, or the reason why the row is none."""
+    """A chat with where it was read from, or the reason why the row isn't a chat."""
 
     where: str
-    """`file:line`, or what names a row of a data set."""
+    """`file:line`, `dataset/split:row`, or the name of a module of the standard library."""
     chat: Chat | RowError
 
 
 def parse_source(text: str) -> ChatSource:
-    """Parse `LOCATION[,weight=2][,layout=...][,split=...][,subset=...][,name=...]`; ConfigError says what is wrong."""
+    """Parse `LOCATION[,weight=2][,layout=...][,split=...][,subset=...][,name=...]`. Raises ConfigError."""
     location, *pairs = text.split(",")
     values: dict[str, Any] = {"place": location, "name": _default_name(location)}
     for pair in pairs:
@@ -72,12 +72,12 @@ def parse_source(text: str) -> ChatSource:
         values[key] = value
     source = validated(ChatSource, values, f"source {text!r}")
     if source.layout is not None and source.layout not in LAYOUTS:
-        raise ConfigError(f"source {text!r}: unknown layout {source.layout!r}: write {', '.join(LAYOUTS)}")
+        raise ConfigError(f"source {text!r}: unknown layout {source.layout!r}: use one of {', '.join(LAYOUTS)}")
     looks_local = location.startswith((".", "/", "~")) or location.endswith(SUFFIXES)
     if looks_local and not Path(location).exists():
         raise ConfigError(f"source {text!r}: there is no file or folder {location}")
     if (source.path is not None or location == STDLIB) and (source.subset is not None or "split" in values):
-        raise ConfigError(f"source {text!r}: split and subset are for data sets, {location} has none")
+        raise ConfigError(f"source {text!r}: split and subset are for data sets by name, which {location} is not")
     return source
 
 
@@ -91,7 +91,7 @@ def _is_saved(path: Path) -> bool:
 
 
 def chats_of_source(source: ChatSource) -> Iterator[SourceChat]:
-    """Every chat; its id is the source's name and the row's own id or, without one, a hash of the content."""
+    """Every chat of a source. Its id is `source:id` with the row's own id or, without one, a hash of the content."""
     if source.location == STDLIB:
         yield from _library(source)
         return
@@ -127,7 +127,7 @@ def _chat(row: SourceRow, source: ChatSource) -> Chat:
     try:
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     except UnicodeEncodeError as error:
-        raise RowError(BROKEN_TEXT, "the row holds half a character (a lone surrogate)") from error
+        raise RowError(BROKEN_TEXT, "the row holds a lone surrogate (half a character)") from error
     chat = Chat(id=f"{source.name}:{own or digest}", messages=tuple(messages), tools=tools)
     tokens, answers = row.value.get("tokens"), row.value.get("answers")
     if tokens is None or answers is None:
@@ -139,12 +139,12 @@ def _chat(row: SourceRow, source: ChatSource) -> Chat:
 
 
 def _dataset(source: ChatSource) -> Iterator[SourceRow]:
-    """Rows of a data set by name, streamed, or of a folder that `datasets` saved."""
+    """Rows of a data set by name, streamed, or of a folder written by `Dataset.save_to_disk`."""
     name = source.location.removeprefix(_HUB)
     try:
         import datasets
     except ImportError:
-        raise DataError(f"the data set {name} is read through `datasets`: pip install 'eyas[data]'") from None
+        raise DataError(f"reading the data set {name} needs the datasets library: pip install 'eyas[data]'") from None
     try:
         if _is_saved(Path(name)):
             found = datasets.load_from_disk(name)
@@ -156,37 +156,37 @@ def _dataset(source: ChatSource) -> Iterator[SourceRow]:
     except Exception as error:  # whatever the network, the hub and the data set's builder raise
         raise DataError(
             f"can't read the data set {name} (split {source.split}): {type(error).__name__}: {error}. "
-            "A file or folder of that name doesn't exist here either"
+            "There is no local file or folder of that name either"
         ) from error
 
 
 class SourceRow(NamedTuple):
-    """What one row holds, or why it can't be read."""
+    """The content of one row, or the reason why it can't be read."""
 
     where: str
     value: Any | RowError
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or every file of a folder whose kind is known; DataError if there is none."""
+    """The file itself, or all files of a folder with a known suffix; DataError if there are none."""
     if path.is_file():
         if path.suffix not in SUFFIXES:
-            raise DataError(f"{path} is of no known kind: name it {', '.join(SUFFIXES)}")
+            raise DataError(f"{path} has no known suffix: use one of {', '.join(SUFFIXES)}")
         return [path]
     found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     files = [file for file in found if not _is_description(file)]
     if not files:
-        raise DataError(f"{path} has no files of a known kind ({', '.join(SUFFIXES)})")
+        raise DataError(f"{path} has no files with a known suffix ({', '.join(SUFFIXES)})")
     return files
 
 
 def _is_description(file: Path) -> bool:
-    """Whether a file is a report or an index beside the data."""
+    """Whether a file is a report or an index that lies beside the data."""
     return file.name in {"report.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
 
 def read_rows(file: Path) -> Iterator[SourceRow]:
-    """Every row of a file; of rows that can't be read, the reason."""
+    """Every row of a file; a row that can't be read holds the reason instead."""
     try:
         if file.suffix == ".parquet":
             yield from _parquet(file)
@@ -211,7 +211,7 @@ def _parsed(line: bytes) -> Any | RowError:
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return RowError(BROKEN_TEXT, f"byte {error.start + 1} of the line is no UTF-8")
+        return RowError(BROKEN_TEXT, f"byte {error.start + 1} of the line is not valid UTF-8")
     except (json.JSONDecodeError, RecursionError) as error:
         return RowError(BROKEN_JSON, str(error))
 
@@ -222,7 +222,7 @@ def _is_array(file: Path) -> bool:
 
 
 def _array(file: Path) -> Iterator[SourceRow]:
-    """The elements of a JSON array, which is read whole."""
+    """The elements of a JSON array; the file is read into memory whole."""
     value = _parsed(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     if isinstance(value, RowError):
         yield SourceRow(str(file), RowError(BROKEN_FILE, str(value)))

@@ -1,4 +1,4 @@
-"""A training corpus every Python carries: its own standard library, cut into chats and plain documents."""
+"""Chats made of Python's standard library: functions to complete, and questions that docstrings answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class LibraryModule:
-    """One module of the library: its dotted name, its text and its syntax tree."""
+    """One module of the standard library: its dotted name, its text and its syntax tree."""
 
     name: str
     text: str
@@ -65,7 +65,7 @@ class LibraryModule:
 
 
 def library_modules(root: Path | None = None) -> Iterator[LibraryModule]:
-    """Every module under `root` (default: this interpreter's library) that parses, in a stable order."""
+    """Every module under `root` that parses, in a stable order; by default, this interpreter's standard library."""
     base = root or Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(base.rglob("*.py")):
         parts = path.relative_to(base).with_suffix("").parts
@@ -73,7 +73,7 @@ def library_modules(root: Path | None = None) -> Iterator[LibraryModule]:
             continue
         try:
             text = path.read_text(encoding="utf-8")
-            with warnings.catch_warnings():  # old files hold invalid escapes; they are still good reading
+            with warnings.catch_warnings():  # old files hold invalid escape sequences; they are usable all the same
                 warnings.simplefilter("ignore")
                 tree = ast.parse(text)
         except (UnicodeDecodeError, SyntaxError, ValueError):
@@ -84,7 +84,7 @@ def library_modules(root: Path | None = None) -> Iterator[LibraryModule]:
 
 
 def chats_of(source: LibraryModule) -> Iterator[Chat]:
-    """The chats one module yields: code to complete, and questions that its docstrings answer."""
+    """The chats made of one module: code to complete, and questions answered by its docstrings."""
     prose = _prose(source.tree)
     if prose:
         yield _question(source.name, MODULE_QUESTIONS, prose)
@@ -97,7 +97,7 @@ def chats_of(source: LibraryModule) -> Iterator[Chat]:
 
 
 def _named_nodes(node: ast.AST, prefix: str) -> Iterator[tuple[str, FunctionNode | ast.ClassDef]]:
-    """Functions, methods and classes with their dotted names; two with one name are told apart by line."""
+    """Functions, methods and classes with their dotted names, in order of the source; a name may occur twice."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FunctionNode | ast.ClassDef):
             name = f"{prefix}.{child.name}"
@@ -121,15 +121,15 @@ def _question(name: str, phrasings: tuple[str, ...], answer: str) -> Chat:
 
 
 def _completion(name: str, node: FunctionNode, text: str) -> Iterator[Chat]:
-    """Signature and docstring -> the rest of the body, both dedented as if the function stood alone."""
+    """A chat that shows a signature with its docstring and is answered by the body, both dedented to top level."""
     body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
     if not body or node.end_lineno is None:
         return
     first = body[0].lineno - 1
     head_end = (node.body[0].end_lineno or first) if body is not node.body else first
-    if first < node.lineno or first < head_end:  # a one-liner: nothing to split between signature and body
+    if first < node.lineno or first < head_end:  # a one-liner can't be split between signature and body
         return
-    # The signature starts at `def`; decorators stay out, as in the prompts of public code benchmarks.
+    # The prompt starts at `def`, without decorators, as in public code benchmarks.
     lines = textwrap.dedent("\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])).splitlines()
     cut = head_end - (node.lineno - 1)
     head, tail = "\n".join(lines[:cut]), "\n".join(lines[cut:])

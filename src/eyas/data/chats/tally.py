@@ -1,4 +1,4 @@
-"""Counts of what became of the rows, by source and reason, and figures of the splits."""
+"""Counts for the report of a chat folder: rows kept and dropped by source and reason, and figures of each split."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from eyas.errors import RowError
 from eyas.text.chats import Chat
 
 SHOWN = 3
-"""So many rows are named for every reason."""
+"""The number of rows that the report names for every reason."""
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 DEFINITIONS = (
-    "rows: read from the source. candidates: rows left after layout, content, evaluation and exact duplicate checks.",
-    "chats: in the folder. dropped: rows and candidates left out, by reason. not needed: candidates that the blend's "
-    "shares or --samples left over; they were not looked at for near-duplicates.",
-    "turns: messages. answers: assistant's turns. unanswered: chats that end with a question, kept for regeneration.",
+    "rows: read from the source. candidates: rows left after the checks of layout, content, evaluations and exact "
+    "duplicates.",
+    "chats: written to the folder. dropped: rows and candidates left out, by reason. not needed: candidates that the "
+    "blend's shares or --samples left over; they were not checked for near-duplicates.",
+    "turns: messages. answers: assistant turns. unanswered: chats that end with a question, kept for regeneration.",
     "length: tokens of a chat as the target's template renders it; without --model, characters of its messages.",
-    "answer tokens: the tokens that the assistant has to write, end marks included.",
+    "answer tokens: tokens that the assistant generates, including the end token.",
 )
 
 
 class SourceTally:
-    """Counts of one source: rows, candidates, chats, and rows dropped by reason."""
+    """Counts for one source: rows, candidates, chats, and dropped rows by reason."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,21 +36,21 @@ class SourceTally:
         self._first: dict[str, list[str]] = {}
 
     def drop(self, where: str, error: RowError) -> None:
-        """Count a row that is left out; `where` is its file and line."""
+        """Count a dropped row; `where` is its file and line."""
         self._dropped[error.reason] += 1
         first = self._first.setdefault(error.reason, [])
         if len(first) < SHOWN:
             first.append(f"{where}: {error.detail}")
 
     def reasons(self) -> list[str]:
-        """A line for each reason, the most frequent first, with the first row dropped for it."""
+        """One line for each reason, most frequent first, naming the first row dropped for it."""
         return [
             f"{self.name}: {count} x {reason} ({self._first[reason][0]})"
             for reason, count in self._dropped.most_common()
         ]
 
     def as_dict(self, share: float | None, chats: int) -> dict[str, Any]:
-        """The entry in the report; `share` is the wanted share of the `chats` of the whole blend."""
+        """The entry in the report. `share` is the source's configured share of the blend, which has `chats` chats."""
         return {
             "name": self.name,
             "rows": self.rows,
@@ -66,7 +67,7 @@ class SourceTally:
 
 
 class SplitTally:
-    """Counts and lengths of the chats of one split."""
+    """Counts and lengths of the chats in one split."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -79,7 +80,7 @@ class SplitTally:
         return self._counts["chats"]
 
     def add(self, chat: Chat) -> None:
-        """Count a chat that is written to the split."""
+        """Count a chat that was written to the split."""
         roles = Counter(message.role for message in chat.messages)
         self._counts.update(
             chats=1,
@@ -98,7 +99,7 @@ class SplitTally:
             self.answer_tokens.update(chat.tokens[start:stop])
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry in the report; lengths are tokens, or characters without a target."""
+        """The entry in the report; lengths are in tokens, or in characters if there is no target."""
         names = ("chats", "turns", "answers", "unanswered", "with_tools", "with_reasoning")
         total = sum(self._lengths)
         values = np.quantile(np.asarray(self._lengths), QUANTILES, method="nearest") if self._lengths else []

@@ -1,4 +1,4 @@
-"""Chats answered anew by the target itself: in this process, by an endpoint, or through batch files."""
+"""`eyas data regenerate`: the target answers chats itself, in this process, at an endpoint, or through batch files."""
 
 from __future__ import annotations
 

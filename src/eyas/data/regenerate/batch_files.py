@@ -1,4 +1,4 @@
-"""OpenAI Batch files: requests to upload, and results read back in any order."""
+"""OpenAI Batch files: writes requests to upload and reads back results in any order."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from eyas.errors import DataError, OutputError, UsageError
 from eyas.files import StagedFiles
 
 REQUESTS, BYTES = 50_000, 200_000_000
-"""The most that one file may hold."""
+"""OpenAI's limits for one batch file: requests and bytes."""
 URL = "/v1/chat/completions"
 
 
 def custom_id(question: Question) -> str:
-    """The name of a request: the chat's, and which of its turns."""
+    """The `custom_id` of a question's request: `chat#turn`."""
     return f"{question.id}#{question.turn}"
 
 
 def batch_settings(completions: CompletionSettings) -> dict[str, Any]:
-    """What decides the answers of a batch."""
+    """The settings on which the answers of a batch depend, for the journal."""
     return {"answered_by": "batch", **completions.model_dump(mode="json")}
 
 
 class BatchFile(NamedTuple):
-    """A file to upload, and how many requests it holds."""
+    """A file to upload and the number of requests in it."""
 
     path: Path
     requests: int
@@ -41,20 +41,20 @@ def write_batch(
     most_requests: int = REQUESTS,
     most_bytes: int = BYTES,
 ) -> list[BatchFile]:
-    """Write requests to `path`, and what it can't hold to `NAME-2.jsonl`, `NAME-3.jsonl` and so on beside it.
+    """Write requests to `path` and, once it is full, to `NAME-2.jsonl`, `NAME-3.jsonl` and so on beside it.
 
-    All files appear at the end, whole. Raises UsageError rather than write over a file, which may have been uploaded
-    already; DataError for a request that no file can hold; OutputError.
+    All files appear together when they are complete. Raises UsageError if one exists already, since it may have been
+    uploaded; DataError for a request that is larger than a file may be; OutputError if writing fails.
     """
     written: list[BatchFile] = []
-    size = 0  # of the last file, in bytes
+    size = 0  # bytes in the last file
     try:
         with StagedFiles() as staged:
             for question in questions:
                 line = _request_line(question, completions)
                 if len(line) > most_bytes:
                     raise DataError(
-                        f"chat {question.id}: its request has {len(line)} bytes, a batch file holds {most_bytes}"
+                        f"chat {question.id}: its request has {len(line)} bytes, more than a batch file's {most_bytes}"
                     )
                 if not written or written[-1].requests == most_requests or size + len(line) > most_bytes:
                     written.append(BatchFile(_unused(path, len(written) + 1), 0))
@@ -63,30 +63,33 @@ def write_batch(
                 size += len(line)
                 written[-1] = BatchFile(written[-1].path, written[-1].requests + 1)
     except OSError as error:
-        raise OutputError(f"can't write {path}: {error.strerror}; nothing is written, try again") from error
+        raise OutputError(f"can't write {path}: {error.strerror}. No file was written") from error
     return written
 
 
 class BatchAnswerer:
-    """Answers from result files, and from error files, in any order. Of several results of a request the first good one
-    counts. Raises DataError if a file can't be read."""
+    """Answers questions from the result files and error files of a batch, given in any order.
+
+    If a request has several results, the first successful one counts.
+    """
 
     def __init__(self, paths: Sequence[Path], completions: CompletionSettings) -> None:
+        """Index the files by `custom_id`; DataError if one can't be read."""
         self._completions = completions
-        self._lines: dict[str, tuple[Path, int]] = {}
+        self._lines: dict[str, tuple[Path, int]] = {}  # custom_id -> file, byte offset
         self.unreadable = 0
-        """Lines that are no results."""
+        """The number of lines that are not results."""
         self._good: set[str] = set()
         for path in paths:
             self._index(path)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the requests."""
+        """The settings of the requests; see `Answerer.settings`."""
         return batch_settings(self._completions)
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:
-        """Replies to the questions that have a result, in the order of the questions."""
+        """Yield replies to the questions that have a result, in the order of the questions."""
         while questions := take(1):
             question = questions[0]
             line_start = self._lines.get(custom_id(question))
@@ -133,10 +136,10 @@ class BatchAnswerer:
 
 
 def _unused(path: Path, number: int) -> Path:
-    """The path of file `number`, from 1; UsageError if it exists."""
+    """The path of file `number`, counted from 1; UsageError if it exists."""
     numbered = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
     if numbered.exists():
-        raise UsageError(f"{numbered} exists and may have been uploaded: choose another name, or remove it")
+        raise UsageError(f"{numbered} exists and may have been uploaded: choose another name, or remove the file")
     return numbered
 
 

@@ -1,4 +1,4 @@
-"""OpenAI chat completions: a question as a request body, a response body as an answer."""
+"""OpenAI chat completions: converts questions into request bodies, and response bodies into answers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _DEFAULTS = SamplingParams()
 
 
 class GarbageError(Exception):
-    """A response that is no chat completion. It never leaves the answerers: they try again or give the chat up."""
+    """A response that is not a chat completion. Answerers handle it: they retry, or give up the chat."""
 
 
 class CompletionSettings(StrictModel):
-    """What is asked of every question alike."""
+    """The model, sampling and other request fields that are the same for all questions."""
 
     model: str
     sampling: SamplingParams
@@ -28,10 +28,10 @@ class CompletionSettings(StrictModel):
     tool_choice: str | None = None
     """`auto`, `none` or `required`; sent with chats that have tools."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Put into every request as it is, over what is there; null takes a key away."""
+    """Fields merged into every request body, overriding others; null removes a field."""
 
     def body(self, question: Question) -> dict[str, Any]:
-        """The request."""
+        """The JSON body of the request for a question."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [as_sent(message) for message in question.messages],
@@ -44,13 +44,13 @@ class CompletionSettings(StrictModel):
         return {name: value for name, value in (body | self.extra_body).items() if value is not None}
 
     def answer(self, question: Question, body: Any) -> Answer:
-        """The answer in a response body. Raises GarbageError."""
+        """The answer in a response body. Raises GarbageError if it is not a chat completion, or is empty."""
         try:
             response = _Response.model_validate(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "body"
-            raise GarbageError(f"the response is no chat completion: {where}: {first['msg']}") from error
+            raise GarbageError(f"the response is not a chat completion: {where}: {first['msg']}") from error
         if not response.choices:
             raise GarbageError("the response has no choices")
         choice = response.choices[0]
@@ -109,7 +109,7 @@ class _Said(_Read):
 
     @property
     def thoughts(self) -> str | None:
-        """Servers differ in the name."""
+        """The reasoning text, which servers send under different names; None if there is none."""
         return self.reasoning_content if self.reasoning_content is not None else self.reasoning
 
 
@@ -128,7 +128,7 @@ class _Response(_Read):
 
 
 def as_sent(message: Message) -> dict[str, Any]:
-    """A message as the API takes it: arguments are text there."""
+    """A message in the API's form, in which arguments of tool calls are JSON text."""
     sent = message.for_template()
     for call in sent.get("tool_calls", ()):
         if not isinstance(call["function"]["arguments"], str):
@@ -139,8 +139,11 @@ def as_sent(message: Message) -> dict[str, Any]:
 
 
 def sampling_fields(params: SamplingParams, seed: int) -> dict[str, Any]:
-    """Sampling as the API takes it. What goes beyond OpenAI's own is sent by the names that vLLM and SGLang read, and
-    only where it differs from the default."""
+    """Sampling parameters in the API's form.
+
+    Parameters that OpenAI's API doesn't have are sent under the names that vLLM and SGLang use, and only if they differ
+    from the defaults.
+    """
     fields: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": seed}
     defaults = _DEFAULTS.model_dump(mode="json")
     return fields | {

@@ -1,4 +1,4 @@
-"""Answers from any OpenAI-compatible endpoint: so many at a time, tried again with backoff, given up with a reason."""
+"""Answers questions at any OpenAI-compatible endpoint: concurrent requests, retries with backoff, reported failures."""
 
 from __future__ import annotations
 
@@ -17,26 +17,31 @@ from eyas.data.regenerate.completions import CompletionSettings, GarbageError
 from eyas.data.regenerate.entries import Question, Reply, Take, unanswered
 from eyas.errors import UsageError
 
-# How often to try again, and how long to wait before.
+PATH = "/chat/completions"
+TRY_AGAIN = frozenset({408, 409, 425, 429})
+"""Client errors after which a request is retried, as after all server errors."""
+WRONG_FOR_ALL = frozenset({401, 402, 403, 404, 405})
+"""Client errors that would meet every chat: the key, the model or the address is wrong."""
 
 
 class RetryPolicy(StrictModel):
-    """Exponential backoff with jitter: before try n + 1 between half of `first * 2^(n-1)` seconds and all of it."""
+    """Exponential backoff with jitter: waits between half and all of `first * 2^(n-1)` seconds after failure n."""
 
     attempts: int = Field(default=6, ge=1)
-    """In all, the first one included."""
+    """Requests in all, including the first."""
     first: float = Field(default=1.0, ge=0)
+    """The most seconds to wait after the first failure."""
     longest: float = Field(default=60.0, ge=0)
-    """The most seconds between two tries, unless the endpoint asks for more by Retry-After."""
+    """The most seconds to wait at all, unless the endpoint asks for more by Retry-After."""
 
     def wait(self, failures: int, requested: float | None = None) -> float:
-        """Seconds to wait after so many failures (at least 1), if the endpoint asked for `requested`."""
+        """Seconds to wait after `failures` failures, at least 1; no less than the endpoint `requested`."""
         backoff = min(self.longest, self.first * 2.0 ** min(failures - 1, 30)) * random.uniform(0.5, 1.0)
         return backoff if requested is None else max(requested, backoff)
 
 
 def retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for: a number or a date."""
+    """Seconds that a Retry-After header (a number or a date) asks for; None if it is absent or malformed."""
     if value is None:
         return None
     try:
@@ -49,23 +54,18 @@ def retry_after(value: str | None) -> float | None:
         return None
 
 
-PATH = "/chat/completions"
-TRY_AGAIN = frozenset({408, 409, 425, 429})
-WRONG_FOR_ALL = frozenset({401, 402, 403, 404, 405})
-"""No chat is answered by an endpoint that says this: the key, the model or the address is wrong."""
-
-
 class Connection(StrictModel):
-    """How the endpoint is reached; none of it changes an answer."""
+    """How requests are sent to the endpoint; nothing here changes an answer."""
 
     concurrency: int = 16
+    """The most requests at a time."""
     timeout: float = 600.0
-    """Seconds for a whole answer."""
+    """Seconds that a whole answer may take."""
     retry: RetryPolicy = RetryPolicy()
 
 
 class EndpointAnswerer:
-    """Asks `url` (up to and including `/v1`). The key is sent and never written anywhere."""
+    """Sends questions to the API at `url`, given up to and including `/v1`. The key is never written anywhere."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class EndpointAnswerer:
     ) -> None:
         self._url = url.rstrip("/").removesuffix(PATH)
         if not self._url.startswith(("http://", "https://")):
-            raise UsageError(f"the endpoint {url!r} is no URL: write it as http://HOST:PORT/v1")
+            raise UsageError(f"the endpoint {url!r} is not a URL: give it as http://HOST:PORT/v1")
         self._completions, self._connection = completions, connection
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The endpoint and what is asked of it."""
+        """The endpoint and the settings of the requests; see `Answerer.settings`."""
         return {"answered_by": self._url, **self._completions.model_dump(mode="json")}
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:
-        """Replies in order of completion."""
+        """Yield replies in order of completion."""
         loop = asyncio.new_event_loop()
         client = httpx.AsyncClient(
             headers=self._headers,
@@ -108,7 +108,7 @@ class EndpointAnswerer:
                 task.cancel()
             loop.run_until_complete(_ended(running))
             loop.run_until_complete(client.aclose())
-            loop.run_until_complete(asyncio.sleep(0))  # connections are closed in the turn after
+            loop.run_until_complete(asyncio.sleep(0))  # connections are closed in the next turn of the loop
             loop.close()
 
     async def _reply(self, client: httpx.AsyncClient, question: Question) -> Reply:
@@ -138,7 +138,7 @@ class EndpointAnswerer:
 
 
 async def _ended(tasks: set[asyncio.Task[Reply]]) -> None:
-    """Until cancelled tasks are."""
+    """Wait until all cancelled tasks have ended."""
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -146,11 +146,11 @@ def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
     except ValueError as error:  # JSON errors and broken UTF-8 alike
-        raise GarbageError(f"the response is no JSON: {response.text[:80]!r}") from error
+        raise GarbageError(f"the response is not JSON: {response.text[:80]!r}") from error
 
 
 def _message(response: httpx.Response) -> str:
-    """What the endpoint says about an error, in one short line."""
+    """The error message in a response, on one line of at most 200 characters."""
     try:
         body = response.json()
     except ValueError:

@@ -1,6 +1,6 @@
-"""What a target is asked, and what becomes of it: an answer, or the reason why there is none.
+"""Questions to a target, and the entries that result from them: an answer, or the reason why there is none.
 
-Answers and refusals are also the lines of the journal.
+Entries are also the lines of the journal.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from eyas.types import Stats
 
 @dataclass(frozen=True)
 class Question:
-    """A chat up to where one of the assistant's turns begins."""
+    """The messages of a chat before one of its assistant turns, which the target is to answer."""
 
     id: str
-    """The chat's."""
+    """The chat's id."""
     turn: int
-    """Which of the chat's assistant turns, from 0."""
+    """The index of the assistant turn in the chat, from 0."""
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None = None
     held: tuple[int, ...] = ()
-    """Token ids of the question and answer before this one, if they are known."""
+    """Token ids of the previous question and its answer; empty if unknown."""
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of what is asked: an answer to anything else is none."""
+        """A hash of messages and tools; an entry with another digest doesn't answer this question."""
         content = [[message.for_template() for message in self.messages], self.tools]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def seed(self, base: int) -> int:
-        """The seed of this answer: by name, so that the order of answering doesn't matter. Fits 31 bits."""
+        """The seed of this answer, 31 bits: it depends on `base`, chat and turn, not on the order of answering."""
         name = f"{base} {self.turn} {self.id}".encode()
         return int.from_bytes(hashlib.sha256(name).digest()[:4], "big") >> 1
 
 
 class AnswerTokens(StrictModel):
-    """Token ids of a question and its answer, as a change to those held before."""
+    """Token ids of a question and its answer, relative to the ids in `Question.held`."""
 
     kept: int = Field(ge=0)
-    """How many of the held ids the question begins with."""
+    """The number of held ids with which the question's tokens begin."""
     prompt: tuple[int, ...]
-    """The rest of the question."""
+    """The rest of the question's tokens."""
     answer: tuple[int, ...]
 
 
@@ -58,32 +58,32 @@ class _Entry(StrictModel):
     id: str
     turn: int
     asked: str
-    """The question's digest."""
+    """`Question.digest` of the question."""
 
 
 class Answer(_Entry):
-    """What the target said."""
+    """The target's answer to a question."""
 
     kind: Literal["answer"] = "answer"
     message: Message
     finish_reason: str
-    """`stop`, `length`, `tool_calls`, or what else the endpoint calls it."""
+    """`stop`, `length`, `tool_calls`, or another word of the endpoint's."""
     refused: bool = False
-    """The endpoint marked the answer as a refusal; `message` says it."""
+    """Whether the endpoint marked the answer as a refusal, whose text is then in `message`."""
     count: int = Field(ge=0)
-    """Tokens of the answer; 0 if the endpoint doesn't say."""
+    """Tokens of the answer; 0 if the endpoint doesn't report them."""
     tokens: AnswerTokens | None = None
 
 
 class Unanswered(_Entry):
-    """Why there is no answer; asking again may bring one."""
+    """Why a question has no answer; a later run asks it again."""
 
     kind: Literal["unanswered"] = "unanswered"
     reason: str
     outage: bool = False
-    """The endpoint is at fault, not the question."""
+    """Whether the endpoint is at fault, not the question."""
     rejected: bool = False
-    """The endpoint said no to the request. If it does so to every one, the request is wrong, not the question."""
+    """Whether the endpoint refused the request. If it refuses all of them, their settings are wrong."""
 
 
 Entry = Annotated[Answer | Unanswered, Field(discriminator="kind")]
@@ -92,29 +92,29 @@ ENTRY: TypeAdapter[Answer | Unanswered] = TypeAdapter(Entry)
 
 @dataclass(frozen=True)
 class Reply:
-    """An entry, and what it cost."""
+    """An entry and the statistics of its decoding."""
 
     entry: Answer | Unanswered
     stats: Stats | None = None
-    """Of the decoding, where it was done here."""
+    """Statistics of decoding in this process; None for other answerers."""
 
 
 Take = Callable[[int], Sequence[Question]]
-"""`take(room)` hands out at most `room` questions; none while all that is left waits for an answer."""
+"""`take(room)` returns at most `room` questions; none if all that are left depend on answers still missing."""
 
 
 class Answerer(Protocol):
-    """Whoever answers, in any order."""
+    """A source of answers: the engine in this process, an endpoint, or the results of a batch."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides its answers, ready for JSON: a journal holds answers of one target with one set of these."""
+        """The settings on which answers depend, ready for JSON; a journal holds answers of one set of settings."""
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:
-        """Take questions and yield replies until nothing is handed out and nothing runs.
+        """Take questions and yield replies, in any order, until no question is left and none is in flight.
 
-        The caller deals with a reply before it asks for the next, so an answer's follow-up question can be taken
-        then. A question may stay without a reply: it is still open.
+        The caller processes a reply before it requests the next, so the question that follows from an answer can be
+        taken then. A question may be left without a reply; it stays open.
         """
 
 

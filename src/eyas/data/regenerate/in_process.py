@@ -1,4 +1,4 @@
-"""Answers from the engine in this process, speculating if it has a drafter. Slots never wait for each other."""
+"""Answers questions with an engine in this process, by continuous batching; with speculation if it has a drafter."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from eyas.types import Completion, Request, SamplingParams
 
 
 class EngineAnswerer:
-    """Renders questions with the target's chat template and keeps the exact token ids of both."""
+    """Renders questions with the target's chat template; answers carry the exact token ids of prompt and answer."""
 
     def __init__(self, engine: Engine, params: SamplingParams) -> None:
         if not engine.rule.lossless:
-            raise UsageError("answers are to be the target's own: regenerate with a lossless engine")
+            raise UsageError("answers must be the target's own: regenerate with a lossless engine")
         if not getattr(engine.tokenizer, "chat_template", None):
-            raise UsageError("the target's tokenizer has no chat template, so it can't be asked chats")
+            raise UsageError("the target's tokenizer has no chat template, so it can't answer chats")
         self._engine, self._params = engine, params
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Drafter, tree, batch size and device are no part of it: they don't change the output."""
+        """Settings of target and sampling; drafter, tree, batch size and device don't change the output."""
         target = self._engine.target
         template = str(getattr(self._engine.tokenizer, "chat_template", None))
         return {
@@ -40,7 +40,7 @@ class EngineAnswerer:
         }
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:
-        """Replies in order of completion."""
+        """Yield replies in order of completion."""
         running: dict[int, tuple[Question, tuple[int, ...]]] = {}
         refused: deque[Reply] = deque()
         submitted = 0

@@ -1,7 +1,8 @@
-"""The journal: every reply is a line on the disk before anything else happens. Killed at any moment, it is whole.
+"""The journal of a regeneration: every reply is written and synced to disk as one line before it is used.
 
-A line counts once its line break is written; half a line at the end is cut off when the file is opened again. The first
-line holds the settings the answers were made with. Of several entries about one question the last one counts.
+It can be killed at any moment: a line counts once its line break is written, and an incomplete last line is removed
+when the file is opened again. The first line holds the settings that the answers were made with. If a question has
+several entries, the last one counts.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from eyas.files import FileLock, sync_folder
 
 
 class Journal:
-    """Open, locked and indexed; in memory lie only the places of its lines.
-
-    Raises UsageError if another process has it open or other settings made its answers; DataError if a line in its
-    middle is damaged; OutputError if it can't be written.
-    """
+    """An open journal, locked against other processes; memory holds only an index of its lines."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """Open or create the journal at `path`.
+
+        Raises UsageError if another process has it open, or its answers were made with other settings; DataError if a
+        complete line is damaged; OutputError if the file can't be written.
+        """
         self.path = path
         self._entries: dict[tuple[str, int], tuple[int, str, bool]] = {}  # -> offset, digest, answered
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path)
-            self._file = FileIO(path, "a")  # unbuffered: what a failed write left is never written later
+            self._file = FileIO(path, "a")  # unbuffered, so the rest of a failed write isn't written later
             self._lines = path.open("rb")
         except OSError as error:
             raise OutputError(f"can't write the journal {path}: {error.strerror}") from error
@@ -50,18 +52,18 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Close the file and release its lock."""
         self._lines.close()
         self._file.close()
         self._lock.release()
 
     @property
     def answered(self) -> int:
-        """How many questions have an answer."""
+        """The number of questions that have an answer."""
         return sum(answered for _, _, answered in self._entries.values())
 
     def find(self, question: Question) -> Answer | Unanswered | None:
-        """The last entry about exactly this question."""
+        """The last entry for exactly this question; None if there is none."""
         known = self._entries.get((question.id, question.turn))
         if known is None or known[1] != question.digest:
             return None
@@ -69,11 +71,11 @@ class Journal:
         return ENTRY.validate_json(self._lines.readline())
 
     def append(self, entry: Answer | Unanswered) -> None:
-        """Write an entry; when this returns it survives a kill and a power cut."""
+        """Write an entry; once this returns, it survives a kill and a power failure."""
         self._index(entry, self._write(entry.model_dump_json(exclude_none=True)))
 
     def _write(self, line: str) -> int:
-        """Append a line and return where it begins; after an error the file ends where it did before."""
+        """Append a line and return the offset at which it begins; after an error the file is as before."""
         data = (line + "\n").encode()
         start = self._file.seek(0, os.SEEK_END)
         try:
@@ -84,7 +86,7 @@ class Journal:
         except OSError as error:
             self._file.truncate(start)
             raise OutputError(
-                f"can't write the journal {self.path}: {error.strerror}. Nothing is lost: mend that and run the same "
+                f"can't write the journal {self.path}: {error.strerror}. Nothing is lost: solve this and run the same "
                 "command again"
             ) from error
         return start
@@ -101,8 +103,8 @@ class Journal:
                     self._index(ENTRY.validate_json(line), offset)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
-                    f"{self.path}:{number} is damaged, or no line of a journal; delete that line to ask its chat again "
-                    "(the file, to begin anew)"
+                    f"{self.path}:{number} is damaged, or the file is not a journal. Delete the line to have its chat "
+                    "answered again, or the file to start afresh"
                 ) from error
             offset += len(line)
         self._file.truncate(offset)

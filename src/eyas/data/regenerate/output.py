@@ -1,6 +1,7 @@
-"""From the journal to the finished files: the same bytes in whatever order it was filled, however often interrupted.
+"""Writes the finished files of a regeneration from its journal, and maps input files to output files.
 
-Every file is replaced whole; in a folder the report goes first and comes back last.
+The output doesn't depend on the order of the journal's entries or on interruptions. Files are replaced atomically; of a
+folder, the report is removed first and written last. A folder gives a folder, a single file gives a single file.
 """
 
 from __future__ import annotations
@@ -19,39 +20,42 @@ from eyas.files import StagedFiles, sync_folder
 from eyas.text.chats import Chat, chat_line, chat_rows
 
 SHOWN = 20
+"""Items of long lists that the report shows."""
 
 
 @dataclass
 class RegenerationSummary:
-    """What the finished files hold, and what not."""
+    """Counts of what was written, what was left out, and why."""
 
     chats: int = 0
-    """Written."""
+    """Chats written to the output."""
     answers: int = 0
+    """Answers in the chats that were written."""
     tokens: int = 0
-    """Of the answers, where the endpoint says so."""
+    """Tokens of these answers, as far as the endpoint reports them."""
     unfinished: int = 0
     """Answers that reached the length limit, in chats that were written."""
     dropped: int = 0
     """Chats left out because an answer is unfinished."""
     calls: int = 0
-    """Answers that call tools."""
+    """Answers that contain tool calls."""
     refusals: int = 0
-    """Answers that the endpoint marks as refusals."""
+    """Answers that the endpoint marked as refusals."""
     cut: int = 0
-    """Chats that end early, because an answer called other tools than the results that followed belong to."""
+    """Chats cut short because an answer called other tools than those whose results followed."""
     rerendered: int = 0
-    """Answers outside `answers`, because the chat template renders them otherwise in a later turn."""
+    """Answers without a token range, because the chat template renders them differently in a later turn."""
     nothing_to_answer: int = 0
+    """Chats without a turn for the assistant to answer."""
     unreadable: list[str] = field(default_factory=list)
-    """Rows that are no chats, and second chats of an id."""
+    """Messages about rows that are not chats, or that repeat an id."""
     unanswered: list[tuple[str, str]] = field(default_factory=list)
-    """(chat, reason); asked again by the next run."""
+    """(chat id, reason) of failed chats, which the next run tries again."""
     unasked: int = 0
-    """Chats that nobody has been asked about yet, or whose next turn is still to be asked."""
+    """Chats of which a question has neither an answer nor a failure yet."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form; of long lists the first few."""
+        """The JSON form, with only the first `SHOWN` items of each list."""
         lists = {
             "unreadable": {"count": len(self.unreadable), "first": self.unreadable[:SHOWN]},
             "unanswered": {
@@ -65,7 +69,7 @@ class RegenerationSummary:
 def write_output(
     files: ChatFiles, rule: RewriteRule, journal: Journal, settings: dict[str, Any]
 ) -> RegenerationSummary:
-    """Write the answered chats in the order of the input. Raises OutputError; the journal stays as it is."""
+    """Write the answered chats in the order of the input. Raises OutputError; the journal is not changed."""
     summary = RegenerationSummary()
     try:
         with StagedFiles() as staged:
@@ -78,21 +82,21 @@ def write_output(
                 if chat is not None:
                     outputs[output].write(chat_line(chat))
             if files.folder is not None:
-                staged.flush()  # a full disk is noticed while the old report still stands
+                staged.flush()  # detect a full disk before the old report is removed
                 (files.folder / REPORT).unlink(missing_ok=True)
                 sync_folder(files.folder)
         if files.folder is not None:
             write_report(files.folder, {"made_by": "regenerate", "settings": settings, **summary.as_dict()})
     except OSError as error:
         raise OutputError(
-            f"can't write {files.folder or files.pairs[0][1]}: {error.strerror}. Every answer is safe in "
-            f"{journal.path}: mend that and run the same command again"
+            f"can't write {files.folder or files.pairs[0][1]}: {error.strerror}. All answers are saved in "
+            f"{journal.path}: solve this and run the same command again"
         ) from error
     return summary
 
 
 def _finished(chat: Chat, rule: RewriteRule, journal: Journal, summary: RegenerationSummary) -> Chat | None:
-    """The answered chat, or None; counted either way."""
+    """The answered chat, or None if it isn't complete; `summary` counts it either way."""
     rewrite = replay(chat, rule, journal)
     question = rewrite.question()
     if question is not None:
@@ -123,38 +127,35 @@ def _count(rewrite: Rewrite, summary: RegenerationSummary) -> None:
         summary.refusals += answer.refused
 
 
-# Where the chats are read and where the answered ones go: a folder gives a folder, a file gives a file.
-
-
 @dataclass(frozen=True)
 class ChatFiles:
-    """Files in the order in which they are read and written."""
+    """The input and output files of a regeneration, and its journal."""
 
     pairs: tuple[tuple[Path, Path], ...]
     """(input, output) paths, in the order in which they are read and written."""
     journal: Path
     folder: Path | None
-    """The output folder, which gets a report; None for a single file."""
+    """The output folder, which gets a report; None if the output is a single file."""
 
     def rows(self) -> Iterator[tuple[Path, Chat | DataError]]:
-        """(output file, chat) in order; a bad row, or a second chat of the same id, is an error in its place."""
+        """(output file, chat) in order; rows that are not chats, or that repeat an id, are errors instead."""
         seen: set[str] = set()
         for source, output in self.pairs:
             for row in chat_rows(source):
                 if isinstance(row, DataError):
                     yield output, row
                 elif row.id in seen:
-                    yield output, DataError(f"{source}: another chat is named {row.id} too; only the first counts")
+                    yield output, DataError(f"{source}: several chats have the id {row.id}; only the first is used")
                 else:
                     seen.add(row.id)
                     yield output, row
 
     def chats(self) -> Iterator[Chat]:
-        """The good rows."""
+        """The rows that are chats, in order."""
         return (row for _, row in self.rows() if isinstance(row, Chat))
 
     def count(self) -> int:
-        """Rows, good or bad, without reading them closely."""
+        """The number of rows, good or bad, without parsing them."""
         total = 0
         for source, _ in self.pairs:
             with source.open("rb") as lines:
@@ -163,17 +164,17 @@ class ChatFiles:
 
 
 def chat_files(source: Path, output: Path) -> ChatFiles:
-    """The layout of `source`, at `output`. Raises UsageError if the two don't go together, DataError for no chats."""
+    """The files for `source` and `output`; UsageError if the two don't match, DataError if there is no input."""
     if source.resolve() == output.resolve():
-        raise UsageError(f"{output} is the input itself: choose another output")
+        raise UsageError(f"{output} is also the input: choose another output")
     if source.is_dir():
         read_report(source)
         if output.is_file() or output.suffix == ".jsonl":
-            raise UsageError(f"{source} is a chat folder, so the output is one too: {output} is no name for a folder")
+            raise UsageError(f"{source} is a chat folder, so the output must be a folder too, not the file {output}")
         pairs = tuple((split_file(source, name), split_file(output, name)) for name in SPLITS)
         return ChatFiles(pairs, output / "journal.jsonl", output)
     if not source.exists():
-        raise DataError(f"there are no chats at {source}: give a chat folder (`eyas data prepare`) or a .jsonl file")
+        raise DataError(f"there is no {source}: give a chat folder (made by `eyas data prepare`) or a .jsonl file")
     if output.is_dir():
-        raise UsageError(f"{source} is a single file, so the output is one too: {output} is a folder")
+        raise UsageError(f"{source} is a single file, so the output must be a file too, not the folder {output}")
     return ChatFiles(((source, output),), output.with_name(output.name + ".journal"), None)

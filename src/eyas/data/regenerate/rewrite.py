@@ -1,4 +1,7 @@
-"""A chat whose assistant turns are being answered anew, turn by turn."""
+"""Rewriting of chats: their assistant turns are replaced, one by one, by answers of the target.
+
+`OpenChats` hands out the questions of all chats; only chats with a question in flight are in memory.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,21 @@ Turns = Literal["last", "all"]
 
 
 class RewriteRule(NamedTuple):
-    """What is answered anew, and what becomes of answers that reached the length limit."""
+    """Which turns are answered anew, and whether unfinished answers drop their chat."""
 
     turns: Turns = "last"
-    """`last`: the assistant turn that the chat ends with, or one more if it ends otherwise. `all`: every turn in order,
-    each answer in the context of the next; a greeting before the first question stays."""
+    """`last`: the final assistant turn, or a further one if the chat doesn't end with one. `all`: every turn in order,
+    each with the new answers before it as context; a greeting before the first question stays."""
     drop_unfinished: bool = False
+    """Whether a chat is dropped if one of its answers reached the length limit."""
 
 
 class Rewrite:
-    """The chat so far. Legend: a turn = assistant messages in a row; they are replaced by one answer.
+    """A chat in the course of being rewritten. A turn is a run of assistant messages; one answer replaces it.
 
-    Tool results of the original stay if the answer calls the same functions in the same order; otherwise the chat ends
-    with the answer, because what would follow belongs to another past. Answers with token ids are text, of which nobody
-    said what it calls: after them results always stay.
+    Tool results of the original are kept if the answer calls the same functions in the same order. Otherwise the chat
+    ends with the answer, because the rest of the original wouldn't follow from it. Answers with token ids are plain
+    text whose tool calls haven't been parsed; after these, tool results are always kept.
     """
 
     def __init__(self, chat: Chat, rule: RewriteRule) -> None:
@@ -36,12 +40,12 @@ class Rewrite:
         self._said: list[Message] = []
         self._ahead = deque(chat.messages)
         self._replaced: tuple[ToolCall, ...] = ()
-        """What the turn that is answered anew called."""
+        """The tool calls of the original turn that is being answered."""
         self._tokens: tuple[int, ...] = ()
-        self._spans: list[tuple[int, int]] = []  # of the answers, in the tokens
+        self._spans: list[tuple[int, int]] = []  # token ranges of the answers
         self.answers: list[Answer] = []
         self.cut = False
-        """Ended early: the answer calls other functions than the results that follow belong to."""
+        """Whether the chat ended early because an answer called other tools than those whose results followed."""
         if rule.turns == "last":
             while self._ahead and self._ahead[-1].role == "assistant":
                 self._ahead.pop()
@@ -51,16 +55,16 @@ class Rewrite:
 
     @property
     def dropped(self) -> bool:
-        """An answer is unfinished, and such chats are not wanted."""
+        """Whether the chat is to be left out because an answer is unfinished."""
         return self._rule.drop_unfinished and bool(self.answers) and self.answers[-1].finish_reason == "length"
 
     @property
     def rerendered(self) -> int:
-        """Answers whose own tokens a later turn's rendering doesn't repeat; they are in no span."""
+        """The number of answers whose tokens differ from a later turn's rendering, so they have no token range."""
         return sum(answer.tokens is not None for answer in self.answers) - len(self._spans)
 
     def question(self) -> Question | None:
-        """What to ask next; None if the chat is done, or there is nothing to answer in it."""
+        """The next question; None if the chat is complete, or has nothing to answer."""
         if self.cut or self.dropped or not self._said or self._said[-1].role == "assistant":
             return None
         if not self._has_prompt():
@@ -69,7 +73,7 @@ class Rewrite:
         return Question(self._original.id, turn, tuple(self._said), self._original.tools, self._tokens)
 
     def take(self, answer: Answer) -> None:
-        """Put the answer to `question()` into the chat."""
+        """Add the answer to `question()` to the chat."""
         self.answers.append(answer)
         self._said.append(answer.message)
         if answer.tokens is not None:
@@ -86,7 +90,7 @@ class Rewrite:
             self._go_on()
 
     def chat(self) -> Chat:
-        """The chat as it stands, with its exact tokens if they are known."""
+        """The chat so far, with its exact tokens if they are known."""
         known = bool(self._spans)
         return self._original.model_copy(
             update={
@@ -97,7 +101,7 @@ class Rewrite:
         )
 
     def _go_on(self) -> None:
-        """Up to the next turn to answer, or the end."""
+        """Copy messages up to the next turn to answer, or to the end of the chat."""
         while self._ahead:
             if self._ahead[0].role != "assistant" or not self._has_prompt():
                 self._said.append(self._ahead.popleft())
@@ -120,7 +124,7 @@ class Rewrite:
 
 
 def replay(chat: Chat, rule: RewriteRule, journal: Journal) -> Rewrite:
-    """The chat as far as the journal answers it."""
+    """The rewrite of a chat with all answers that the journal holds."""
     rewrite = Rewrite(chat, rule)
     while (question := rewrite.question()) is not None:
         found = journal.find(question)
@@ -134,21 +138,18 @@ def _names(calls: Sequence[ToolCall]) -> list[str]:
     return [call.function.name for call in calls]
 
 
-# What is left to ask, chat by chat; only those being asked lie in memory.
-
-
 class OpenChats:
-    """Hands out questions and takes what became of them; whatever the journal answers is never asked again."""
+    """Hands out the questions of all chats that the journal doesn't answer, and takes back their entries."""
 
     def __init__(self, chats: Iterable[Chat], rule: RewriteRule, journal: Journal) -> None:
         self._chats, self._rule, self._journal = iter(chats), rule, journal
         self._in_flight: dict[str, Rewrite] = {}
         self._next: deque[Question] = deque()
         self.settled = 0
-        """Chats of which nothing more is to be asked now: answered, given up, or nothing to answer."""
+        """The number of chats that this run is done with: answered, failed, or without a question."""
 
     def take(self, room: int) -> list[Question]:
-        """At most `room` questions; the next turn of a chat before the first of another."""
+        """At most `room` questions; further turns of chats in progress come before new chats."""
         taken: list[Question] = []
         while len(taken) < room:
             if self._next:
@@ -161,7 +162,7 @@ class OpenChats:
         return taken
 
     def settle(self, entry: Answer | Unanswered) -> None:
-        """Write it down, then see what follows from it."""
+        """Write an entry to the journal; an answer may lead to the chat's next question."""
         self._journal.append(entry)
         rewrite = self._in_flight.pop(entry.id)
         if isinstance(entry, Answer):

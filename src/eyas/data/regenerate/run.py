@@ -1,4 +1,7 @@
-"""Let the target answer the chats itself: a drafter has to guess this target, not whoever wrote the data."""
+"""Runs a regeneration: the target answers chats itself, since a drafter has to guess the target, not the data's author.
+
+Every reply is written to a journal first, so a run can be interrupted and resumed at any time.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,26 @@ from eyas.errors import EndpointError
 from eyas.types import Stats
 
 OUTAGES, REFUSALS = 10, 50
-SAFE = "Nothing that was done is lost: mend that and run the same command again"
+"""Failures in a row, and equal refusals without any answer, after which a run stops."""
+SAFE = "No answer is lost: solve this and run the same command again"
 
 
 @dataclass
 class RegenerationProgress:
-    """A run so far."""
+    """How far a run has come, for progress bars."""
 
     total: int
     """Rows of the input."""
     settled: int = 0
-    """Chats of which nothing more is to be asked now, those of earlier runs included."""
+    """Chats that need no more work in this run, including those finished by earlier runs."""
     answers: int = 0
-    """Of this run, as are the figures below."""
+    """Answers given in this run."""
     unanswered: int = 0
+    """Questions that failed in this run."""
     tokens: int = 0
+    """Tokens of this run's answers."""
     stats: Stats = field(default_factory=Stats)
-    """Of the decoding, where it was done here."""
+    """Statistics of decoding in this process; empty for other answerers."""
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -46,7 +52,7 @@ class RegenerationProgress:
         return self.tokens / seconds if seconds > 0 else 0.0
 
     def add(self, reply: Reply) -> None:
-        """Count one reply."""
+        """Count a reply and merge its statistics."""
         if isinstance(reply.entry, Answer):
             self.answers += 1
             self.tokens += reply.entry.count
@@ -57,7 +63,7 @@ class RegenerationProgress:
 
 
 class CircuitBreaker:
-    """Stops a run in which nothing works: nobody answers any more, or every request so far is rejected alike."""
+    """Stops a run in which nothing works: the endpoint is down, or every request so far is refused for one reason."""
 
     def __init__(self, answered: int) -> None:
         self._answered = answered > 0
@@ -65,7 +71,7 @@ class CircuitBreaker:
         self._refusals: Counter[str] = Counter()
 
     def add(self, reply: Reply) -> None:
-        """Raises EndpointError when it is time to stop."""
+        """Count a reply. Raises EndpointError when the run should stop."""
         entry = reply.entry
         if isinstance(entry, Answer):
             self._answered, self._outages = True, 0
@@ -73,12 +79,12 @@ class CircuitBreaker:
             self._outages += 1
             if self._outages >= OUTAGES:
                 raise EndpointError(
-                    f"{self._outages} chats in a row got no answer; the last one: {entry.reason}. {SAFE}"
+                    f"{self._outages} chats in a row got no answer; last reason: {entry.reason}. {SAFE}"
                 )
         elif entry.rejected and not self._answered:
             self._refusals[entry.reason] += 1
             if self._refusals[entry.reason] >= REFUSALS:
-                raise EndpointError(f"no chat is answered, {REFUSALS} for the same reason: {entry.reason}. {SAFE}")
+                raise EndpointError(f"no chat was answered, {REFUSALS} for the same reason: {entry.reason}. {SAFE}")
 
 
 def regenerate(
@@ -88,10 +94,10 @@ def regenerate(
     rule: RewriteRule = RewriteRule(),  # noqa: B008  # frozen
     watch: Callable[[RegenerationProgress], None] = lambda _: None,
 ) -> RegenerationSummary:
-    """Have the chats of `source` (a chat folder or a .jsonl file) answered and write them to `output`, laid out alike.
+    """Have the chats of `source` answered and write them to `output`; both are chat folders, or both .jsonl files.
 
-    Run again after whatever interruption, it goes on where it was; with all done it asks nobody and writes the same
-    files. `watch` is told after every reply. Errors: UsageError, DataError, OutputError, EndpointError, and what the
+    After an interruption, the same call resumes; once all is done, it sends nothing and writes the same files again.
+    `watch` is called after every reply. Raises UsageError, DataError, OutputError, EndpointError, and whatever the
     answerer raises.
     """
     files = chat_files(source, output)
@@ -104,15 +110,18 @@ def regenerate(
 def write_requests(
     source: Path, output: Path, path: Path, completions: CompletionSettings, rule: RewriteRule
 ) -> list[BatchFile]:
-    """Write what is left to ask as batch files. `regenerate` with a `BatchAnswerer` of the same settings reads the
-    results; with all turns, write and read again until nothing is left to ask."""
+    """Write the open questions as batch files.
+
+    `regenerate` with a `BatchAnswerer` of the same settings reads the results. If all turns are rewritten, repeat both
+    until no question is left.
+    """
     files = chat_files(source, output)
     with Journal(files.journal, run_settings(batch_settings(completions), rule)) as journal:
         return write_batch(path, open_questions(files.chats(), rule, journal), completions)
 
 
 def run_settings(answerer: dict[str, Any], rule: RewriteRule) -> dict[str, Any]:
-    """What a journal's answers depend on; unfinished ones are kept in it either way."""
+    """The settings on which a journal's entries depend; `drop_unfinished` is applied only when files are written."""
     return {"turns": rule.turns, **answerer}
 
 
@@ -123,13 +132,13 @@ def answer_all(
     journal: Journal,
     watch: Callable[[RegenerationProgress], None],
 ) -> None:
-    """Ask until everything is answered or given up."""
+    """Ask questions until every chat is answered or has failed."""
     work = OpenChats(files.chats(), rule, journal)
-    fuse, tally = CircuitBreaker(journal.answered), RegenerationProgress(files.count())
+    breaker, tally = CircuitBreaker(journal.answered), RegenerationProgress(files.count())
     with closing(answerer.answers(work.take)) as replies:
         for reply in replies:
             work.settle(reply.entry)
             tally.add(reply)
             tally.settled = work.settled
             watch(tally)
-            fuse.add(reply)
+            breaker.add(reply)

@@ -1,4 +1,4 @@
-"""Features on disk: shards of states that a target computed once, and their readers."""
+"""Feature stores: the states that a target computed once, in shards on disk, and their readers."""
 
 from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes, size_of
 from eyas.data.store.manifest import Manifest

@@ -1,9 +1,8 @@
-"""States as they are stored: as they are, or in 8 bits with one scale a vector; masks in one bit a token.
+"""Encodings of stored data: states in float32, bf16 or fp8 with one scale a vector, masks in one bit a token.
 
-fp8 is e4m3 (4 exponent bits, 3 of mantissa) times a power of two that brings the vector's largest value into
-[224, 448), the upper half of e4m3's range. A power of two costs one byte and no rounding of its own: what is
-within 2^-14 of the largest value keeps a relative error of 2^-4 at most, what is smaller an absolute one of
-2^-10 scales.
+fp8 is e4m3 (4 exponent bits, 3 mantissa bits) times a power of two that brings the vector's largest value into
+[224, 448), the upper half of e4m3's range. A power of two costs one byte and adds no rounding error: values within a
+factor of 2^-14 of the largest have a relative error of at most 2^-4, smaller ones an absolute error of 2^-10 scales.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ STATE_TYPES: dict[StateEncoding, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
 }
-_LARGEST = 448.0  # of e4m3
+_LARGEST = 448.0  # the largest e4m3 value
 
 
 class EncodedStates(NamedTuple):
-    """Some states [..., Ht] as stored."""
+    """States [..., Ht] in the form in which they are stored."""
 
     values: Tensor  # [..., Ht]
     exponents: Tensor | None  # [...] int8, fp8 only: states are values x 2^exponents
 
 
 def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
-    """States [..., Ht] -> what is stored. Raises StoreError where one is not a number: no store may hold that."""
+    """Encode states [..., Ht] for storage. Raises StoreError if any value is not finite."""
     if not bool(torch.isfinite(states).all()):
         raise StoreError(
             f"the target's states overflow in {states.dtype}: a drafter can't learn from them; "
@@ -50,7 +49,7 @@ def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
 
 
 def decode_states(encoded: EncodedStates, dtype: torch.dtype) -> Tensor:
-    """What `encode_states` stored, [..., Ht] in `dtype`; exact but for fp8's rounding on the way in."""
+    """Decode stored states to [..., Ht] in `dtype`; decoding adds no error of its own."""
     states = encoded.values.to(dtype)
     if encoded.exponents is None:
         return states
@@ -58,15 +57,15 @@ def decode_states(encoded: EncodedStates, dtype: torch.dtype) -> Tensor:
 
 
 def _power_of_two(exponents: Tensor) -> Tensor:
-    """2^e in float32 for -127 < e < 128, made of its bits: exact on every device, which `exp2` need not be."""
+    """2^e in float32 for -127 < e < 128, built from its bits: exact on every device, unlike `exp2`."""
     return ((exponents.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
 def pack_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """[T] bool -> [ceil(T / 8)] bytes, first token in the lowest bit."""
+    """Pack a mask [T] of bools into [ceil(T / 8)] bytes, the first token in the lowest bit."""
     return np.packbits(mask, bitorder="little")
 
 
 def unpack_mask(bits: NDArray[np.uint8], count: int) -> NDArray[np.bool_]:
-    """The first `count` bits as [count] bool."""
+    """Unpack the first `count` bits of a mask to [count] bools."""
     return np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)

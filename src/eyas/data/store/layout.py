@@ -1,7 +1,7 @@
-"""What a shard holds, tensor by tensor, and so how many bytes: the one place where they are counted.
+"""The layout of a shard: its tensors with their types and shapes, and so its size in bytes.
 
-The estimate, `eyas plan` and the writer all ask here. Legend: N rows, T tokens, F positions with a final state,
-A taps stored, Ht hidden, k candidates.
+The writer, the capture's disk check and `eyas plan` all compute sizes here. Legend: N rows, T tokens, F positions with
+a final state, A taps stored, Ht hidden, k candidates.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ITEM_BYTES: dict[ItemType, int] = {
 _STATE_ITEMS: dict[StateEncoding, ItemType] = {"float32": "F32", "bf16": "BF16", "fp8": "F8_E4M3"}
 METADATA_KEY = "eyas"
 METADATA_LENGTH = 16 + 1 + 64
-"""Identity of the capture, a colon, and the SHA-256 of the data."""
+"""Characters of the metadata: the capture's identity (16), a colon, and the SHA-256 of the data (64)."""
 
 
 class RowTotals(NamedTuple):
-    """How much some rows hold."""
+    """Totals over rows, from which a layout computes bytes."""
 
     rows: int
     tokens: int
@@ -39,7 +39,7 @@ class RowTotals(NamedTuple):
 
 
 class TensorSpec(NamedTuple):
-    """A tensor of a shard."""
+    """The type and shape of one tensor in a shard."""
 
     item: ItemType
     shape: tuple[int, ...]
@@ -50,27 +50,27 @@ class TensorSpec(NamedTuple):
 
 
 class ShardLayout(StrictModel):
-    """How features are stored. The default, fp8 with final states where they teach, is the recommended one."""
+    """How features are stored. The default is recommended: fp8, with final states only where they teach."""
 
     hidden: int = Field(gt=0)
     vocab: int = Field(gt=0)
     taps: tuple[int, ...]
-    """Boundaries stored as taps. The one after the final norm is never among them: it is `final`."""
+    """Boundaries stored as taps. The one after the final norm is never among them, because `final` holds it."""
     states: StateEncoding = "fp8"
     final: FinalKind = "answers"
-    """`answers`: only where the next token is an answer token, which is all that is ever read as teacher; `all`:
-    everywhere, for drafters whose feature it is; `top`: the teacher's best tokens in its place."""
+    """Where final states are kept. `answers`: only where the next token is an answer token, which is all that a teacher
+    needs; `all`: everywhere, for drafters that read it as a feature; `top`: nowhere, but the teacher's best tokens."""
     top: int | None = Field(default=None, gt=0)
-    """How many, where `final` is `top`."""
+    """The number of best tokens kept at a position if `final` is `top`; None otherwise."""
 
     @model_validator(mode="after")
     def _top_has_a_count(self) -> ShardLayout:
         if (self.final == "top") != (self.top is not None):
-            raise ValueError("`top` is how many tokens are kept where `final` is `top`: give both or neither")
+            raise ValueError("`top` is the number of tokens kept if `final` is `top`: give both or neither")
         return self
 
     def tensors(self, size: RowTotals) -> dict[str, TensorSpec]:
-        """Name -> type and shape of everything in a shard of this size."""
+        """Name -> type and shape of every tensor in a shard of this size."""
         rows, tokens, taught = size
         finals = tokens if self.final == "all" else taught
         state = _STATE_ITEMS[self.states]
@@ -96,18 +96,18 @@ class ShardLayout(StrictModel):
         return found
 
     def data_bytes(self, size: RowTotals) -> int:
-        """Bytes of the tensors."""
+        """The bytes of a shard's tensors, without the header."""
         return sum(tensor.bytes for tensor in self.tensors(size).values())
 
     def shard_bytes(self, size: RowTotals) -> int:
-        """Bytes of the file: data, and the header before it."""
+        """The bytes of a shard's file, header included."""
         return len(header(self.tensors(size), "0" * METADATA_LENGTH)) + self.data_bytes(size)
 
 
 def header(tensors: dict[str, TensorSpec], metadata: str) -> bytes:
-    """The beginning of a safetensors file: the length of a JSON object, and the object, padded to 8 bytes.
+    """The header of a safetensors file: the length of a JSON object and the object, padded to a multiple of 8 bytes.
 
-    Wider items come first, so that every tensor is aligned.
+    Tensors with wider items come first, so that every tensor is aligned.
     """
     described: dict[str, object] = {"__metadata__": {METADATA_KEY: metadata}}
     start = 0
@@ -122,16 +122,16 @@ def header(tensors: dict[str, TensorSpec], metadata: str) -> bytes:
 
 
 def in_file_order(tensors: dict[str, TensorSpec]) -> list[str]:
-    """Names, widest item first, then by name."""
+    """The tensors' names in file order: by falling item size, then by name."""
     return sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].item], name))
 
 
 def size_of(rows: list[TokenRow]) -> RowTotals:
-    """The size of some rows."""
+    """The totals of these rows; the first token of a row is never taught."""
     taught = sum(int(np.count_nonzero(row.loss_mask[1:])) for row in rows)
     return RowTotals(len(rows), sum(len(row.tokens) for row in rows), taught)
 
 
 def classic_bytes(tokens: int, hidden: int) -> int:
-    """What SpecForge's layout takes: bf16 states of three taps and the final one, int64 ids and mask, all padded."""
+    """Bytes of SpecForge's layout: three taps and the final state in bf16, ids and mask in int64, at every token."""
     return tokens * (8 * hidden + 16)

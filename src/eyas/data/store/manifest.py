@@ -1,4 +1,7 @@
-"""The manifest: what was captured, how, and which shards hold it. Written last; a reader trusts nothing else."""
+"""The manifest of a store: what was captured, with which settings, and which shards hold it.
+
+It is written last; a folder without a manifest is an unfinished store and is refused.
+"""
 
 from __future__ import annotations
 
@@ -18,62 +21,64 @@ from eyas.files import FileLock, write_text
 
 MANIFEST = "manifest.json"
 SETTINGS = "capture.json"
-"""The settings alone, written first: what an unfinished capture is of."""
+"""The file with the settings alone, written first; it identifies an unfinished capture."""
 
 
 class CapturedTarget(StrictModel):
-    """The model whose states these are."""
+    """The model that computed the states, and its fingerprints."""
 
     name: str
     fingerprint: str
     ends: str
-    """Fingerprint of embedding, head and first layer: what training from the store loads."""
+    """Fingerprint of embedding, head and first layer, which are all that training from a store loads."""
     dtype: str
     layers: int
 
 
 class StoredSplit(StrictModel):
-    """The rows of a split."""
+    """Totals and hash of the rows of one split."""
 
     rows: int = Field(ge=0)
     tokens: int = Field(ge=0)
     taught: int = Field(ge=0)
     """Positions whose next token is an answer token."""
     dropped: int = Field(ge=0)
-    """Chats without an answer to learn from within the first `longest` tokens, or that couldn't be tokenized."""
+    """Chats that could not be tokenized, or have no answer to learn from within the first `longest` tokens."""
     hash: str
-    """Of all tokens and masks, in order."""
+    """Hash of all tokens and masks, in order; see `rows_hash`."""
 
     @property
     def size(self) -> RowTotals:
-        """The size the byte count asks for."""
+        """The totals from which a layout computes bytes."""
         return RowTotals(self.rows, self.tokens, self.taught)
 
 
 class CaptureSettings(StrictModel):
-    """All that decides what the bytes of the shards are."""
+    """Everything that decides the bytes of the shards."""
 
     format: Literal["eyas-store"] = "eyas-store"
     version: Literal[1] = 1
     target: CapturedTarget
     taps: tuple[int, ...]
-    """As asked for; `layout.taps` are those stored as taps."""
+    """The boundaries requested; `layout.taps` are those stored as taps, without the one after the final norm."""
     layout: ShardLayout
     chats: str
+    """The path or name of the chats, as the user gave it."""
     longest: int
+    """Tokens to which rows were cut."""
     batch_tokens: int
     shard_bytes: int
     splits: dict[str, StoredSplit]
 
     @property
     def identity(self) -> str:
-        """A short hash that every shard carries."""
+        """A hash of the settings, 16 hexadecimal digits, that every shard carries in its metadata."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class StoredShard(StrictModel):
-    """A shard: consecutive rows of one split."""
+    """A finished shard, which holds consecutive rows of one split."""
 
     file: str
     split: str
@@ -82,38 +87,39 @@ class StoredShard(StrictModel):
     taught: int
     bytes: int
     sha256: str
-    """Of its data, without the header."""
+    """SHA-256 of its data, without the header."""
 
     @property
     def size(self) -> RowTotals:
-        """The size the byte count asks for."""
+        """The totals from which a layout computes bytes."""
         return RowTotals(self.rows, self.tokens, self.taught)
 
 
 class Manifest(StrictModel):
-    """A whole store."""
+    """The contents of `manifest.json`: a finished store."""
 
     settings: CaptureSettings
     shards: tuple[StoredShard, ...]
     versions: dict[str, str]
+    """Versions of eyas and the libraries that wrote the store."""
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a store; StoreError if there is none or it can't be read."""
     if not (folder / MANIFEST).is_file():
         begun = (folder / SETTINGS).is_file()
-        what = "its capture never finished; run it again, it goes on" if begun else "it is no feature store"
+        what = "its capture never finished; run it again to resume it" if begun else "it is not a feature store"
         raise StoreError(f"{folder} has no {MANIFEST}: {what}")
     return _read(folder / MANIFEST, Manifest)
 
 
 def read_settings(folder: Path) -> CaptureSettings | None:
-    """What a capture begun in this folder is of; None if there is none."""
+    """The settings of a capture begun in this folder; None if there is none."""
     return _read(folder / SETTINGS, CaptureSettings) if (folder / SETTINGS).is_file() else None
 
 
 def write_model(path: Path, model: BaseModel) -> None:
-    """Replace a JSON file of the store; several processes may write the same one. StoreError if it can't be written."""
+    """Replace a JSON file of the store, which several processes may do at once. StoreError if it can't be written."""
     try:
         write_text(path, model.model_dump_json(indent=2) + "\n")
     except OSError as error:
@@ -121,7 +127,7 @@ def write_model(path: Path, model: BaseModel) -> None:
 
 
 def lock_store(folder: Path, *, alone: bool) -> FileLock:
-    """Lock a store's folder for a capture, alone or shared among its processes; StoreError if another capture runs."""
+    """Lock a store's folder, exclusively or shared among a capture's processes. StoreError if another capture runs."""
     try:
         return FileLock(folder, shared=not alone)
     except LockedError:
@@ -129,13 +135,13 @@ def lock_store(folder: Path, *, alone: bool) -> FileLock:
 
 
 def differences(before: CaptureSettings, now: CaptureSettings) -> list[str]:
-    """What differs, as `name: before, now`, one a setting."""
+    """The settings that differ, each as `name: old value, now new value`."""
     old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
     return [f"{key}: {old.get(key)}, now {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
 def rows_hash(rows: Sequence[TokenRow]) -> str:
-    """A short hash of tokens and masks, in order."""
+    """A hash of all tokens and masks in order, 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(len(row.tokens).to_bytes(8, "little"))
@@ -156,7 +162,7 @@ def _read(path: Path, model: type[ModelT]) -> ModelT:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise StoreError(
-            f"{path} is no manifest this version of eyas reads ({where}: {first['msg']}); capture the store again"
+            f"{path} can't be read by this version of eyas ({where}: {first['msg']}); capture the store again"
         ) from error
 
 

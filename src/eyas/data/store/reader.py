@@ -1,4 +1,4 @@
-"""A finished store: its rows in the order they were captured in, and the features of any of them."""
+"""Reader of a finished store: its rows in the order of capture, and the features of each row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.loading import EmbeddingAndHead
 
 OPEN_SHARDS = 256
+"""The most shards that are kept open (memory-mapped) at once."""
 
 
 class FeatureStore:
-    """Only what the manifest names is read. Rows are numbered through all splits, in the order of the shards."""
+    """An open store. Rows are numbered through all splits, in the order of the shards in the manifest."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -34,7 +35,7 @@ class FeatureStore:
 
     @classmethod
     def open(cls, path: Path) -> FeatureStore:
-        """Open the store at `path`; StoreError if it isn't whole."""
+        """Open the store at `path`; StoreError if it is incomplete or a shard has the wrong size."""
         manifest = read_manifest(path)
         for shard in manifest.shards:
             try:
@@ -51,16 +52,16 @@ class FeatureStore:
         return self._first[-1]
 
     def rows(self, split: str) -> list[TokenRow]:
-        """Every row of a split, in the order of the chats; StoreError where they aren't those that were captured."""
+        """All rows of a split, in the order of the chats; StoreError if they differ from those captured."""
         if split not in self.settings.splits:
             raise StoreError(f"{self.folder} has no split {split!r}, only {', '.join(self.settings.splits)}")
         found = [row for number in self._numbers(split) for row in self._shard(number).token_rows()]
         if rows_hash(found) != self.settings.splits[split].hash:
-            raise StoreError(f"{self.folder} is damaged: the tokens of {split} aren't those that were captured")
+            raise StoreError(f"{self.folder} is damaged: the tokens of {split} differ from those captured")
         return found
 
     def check_target(self, target: Target) -> None:
-        """Refuse a target whose states these aren't; of one whose layers weren't all loaded, what was."""
+        """Raise StoreError unless the states are this target's; if only parts of it are loaded, these are compared."""
         facts = self.settings.target
         if isinstance(target, EmbeddingAndHead):
             found, wanted = embedding_head_fingerprint(target.model, target.layers), facts.ends
@@ -74,7 +75,7 @@ class FeatureStore:
             )
 
     def check_taps(self, taps: Sequence[int]) -> None:
-        """Refuse taps that were not captured."""
+        """Raise StoreError, with advice, if a boundary in `taps` can't be read from this store."""
         served = self.served_taps
         missing = [k for k in taps if k not in served]
         if missing:
@@ -87,14 +88,14 @@ class FeatureStore:
 
     @property
     def served_taps(self) -> tuple[int, ...]:
-        """Boundaries that can be read, the one after the final norm included where all final states are kept."""
+        """Boundaries that can be read, including the one after the final norm if all final states are kept."""
         extra = (self.settings.target.layers + 1,) if self.layout.final == "all" else ()
         return (*self.layout.taps, *extra)
 
     def find(self, row: TokenRow, longest: int) -> int | None:
-        """The number of a row that begins with this one's first `longest` tokens; None if there is none.
+        """The number of the stored row that begins with the first `longest` tokens of `row`; None if there is none.
 
-        Rows were cut when they were captured; one cut shorter than `longest` is not this row.
+        A row that the capture cut to fewer tokens than that doesn't count.
         """
         cut = self.settings.longest
         if min(len(row.tokens), longest) > cut:
@@ -102,12 +103,12 @@ class FeatureStore:
         return self._index.get(_key(cut_row(row, cut)))
 
     def read(self, number: int) -> StoredRow:
-        """The features of a row; StoreError if they aren't what was written."""
+        """The features of a row; StoreError if its checksum doesn't match."""
         shard = bisect_right(self._first, number) - 1
         return self._shard(shard).row(number - self._first[shard])
 
     def verify(self) -> Iterator[str]:
-        """Read every byte; yield what is wrong, shard by shard."""
+        """Read every byte of every shard and yield a message for each one that is damaged."""
         for shard in self.manifest.shards:
             if data_digest(self.folder / shard.file) != shard.sha256:
                 yield f"{self.folder / shard.file} is damaged; {RECAPTURE}"

@@ -1,6 +1,6 @@
-"""A shard file: written whole or not at all, read by memory map, every row with a checksum of its own.
+"""Shard files: written atomically, read by memory map, with a checksum for every row.
 
-Rows lie end to end without padding. Legend as in layout.py.
+Rows are stored end to end, without padding. Legend as in layout.py.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.files import writing
 
+RECAPTURE = "delete the file and run `eyas data capture` again, which makes only what is missing"
+
 
 class StoredRow(NamedTuple):
-    """One row's features as stored, views of the file: T tokens, F final positions."""
+    """The stored features of one row, as views of the memory-mapped file: T tokens, F final positions."""
 
     tokens: Tensor  # [T] int32
     taps: EncodedStates | None  # [T, A, Ht]
@@ -36,7 +38,7 @@ class StoredRow(NamedTuple):
 
 
 def write_shard(path: Path, layout: ShardLayout, size: RowTotals, tensors: Mapping[str, Tensor], identity: str) -> None:
-    """Write the tensors of a shard. Raises StoreError if the disk doesn't take them; nothing is left behind then."""
+    """Write the tensors of a shard. Raises StoreError if that fails, and leaves no file behind."""
     specs = layout.tensors(size)
     names = in_file_order(specs)
     data = [_bytes(tensors[name]) for name in names]
@@ -50,13 +52,13 @@ def write_shard(path: Path, layout: ShardLayout, size: RowTotals, tensors: Mappi
                 out.write(part)
     except OSError as error:
         raise StoreError(
-            f"can't write {path} ({layout.shard_bytes(size):,} bytes): {error.strerror}. The shards before it are "
-            "whole; make room and run the same command again, it goes on from here"
+            f"can't write {path} ({layout.shard_bytes(size):,} bytes): {error.strerror}. Earlier shards are "
+            "complete; free some space and run the same command again to resume"
         ) from error
 
 
 def shard_digest(path: Path, size_in_bytes: int, identity: str) -> str | None:
-    """The SHA-256 a finished shard of this capture declares for its data; None if it isn't one."""
+    """The SHA-256 that a finished shard declares for its data; None if the file isn't a shard of this capture."""
     try:
         if path.stat().st_size != size_in_bytes:
             return None
@@ -70,7 +72,7 @@ def shard_digest(path: Path, size_in_bytes: int, identity: str) -> str | None:
 
 
 def data_digest(path: Path) -> str:
-    """The SHA-256 of what the data of a shard file really is."""
+    """The SHA-256 computed from the data of a shard file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(int.from_bytes(file.read(8), "little"), os.SEEK_CUR)
@@ -80,14 +82,14 @@ def data_digest(path: Path) -> str:
 
 
 class Shard:
-    """An open shard. Nothing is read before it is asked for."""
+    """An open, memory-mapped shard; features are read only when `row` is called."""
 
     def __init__(self, path: Path, layout: ShardLayout, size: RowTotals) -> None:
         expected = layout.shard_bytes(size)
         try:
             found = path.stat().st_size
             if found != expected:
-                raise StoreError(f"{path} has {found:,} bytes, not {expected:,}: it was cut short; {RECAPTURE}")
+                raise StoreError(f"{path} has {found:,} bytes, not {expected:,}: it is truncated; {RECAPTURE}")
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
         except FileNotFoundError:
@@ -96,23 +98,23 @@ class Shard:
             raise StoreError(f"can't read {path}: {error}; {RECAPTURE}") from error
         wanted = {name: spec.shape for name, spec in layout.tensors(size).items()}
         if {name: tuple(t.shape) for name, t in tensors.items()} != wanted:
-            raise StoreError(f"{path} holds other tensors than the manifest says; {RECAPTURE}")
+            raise StoreError(f"the tensors in {path} differ from those in the manifest; {RECAPTURE}")
         self.path, self._tensors, self._layout = path, tensors, layout
         lengths = tensors["lengths"].numpy()
         if int(lengths.sum()) != size.tokens:
-            raise StoreError(f"{path} is damaged: its rows don't add up; {RECAPTURE}")
+            raise StoreError(f"{path} is damaged: its lengths don't add up to {size.tokens:,} tokens; {RECAPTURE}")
         self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self._mask = unpack_mask(tensors["loss_mask"].numpy(), size.tokens)
         self._final_starts = self._starts if layout.final == "all" else _taught_before(self._mask, self._starts)
 
     def token_rows(self) -> list[TokenRow]:
-        """Tokens and loss mask of every row."""
+        """The tokens and the loss mask of every row, without ids."""
         tokens = self._tensors["tokens"].numpy()
         spans = zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True)
         return [TokenRow(tokens[a:b].astype(np.int64), self._mask[a:b]) for a, b in spans]
 
     def row(self, index: int) -> StoredRow:
-        """The features of a row. Raises StoreError where they aren't what was written."""
+        """The features of the row at `index` in this shard. Raises StoreError if its checksum doesn't match."""
         start, stop = self._starts[index : index + 2].tolist()
         first, last = self._final_starts[index : index + 2].tolist()
         found = self._tensors
@@ -128,15 +130,12 @@ class Shard:
             top = (found["top_ids"][first:last], found["top_logprobs"][first:last], found["tail"][first:last])
         row = StoredRow(found["tokens"][start:stop], states("taps", start, stop), states("final", first, last), top)
         if row_checksum(row, self._mask[start:stop]) != int(found["checksums"][index]):
-            raise StoreError(f"{self.path} is damaged: row {index} is not what was written; {RECAPTURE}")
+            raise StoreError(f"{self.path} is damaged: the checksum of row {index} doesn't match; {RECAPTURE}")
         return row
 
 
-RECAPTURE = "delete the file and run `eyas data capture` again: it makes what is missing"
-
-
 def row_checksum(row: StoredRow, mask: NDArray[np.bool_]) -> int:
-    """CRC-32 over everything of a row."""
+    """CRC-32 over the tokens, the mask and all features of a row."""
     total = zlib.crc32(_bytes(row.tokens), zlib.crc32(pack_mask(mask).data))
     for part in (row.taps, row.final, row.top):
         for tensor in part or ():
@@ -146,7 +145,7 @@ def row_checksum(row: StoredRow, mask: NDArray[np.bool_]) -> int:
 
 
 def _taught_before(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[N + 1] positions that teach before each row: those whose next token, in the same row, is an answer token."""
+    """[N + 1] number of teaching positions before each row: those whose next token in the row is an answer token."""
     taught = np.append(mask[1:], False)
     taught[starts[1:] - 1] = False
     return np.concatenate([[0], np.cumsum(taught)])[starts]

@@ -1,4 +1,8 @@
-"""Stored features as batches, the same as the target in the loop would give; what is not stored, it computes."""
+"""Feature sources that read a store; their batches equal those of a target in the loop.
+
+Stored rows, which have no padding, are assembled into padded batches. They move to the device encoded and are decoded
+there. Legend: B chats, S positions, A taps stored, Ht target hidden, M positions filled, k candidates.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from eyas.targets import Target
 
 
 class StoreSource:
-    """Reads every batch from a store; states come in the dtype of the target that made them."""
+    """Reads every batch from a store; states are in the dtype of the target that computed them."""
 
     def __init__(
         self, store: FeatureStore, batches: ChatBatches, taps: Sequence[int], device: torch.device | None = None
@@ -39,7 +43,7 @@ class StoreSource:
 
 
 class HybridSource:
-    """Reads what the store has and lets the target compute the rest, row by row."""
+    """Reads the rows that the store holds and computes the others with the target."""
 
     def __init__(self, store: FeatureStore, target: Target, batches: ChatBatches, taps: Sequence[int]) -> None:
         store.check_target(target)
@@ -76,22 +80,22 @@ class HybridSource:
 
 
 class _StoredRows:
-    """Where a store holds the rows of some batches."""
+    """Finds and reads the rows of `batches` in a store."""
 
     def __init__(self, store: FeatureStore, batches: ChatBatches, taps: Sequence[int]) -> None:
         store.check_taps(taps)
         self.batches, self._store = batches, store
         self.row_numbers = [store.find(row, batches.longest) for row in batches.rows]
-        """Number of each row in the store; None where it isn't there."""
+        """Each row's number in the store; None if the store lacks it."""
         columns = [store.served_taps.index(k) for k in taps]
         self._columns = None if columns == list(range(len(store.served_taps))) else columns
 
     def missing(self) -> list[int]:
-        """Rows that the batches use and the store lacks."""
+        """Indices of rows that the batches use and the store lacks."""
         return [i for i in self.batches.used if self.row_numbers[i] is None]
 
     def read(self, members: Sequence[int], dtype: torch.dtype, device: torch.device) -> FeatureBatch:
-        """The stored features of these rows, zeros where there are none."""
+        """The features of these rows; zeros for rows that the store lacks."""
         row_numbers = [self.row_numbers[i] for i in members]
         rows = [None if number is None else self._store.read(number) for number in row_numbers]
         batch = assembled(rows, self.batches.of(members), self._store.layout, dtype, device)
@@ -101,18 +105,12 @@ class _StoredRows:
         return batch._replace(taps=taps)
 
 
-# Stored rows, laid end to end, become a padded batch.
-#
-# Bytes move as stored, and are decoded on the device. Legend: B chats, S positions, A taps stored, Ht target hidden, M
-# positions filled, k candidates.
-
-
 def assembled(
     rows: Sequence[StoredRow | None], batch: TokenBatch, layout: ShardLayout, dtype: torch.dtype, device: torch.device
 ) -> FeatureBatch:
-    """The features of a batch, row by row; None leaves a row's features zeros. Stored rows may go on past the batch's.
+    """Assemble the features of a batch from stored rows, which may be longer; None leaves a row's features at zero.
 
-    Taps are those stored, and after them the final state of every position if that is kept.
+    Taps are those stored, followed by the final states if the layout keeps them at every position.
     """
     there = torch.tensor([row is not None for row in rows]).unsqueeze(1)  # [B, 1]
     real = (torch.arange(batch.tokens.shape[1]) < batch.lengths.unsqueeze(1)) & there  # [B, S]
@@ -143,7 +141,7 @@ def assembled(
 
 
 def scattered(values: Tensor, where: Tensor) -> Tensor:
-    """values [M, ...] at the M true places of where [B, S], zeros elsewhere: [B, S, ...]."""
+    """[B, S, ...]: values [M, ...] at the M true positions of where [B, S], zeros elsewhere."""
     out = torch.zeros(*where.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
     out[where] = values
     return out
@@ -157,7 +155,7 @@ def _states(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """The first `counts` states of each part, decoded, at `where`: [B, S, *shape]."""
+    """[B, S, *shape]: the first `counts` states of each part, decoded and scattered to `where`."""
     kept = [(part, n) for part, n in zip(parts, counts, strict=True) if part is not None]
     if not kept:
         return torch.zeros(*where.shape, *shape, dtype=dtype, device=device)

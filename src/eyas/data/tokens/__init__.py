@@ -1,1 +1,1 @@
-"""From chats to token ids with a loss mask, and to batches."""
+"""Tokenizes chats into token ids with a loss mask, and groups them into batches."""

@@ -1,4 +1,4 @@
-"""Chats and documents -> token ids with a loss mask."""
+"""Tokenizes chats and documents into token ids with a loss mask."""
 
 from __future__ import annotations
 
@@ -36,31 +36,32 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One chat or document. Legend: T = its length."""
+    """The T tokens of one chat or document, and which of them count in the loss."""
 
     tokens: NDArray[np.int64]  # [T]
-    loss_mask: NDArray[np.bool_]  # [T] true where the assistant wrote the token (its end mark included)
+    loss_mask: NDArray[np.bool_]  # [T] true where the assistant wrote the token, end tokens included
     id: str = ""  # the chat's
 
 
 class ChatTokenizer:
-    """Renders chats with a tokenizer's own template and says exactly which tokens the assistant has to write.
+    """Renders chats with a tokenizer's chat template and finds exactly which tokens the assistant generates.
 
-    `{% generation %}` marks say what the assistant wrote, headers and what follows the end mark taken off; templates
-    without them are asked (see `marking`). Text is tokenized once, and an answer's characters say which tokens are its.
+    Answers come from the template's `{% generation %}` marks, without headers and without what follows the end token.
+    For templates that have no such marks they are found by rendering marked copies (see `marking`). The text is
+    tokenized once, and the characters of an answer decide which tokens belong to it.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
-        """`stop_ids` end an answer, beside the tokenizer's own and the one the template closes answers with.
+        """`stop_ids` are tokens that end an answer, besides the tokenizer's EOS and the template's end token.
 
-        Raises ModelError if the tokenizer has no template or no offsets, or if no chat at all could be marked.
+        Raises ModelError if the tokenizer has no template or no offsets, or if even a plain chat can't be marked.
         """
         self.template = ChatTemplate(tokenizer)
         self._encoder = OffsetEncoder(tokenizer)
         self._tokens = _any_of(tokenizer.get_added_vocab())
         self._marks_are_exact = False
         self.end_mark: str | None = None
-        """The token that the template closes an answer with; None if it closes it with none."""
+        """The token that the template puts after an answer; None if it puts none."""
         stops = {str(tokenizer.convert_ids_to_tokens(int(i))) for i in stop_ids} | {tokenizer.eos_token or ""}
         try:
             self._try_template(stops)
@@ -68,11 +69,11 @@ class ChatTokenizer:
             raise ModelError(f"{tokenizer.name_or_path}: {error.detail}") from error
 
     def row(self, chat: Chat) -> TokenRow:
-        """Tokens and loss mask; RowError if this chat can't be rendered or marked."""
+        """The tokens and loss mask of a chat; RowError if it can't be rendered or marked."""
         return _row(self.exact(chat))
 
     def exact(self, chat: Chat) -> Chat:
-        """The chat with its tokens and answers; RowError if it can't be rendered or marked."""
+        """The chat with its tokens and the token ranges of its answers; RowError if it can't be rendered or marked."""
         if chat.tokens is not None:
             return chat
         text, spans = self.spans(chat)
@@ -81,9 +82,9 @@ class ChatTokenizer:
         return chat.model_copy(update={"tokens": tokens, "answers": answers})
 
     def spans(self, chat: Chat) -> tuple[str, list[Span]]:
-        """The chat as text, and which of its characters the assistant has to write."""
+        """The rendered chat, and the spans of characters that the assistant generates."""
         if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
-            raise RowError(HIDDEN_CALLS, "the chat calls tools, which the target's chat template leaves out")
+            raise RowError(HIDDEN_CALLS, "the chat calls tools, but the target's chat template doesn't render calls")
         turns = self.template.turns(chat.messages)
         if not self.template.has_generation_marks(chat.tools):
             marked = MarkedChat(self.template, turns, chat.tools)
@@ -95,13 +96,13 @@ class ChatTokenizer:
         return text, trim_generated(generated, find_answers(marked, self._end_tokens, self._tokens))
 
     def _try_template(self, stops: set[str]) -> None:
-        """Four plain turns, to learn how the template ends answers and whether its generation marks are exact."""
+        """Render four plain turns to find the template's end token and whether its generation marks are exact."""
         turns = self.template.turns(_PROBE)
         chat = MarkedChat(self.template, turns, None)
         self._encoder.check(chat.text)
         last = chat.offsets(len(turns) - 1)
         if not last:
-            raise unmarkable("the chat template doesn't show what the assistant says")
+            raise unmarkable("the chat template doesn't render the assistant's messages")
         closing = self._tokens.search(chat.text, last[-1])
         self.end_mark = None if closing is None else closing.group()
         self._end_tokens = _any_of({*stops, self.end_mark or ""})
@@ -113,7 +114,7 @@ class ChatTokenizer:
 
 
 def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
-    """The chat's own tokens if it carries them, else as the tokenizer's template renders it; see `ChatTokenizer`."""
+    """The tokens that the chat carries, or else those of its rendering with the tokenizer's chat template."""
     if chat.tokens is not None:
         return _row(chat)
     try:
@@ -123,7 +124,7 @@ def tokenize_chat(tokenizer: Any, chat: Chat) -> TokenRow:
 
 
 def _row(chat: Chat) -> TokenRow:
-    """Of a chat that carries its tokens."""
+    """The row of a chat that carries its tokens and answers."""
     assert chat.tokens is not None
     mask = np.zeros(len(chat.tokens), dtype=np.bool_)
     for start, stop in chat.answers or ():
@@ -137,19 +138,19 @@ def _chat_tokenizer(tokenizer: Any, template: str) -> ChatTokenizer:  # noqa: AR
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the words, the longest that fits; with none, nothing."""
+    """A pattern that matches the longest of the words at a position; without words it never matches."""
     longest_first = sorted(filter(None, words), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def tokenize_document(tokenizer: Any, text: str, end_id: int) -> TokenRow:
-    """Plain text closed by `end_id`; every token counts."""
+    """The row of a plain text followed by `end_id`; all of its tokens count in the loss."""
     tokens = np.asarray([*tokenizer(text, add_special_tokens=False)["input_ids"], end_id], dtype=np.int64)
     return TokenRow(tokens, np.ones(len(tokens), dtype=np.bool_))
 
 
 def pack(rows: Iterable[TokenRow], length: int) -> NDArray[np.int64]:
-    """Lay rows end to end and cut to blocks [N, length]; the tail that fills no block is dropped."""
+    """Concatenate rows and cut them into blocks [N, length]; a last, incomplete block is dropped."""
     streams = [row.tokens for row in rows]
     stream = np.concatenate(streams) if streams else np.zeros(0, dtype=np.int64)
     count = len(stream) // length
