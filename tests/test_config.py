@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from eyas.config import StrictModel, load_config, validated
 from eyas.errors import ConfigError, EyasError, UsageError
@@ -62,6 +62,23 @@ def test_an_override_makes_a_section_that_is_not_there(tmp_path: Path) -> None:
 def test_mistakes_are_named(path: Path, override: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_config(Outer, path, [override])
+
+
+class Pair(StrictModel):
+    low: int
+    high: int
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Pair:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+        return self
+
+
+def test_a_mistake_of_several_keys_is_told_in_its_own_words() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validated(Pair, {"low": 2, "high": 1}, "here")
+    assert str(caught.value) == "here is not a valid Pair:\n  low is above high"
 
 
 def test_all_mistakes_are_named_at_once() -> None:

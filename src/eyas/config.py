@@ -26,8 +26,14 @@ def validated(cls: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or '(top level)'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{where} is not a valid {cls.__name__}:\n" + "\n".join(lines)) from error
+        lines = [_problem(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+        raise ConfigError("\n  ".join([f"{where} is not a valid {cls.__name__}:", *lines])) from error
+
+
+def _problem(key: str, message: str) -> str:
+    """A line about a bad key, or about several together if `key` is empty."""
+    reason = message.removeprefix("Value error, ")
+    return f"{key}: {reason}" if key else reason
 
 
 def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) -> ModelT:

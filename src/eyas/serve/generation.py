@@ -61,7 +61,7 @@ class Generation:
         """
         count, most = len(request.sequences), context.settings.max_choices
         if count > most:
-            message = f"{count} answers are asked for in one request, at most {most} are given"
+            message = f"{count} answers are requested at once; a request may have at most {most}"
             raise ApiError(400, message, code="too_many_choices", param="n")
         handle = await context.thread.submit(
             request.sequences, deadline=context.settings.request_seconds, queue_key=queue_key

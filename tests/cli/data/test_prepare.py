@@ -21,7 +21,7 @@ def test_tables_for_people_and_json_for_machines(run: Run, pair: Pair, tmp_path:
     assert done.exit_code == 0, done.stderr
     for words in ("what was read", "what was written", "answer tokens", "a.jsonl:31", "same prompt as another chat"):
         assert words in done.stdout
-    assert f"{tmp_path / 'out'} is whole" in done.stderr
+    assert f"{tmp_path / 'out'} is complete" in done.stderr
     again = run(
         "data", "prepare", f"{file},weight=2", "--model", pair.model, "-o", tmp_path / "out", "--samples", 20, "--json"
     )
@@ -42,9 +42,9 @@ def test_bad_calls(run: Run, tmp_path: Path) -> None:
         ((file, file), 2, "two sources are named a"),
         ((file, "--max-length", 9), 2, "give --model"),
         ((file, "--model", tmp_path / "gone"), 1, "can't load the tokenizer"),
-        ((file, "--too-long", "burn"), 2, "too_long"),
+        ((file, "--too-long", "burn"), 2, "--too-long burn: write drop or cut"),
         ((file, "--near-duplicates", "some"), 2, "write auto, off, or a similarity"),
-        ((file, "--near-duplicates", "2"), 2, "near_duplicates"),
+        ((file, "--near-duplicates", "2"), 2, "--near-duplicates 2: write auto, off, or a similarity from 0.1 to 1"),
         ((file, "--exclude", tmp_path / "gone.jsonl"), 1, "can't read"),
         ((tmp_path / "gone.jsonl",), 2, "no file or folder"),
     ):

@@ -43,6 +43,13 @@ def test_unknown_fields_are_refused_by_name(ask: Ask, field: str) -> None:
         assert found["message"] == f"unknown field {field}"
 
 
+def test_parts_that_are_not_text_are_refused_by_their_type(ask: Ask) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    found = error(ask(CHAT, messages=[{"role": "user", "content": parts}]), 400)
+    assert found["param"] == "messages[0].content"
+    assert found["message"] == "messages[0].content: parts of type 'image_url' are not supported: eyas serves text"
+
+
 @pytest.mark.parametrize("field", sorted(NOT_SERVED))
 def test_fields_of_openai_that_are_not_served_are_refused_with_a_reason_unless_null(ask: Ask, field: str) -> None:
     found = error(ask(CHAT, messages=HELLO, **{field: {"some": "value"}}), 400)

@@ -162,6 +162,13 @@ Final = Annotated[
 ]
 
 
+def one_of(option: str, value: str, *allowed: str) -> str:
+    """`value` if it is among the allowed ones; else UsageError."""
+    if value not in allowed:
+        raise UsageError(f"{option} {value}: write {' or '.join(allowed)}")
+    return value
+
+
 def parse_taps(text: str) -> tuple[int, ...] | None:
     """Boundaries with commas between them; None for `auto`. Raises UsageError."""
     if text == "auto":

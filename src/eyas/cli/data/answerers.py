@@ -13,7 +13,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
+from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions, one_of
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,13 +131,6 @@ class AnswererOptions:
 
         engine.check(Request((0,), params))  # what is wrong with every chat is wrong with the options
         return EngineAnswerer(engine, params)
-
-
-def one_of(option: str, value: str, *allowed: str) -> str:
-    """`value` if it is among the allowed ones; else UsageError."""
-    if value not in allowed:
-        raise UsageError(f"{option} {value}: write {' or '.join(allowed)}")
-    return value
 
 
 def _refuse(way: str, groups: Sequence[Any]) -> None:

@@ -74,7 +74,7 @@ def _run(prepared: Capture, shown: bool) -> None:
 
         manifest = prepared.run(advance)
     if manifest is not None:
-        note(f"{prepared.folder} is whole: {len(manifest.shards)} shards, {prepared.total_bytes:,} bytes")
+        note(f"{prepared.folder} is complete: {len(manifest.shards)} shards, {prepared.total_bytes:,} bytes")
     elif shown:
         note(f"this process is done; the manifest is written once all {len(prepared.plans)} shards are there")
 

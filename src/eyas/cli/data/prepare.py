@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from eyas.cli.common.display import counting, note, output
-from eyas.cli.common.options import Json
+from eyas.cli.common.options import Json, one_of
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ def prepare(
             "exclude": exclude or [],
             "drop_unanswered": drop_unanswered,
             "max_length": max_length,
-            "too_long": too_long,
+            "too_long": one_of("--too-long", too_long, "drop", "cut"),
             "min_answer_tokens": min_answer_tokens,
             "near_duplicates": _threshold(near_duplicates),
         },
-        "this command",
+        "the command line",
     )
     with counting() as progress:
         report = make(config, progress)
@@ -92,13 +92,16 @@ def prepare(
 
 
 def _threshold(text: str) -> str | float | None:
-    """The setting that `--near-duplicates` names; a number's range is checked with the other settings."""
+    """The setting that `--near-duplicates` names. Raises UsageError."""
     if text in ("auto", "off"):
         return "auto" if text == "auto" else None
     try:
-        return float(text)
+        similarity = float(text)
     except ValueError:
-        raise UsageError(f"--near-duplicates {text}: write auto, off, or a similarity from 0.1 to 1") from None
+        similarity = 0.0
+    if not 0.1 <= similarity <= 1:
+        raise UsageError(f"--near-duplicates {text}: write auto, off, or a similarity from 0.1 to 1")
+    return similarity
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:
@@ -112,7 +115,7 @@ def _show(report: dict[str, Any], folder: Path) -> None:
                 screen.print(f"    {example}")
     for line in report["notes"]:
         screen.print(f"note: {line}")
-    note(f"{folder} is whole")
+    note(f"{folder} is complete")
 
 
 def _sources_table(report: dict[str, Any]) -> Table:

@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.display import note, output
-from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions
+from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions, one_of
 from eyas.cli.common.verb import FAILURE
 from eyas.cli.data.answerers import (
     AnswererOptions,
@@ -20,7 +20,6 @@ from eyas.cli.data.answerers import (
     EndpointOptions,
     RequestOptions,
     SlotOptions,
-    one_of,
 )
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def plan(
     ours = f"--states {states} --final {final}"
     console.print(_table(plans.storage(layout, work), ours))
     chosen_bytes = layout.data_bytes(work.size)
-    console.print(f"asked for: {ours}: {_amount(chosen_bytes)}, {chosen_bytes / work.tokens:,.0f} bytes a token")
+    console.print(f"your choice, {ours}: {_amount(chosen_bytes)}, {chosen_bytes / work.tokens:,.0f} bytes a token")
 
     capturing = plans.capture_hours(size, work, on, devices)
     training = plans.training_hours(size, len(chosen), work, on, devices)

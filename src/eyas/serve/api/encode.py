@@ -134,12 +134,12 @@ def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None) -> 
         raise RequestError("the prompt is empty: give it at least one token")
     if context is None:
         if max_tokens is None:
-            raise RequestError("this model's context has no end: say max_tokens")
+            raise RequestError("this model's context is unlimited: set max_tokens")
         return max_tokens
     room = context - prompt
     if room >= (1 if max_tokens is None else max_tokens):
         return room if max_tokens is None else max_tokens
-    wanted = "" if max_tokens is None else f" and {max_tokens} are asked for: {prompt + max_tokens} in all"
+    wanted = "" if max_tokens is None else f", and {max_tokens} more are requested: {prompt + max_tokens} in all"
     raise ApiError(
         400,
         f"the context holds {context} tokens; the prompt has {prompt}{wanted}: shorten the prompt or lower max_tokens",

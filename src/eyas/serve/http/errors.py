@@ -94,7 +94,7 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     first = errors[0]
     location = [str(part) for part in first["loc"] if part != "body"]
     text = _problem(first)
-    if location and location[-1] == "str":  # the first type of a union: tell what every type says
+    if location and location[-1] == "str":  # the first type of a union: say what every type expects
         location, union = location[:-1], first["loc"][:-1]
         text = ", or ".join(dict.fromkeys(_problem(each) for each in errors if each["loc"][: len(union)] == union))
     field = _path(location)

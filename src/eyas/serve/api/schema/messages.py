@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from eyas.serve.api.schema.request import RequestModel
 from eyas.serve.api.schema.response import ResponseModel
@@ -22,6 +22,15 @@ class TextPart(RequestModel):
 
     type: Literal["text"]
     text: str
+
+
+def _refuse_other_parts(content: Any) -> Any:
+    """Name the type of a part that isn't text; left to the union, the error would list what each member expects."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"parts of type {kind[:50]!r} are not supported: eyas serves text")
+    return content
 
 
 class RequestFunctionCall(RequestModel):
@@ -52,7 +61,7 @@ class RequestMessage(RequestModel):
     """A message of the chat so far."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, BeforeValidator(_refuse_other_parts)] = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[RequestToolCall] | None = None
