@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
+import shlex
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,9 @@ def wrong_eyas(words: list[str]) -> str:
 
 
 def wrong_python(words: list[str]) -> str:
+    if words[0] == "-c":
+        compile(words[1], "-c", "exec")
+        return ""
     if words[:2] == ["-m", "eyas"]:
         return wrong_eyas(words[2:])
     if words[:2] == ["-m", "venv"]:
@@ -164,6 +171,86 @@ def test_verbs_and_options_in_sentences_exist(page: Path) -> None:
         for word in words:
             if word.startswith("--") and not word.startswith("--engine-option="):
                 assert word.split("=")[0] in options | set(REFUSED), f"{name_of(page)}: {text}"
+
+
+def test_troubleshooting_quotes_messages_and_whole_commands() -> None:
+    """First column: texts that eyas prints. Last column: commands that their programs take."""
+    page = ROOT / "docs" / "troubleshooting.md"
+    printed = source_texts()
+    rows = [line.split("|")[1:-1] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    wrong, quoted, parsed = [], 0, 0
+    for symptom, _, command in rows:
+        for message in re.findall(r"`([^`]+)`", symptom):
+            if len(message.split()) > 2:
+                quoted += 1
+                wrong += [] if any(message in text for text in printed) else [f"eyas never prints {message!r}"]
+        for text in re.findall(r"`([^`]+)`", command):
+            name, *words = shlex.split(text)
+            if name in CHECKS and not all(word.islower() and word.isalpha() for word in words):  # a verb's name
+                parsed += 1
+                found = CHECKS[name](words)
+                wrong += [f"{text}\n{found}"] if found else []
+    assert not wrong, "\n".join(wrong)
+    assert quoted > 15
+    assert parsed > 20
+
+
+def source_texts() -> set[str]:
+    """Every string constant of the package, parts of f-strings too."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src" / "eyas").rglob("*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_and_names_in_sentences_exist(page: Path) -> None:
+    """`tests/test_docs.py`, `round.py` or `eyas.types.Stats`: of today's tree, wherever a page puts code."""
+    if page.name == "CHANGELOG.md" or page.parent.name == "lab":  # what was true at the time
+        return
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    missing = []
+    for code in re.findall(r"`([^`\n]+)`", text):
+        if re.fullmatch(r"[\w./-]+\.(py|svg|yaml|md)|(src|tests|docs|recipes|benchmarks)/[\w./-]+", code):
+            missing += [] if file_exists(code) else [code]
+        elif re.fullmatch(r"eyas(\.\w+)+(\(\))?", code) and code not in REQUEST_FIELDS:
+            missing += [] if name_exists(code.removesuffix("()")) else [code]
+    assert not missing, f"{name_of(page)}: {missing}"
+
+
+def file_exists(name: str) -> bool:
+    """Whether there is such a file or folder, by its path from the root, the package or the benchmarks, or by name."""
+    if "/" not in name:
+        return name in SAMPLES or any(name in names for names in file_names())
+    return repository_path(name) or any((ROOT / folder / name).exists() for folder in ("src/eyas", "benchmarks"))
+
+
+SAMPLES = {"config.yaml", "sweep.yaml", "prompts.yaml", "convert_hf_to_gguf.py"}
+"""Files that eyas, a reader or another engine writes or has."""
+
+
+REQUEST_FIELDS = {"eyas.seed", "eyas.speculate", "eyas.trace"}
+"""Of the server's API."""
+
+
+@cache
+def file_names() -> list[set[str]]:
+    return [{path.name for path in (ROOT / folder).rglob("*")} for folder in FOLDERS]
+
+
+def name_exists(dotted: str) -> bool:
+    """Whether `eyas.a.B.c` can be imported, or reached from what can."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for name in parts[length:]:
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        return True
+    return False
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
