@@ -148,7 +148,7 @@ def test_measured_costs_are_used() -> None:
     refused = CliRunner().invoke(app, asks)
     assert refused.exit_code != 0
     said = " ".join(refused.stderr.split())
-    assert "were measured on 'a machine of before', this is '" in said
+    assert "were measured on 'a machine of before', but this is '" in said
     table = json.loads(Path("costs.json").read_text())
     here = said.split("this is '")[1].split("'")[0]
     Path("costs.json").write_text(json.dumps({**table, "measured_on": here}))

@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.sweep.report import knob_figure, trade_figure, unbeaten
+from eyas.sweep.report import knob_figure, pareto_front, trade_figure
 
 points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
 
 
 @given(points)
 def test_nothing_beats_the_front(made: list[tuple[float, float]]) -> None:
-    front = unbeaten(made)
+    front = pareto_front(made)
     assert set(front) <= set(made)
     assert bool(front) == bool(made)
     for x, y in made:

@@ -99,8 +99,8 @@ def test_a_search_resumes(setup: Setup) -> None:
     first = swept(config(2))
     calls = len(setup.calls)
     second = swept(config(6))
-    assert first.outcomes.keys() <= second.outcomes.keys()
-    assert len(setup.calls) == len(second.outcomes) >= calls  # none is trained twice
+    assert first.results.keys() <= second.results.keys()
+    assert len(setup.calls) == len(second.results) >= calls  # none is trained twice
     assert set(seeds(second.ranked)) <= {0, 1, 2}
 
 

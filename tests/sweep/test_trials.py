@@ -28,8 +28,8 @@ def test_a_trial_is_named_after_what_it_is(setup: Setup) -> None:
     [
         ({"drafter.loop.sseed": [1]}, r"drafter\.loop\.sseed: Extra inputs"),
         ({"drafter.loop.seed": [1, "x"]}, r"drafter\.loop\.seed: Input should be a valid integer"),
-        ({"lm.batch": [1]}, r"knobs\.lm\.batch: a knob is a key of the recipe's section drafter"),
-        ({"drafter.output": ["a"]}, "and not its output"),
+        ({"lm.batch": [1]}, r"knobs\.lm\.batch: a knob must be a key of the recipe's section drafter"),
+        ({"drafter.output": ["a"]}, "except output"),
         ({"drafter.loop.steps.x": [1]}, "steps is not a section"),
     ],
 )

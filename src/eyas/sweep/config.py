@@ -1,4 +1,4 @@
-"""What a sweep varies, how it searches, and by what it ranks: a strict YAML file."""
+"""The YAML file of `eyas sweep`: which recipe keys vary, how they are searched, and how trials are scored and timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Knob(StrictModel):
     values: tuple[Any, ...] | None = None
     low: int | float | None = None
     high: int | float | None = None
-    log: bool = False  # equal chances for equal ratios
+    log: bool = False  # sample the logarithm uniformly
 
     @model_validator(mode="before")
     @classmethod
@@ -24,7 +24,7 @@ class Knob(StrictModel):
         if isinstance(given, list):
             return {"values": given}
         if not isinstance(given, dict):
-            raise ValueError("write a list of values, or a range such as {low: 1.0e-4, high: 3.0e-3, log: true}")
+            raise ValueError("give a list of values, or a range such as {low: 1.0e-4, high: 3.0e-3, log: true}")
         return given
 
     @model_validator(mode="after")
@@ -40,27 +40,28 @@ class Knob(StrictModel):
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {self.low} and {self.high}")
         if self.log and self.low <= 0:
-            raise ValueError(f"a range with log begins above 0, got {self.low}")
+            raise ValueError(f"a range with log must begin above 0, got {self.low}")
         return self
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of a range."""
+        """The lowest and highest value of a range; only for knobs without a list of values."""
         assert self.low is not None
         assert self.high is not None
         return self.low, self.high
 
     @property
     def whole(self) -> bool:
-        """Does the range hold whole numbers only?"""
+        """Whether the range holds whole numbers only."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
 class ScoreConfig(StrictModel):
-    """Which prompts a trial's drafter is decoded on; by default held-out chats of the recipe's own data."""
+    """How a trial's drafter is scored: on which prompts, and with which settings of decoding."""
 
     prompt_files: tuple[Path, ...] = ()
-    prompts: int = Field(default=16, gt=0)  # at most so many of each file, or of the held-out chats
+    """Prompt files; without any, prompts are taken from held-out chats of the recipe's data."""
+    prompts: int = Field(default=16, gt=0)  # the most prompts of each file, or of the held-out chats
     max_tokens: int = Field(default=96, gt=0)
     batch_size: int = Field(default=1, gt=0)
     tree: str | None = None  # one tree for all trials; None: each drafter's own
@@ -72,32 +73,32 @@ class ScoreConfig(StrictModel):
     def _are_there(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         for path in paths:
             if not path.is_file():
-                raise ValueError(f"there is no file {path}")
+                raise ValueError(f"{path} is not a file")
         return paths
 
 
 class TimingConfig(StrictModel):
-    """Tokens/s, measured when all trials are done: one at a time, interleaved with plain decoding."""
+    """How tokens/s are measured once all trials are done: one run at a time, interleaved with plain decoding."""
 
-    best: int | None = Field(default=None, gt=0)  # only so many of the best trials; None: all
+    best: int | None = Field(default=None, gt=0)  # the number of best trials that are timed; None: all
     repeats: int = Field(default=3, gt=0)
     warmup: int = Field(default=1, ge=0)
-    together: int = Field(default=6, gt=0)  # drafters in memory at a time
+    together: int = Field(default=6, gt=0)  # drafters in memory at once
 
 
 class SweepConfig(StrictModel):
-    """A recipe, and how its trials differ."""
+    """A recipe to train, and how the trials of a sweep vary it."""
 
     recipe: Path
     output: Path
-    set: dict[str, Any] = Field(default_factory=dict)  # changes to the recipe that all trials share
-    knobs: dict[str, Knob] = Field(min_length=1)
+    set: dict[str, Any] = Field(default_factory=dict)  # changes to the recipe in all trials: key -> value
+    knobs: dict[str, Knob] = Field(min_length=1)  # key of the recipe -> its values
     search: Literal["grid", "random", "tpe"] = "grid"
-    trials: int | None = Field(default=None, gt=0)
+    trials: int | None = Field(default=None, gt=0)  # only for random and tpe
     seed: int = 0
-    parallel: int = Field(default=1, gt=0)
-    threads: int | None = Field(default=None, gt=0)  # of a trial; None: the machine's cores shared out
-    devices: tuple[str, ...] = ()  # what CUDA_VISIBLE_DEVICES is for the trials that run side by side
+    parallel: int = Field(default=1, gt=0)  # trials trained at once
+    threads: int | None = Field(default=None, gt=0)  # CPU threads of a trial; None: an equal share of the cores
+    devices: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of each of the trials that run at once
     score: ScoreConfig = ScoreConfig()
     timing: TimingConfig = TimingConfig()
 
@@ -106,14 +107,16 @@ class SweepConfig(StrictModel):
         if self.search == "grid":
             ranges = [name for name, knob in self.knobs.items() if knob.values is None]
             if ranges:
-                raise ValueError(f"a grid needs lists of values, {', '.join(ranges)} is a range: search random or tpe")
+                raise ValueError(
+                    f"search grid needs lists of values, but {', '.join(ranges)} is a range: use search random or tpe"
+                )
             if self.trials is not None:
-                raise ValueError("a grid runs every combination: leave out trials, or search random or tpe")
+                raise ValueError("search grid runs every combination: remove trials, or use search random or tpe")
         elif self.trials is None:
-            raise ValueError(f"search {self.search} needs trials: how many to run")
+            raise ValueError(f"search {self.search} needs trials, the number of trials to run")
         both = sorted(self.knobs.keys() & self.set.keys())
         if both:
-            raise ValueError(f"{', '.join(both)} is both set and varied: keep one")
+            raise ValueError(f"{', '.join(both)} is in both set and knobs: remove one")
         if self.devices and len(self.devices) < self.parallel:
-            raise ValueError(f"{self.parallel} trials side by side need as many devices, got {len(self.devices)}")
+            raise ValueError(f"{self.parallel} parallel trials need as many devices, got {len(self.devices)}")
         return self

@@ -1,4 +1,4 @@
-"""What a trial's drafter is worth: its accept length, really decoded, the same prompts for every trial."""
+"""Scores a trial's drafter by the accept length of decoding the same prompts in every trial."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from eyas.types import SamplingParams, Stats
 
 @dataclass
 class Scorer:
-    """Decodes with drafters; the target is loaded when the first is scored."""
+    """Measures the accept lengths of drafters; the target is loaded when the first one is scored."""
 
     config: ScoreConfig
     recipe: DrafterTrainConfig
     folder: Path
-    """Where prompts taken from held-out chats are written."""
+    """The folder into which prompts taken from held-out chats are written."""
 
     @cached_property
     def target(self) -> Target:
-        """The recipe's target."""
+        """The recipe's target, loaded once for all trials."""
         return load_target(self.recipe.target, dtype=self.config.dtype, device=self.config.device)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The target's tokenizer."""
+        """The tokenizer of the recipe's target."""
         return load_tokenizer(self.recipe.target)
 
     @cached_property
     def params(self) -> SamplingParams:
-        """Greedy."""
+        """Greedy sampling of at most `max_tokens` tokens."""
         return SamplingParams(max_tokens=self.config.max_tokens)
 
     @cached_property
     def files(self) -> list[Path]:
-        """The prompt files; without any, one is made of held-out chats."""
+        """The prompt files; if none are configured, one is written from held-out chats."""
         if self.config.prompt_files:
             return list(dict.fromkeys(self.config.prompt_files))
         path = self.folder / "held_out.jsonl"
@@ -64,23 +64,23 @@ class Scorer:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """What is decoded."""
+        """The prompts as batches, one task for each prompt file."""
         return read_tasks(self.files, self.config.batch_size, self.config.prompts)
 
     @cached_property
     def prompts(self) -> dict[str, str]:
-        """Digest of the file of each task."""
+        """Task name -> SHA-256 of its prompt file."""
         return {task.name: file_hash(path) for task, path in zip(self.tasks, self.files, strict=True)}
 
     @cached_property
     def key(self) -> str:
-        """What a score depends on, the drafter aside."""
+        """A hash of everything except the drafter that a score depends on."""
         settings = self.config.model_dump(mode="json", exclude={"prompt_files"})
         text = json.dumps([settings, self.recipe.target, self.prompts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def score(self, trial: Trial) -> dict[str, float]:
-        """Accept length by task; decoded only if it isn't known."""
+        """Task name -> accept length; taken from the trial's `score.json` if nothing it depends on has changed."""
         path = trial.folder / "score.json"
         weights = file_hash(*sorted(trial.drafter.glob("*.safetensors")), trial.drafter / "config.json")
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -104,10 +104,10 @@ class Scorer:
 
 
 def held_out_rows(recipe: DrafterTrainConfig, tokenizer: Any) -> Sequence[TokenRow]:
-    """The validation split of the recipe's store or chats."""
+    """The rows of the validation split of the recipe's store or chats; DataError if the recipe has neither."""
     if recipe.store is not None:
         return FeatureStore.open(recipe.store).rows("validation")
     if recipe.chats is None:
-        raise DataError("the recipe names neither a store nor chats, so there are no held-out prompts")
+        raise DataError("the recipe has neither a store nor chats, so there are no held-out prompts")
     share = HELD_OUT_SHARE if recipe.held_out_share is None else recipe.held_out_share
     return [tokenize_chat(tokenizer, chat) for chat in splits(recipe.chats, share)["validation"]]

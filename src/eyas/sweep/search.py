@@ -1,4 +1,4 @@
-"""Where a sweep looks next: all combinations, random ones, or a tree-structured Parzen estimator (Optuna's TPE)."""
+"""Search strategies of a sweep: a grid, random draws, or Optuna's tree-structured Parzen estimator (TPE)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from eyas.errors import UsageError
 from eyas.sweep.config import Knob, SweepConfig
 
 Values = dict[str, Any]
+"""Key of the recipe -> value, for one trial."""
 
 
 class Search(Protocol):
-    """Asked for values, told what they gave."""
+    """A strategy that proposes values and may learn from their scores."""
 
     def ask(self) -> Values | None:
-        """The next to try; None = nothing is left to try."""
+        """The values of the next trial; None if no trial is left."""
 
     def record(self, values: Values, score: float | None) -> None:
-        """What `values` gave; None = it failed."""
+        """Report the score of a trial with these values, higher being better; None if it failed."""
 
 
-class Listed:
-    """Values that don't depend on what others gave."""
+class FixedSearch:
+    """Proposes values from a fixed sequence, whatever their scores: a grid or random draws."""
 
     def __init__(self, values: Iterable[Values]) -> None:
         self._values = iter(values)
@@ -36,17 +37,17 @@ class Listed:
         return next(self._values, None)
 
     def record(self, values: Values, score: float | None) -> None:
-        """Nothing to learn."""
+        """Ignore the score: the sequence is fixed."""
 
 
 def grid(knobs: Mapping[str, Knob]) -> Iterator[Values]:
-    """Every combination, the last knob changing fastest."""
+    """All combinations of the knobs' values; the last knob varies fastest."""
     for chosen in product(*(knob.values or () for knob in knobs.values())):
         yield dict(zip(knobs, chosen, strict=True))
 
 
 def draws(knobs: Mapping[str, Knob], trials: int, seed: int) -> Iterator[Values]:
-    """`trials` different random combinations, or as many as there are; the same ones for the same seed."""
+    """`trials` distinct random combinations, or fewer if there aren't as many; the same for the same seed."""
     seen: set[str] = set()
     for attempt in range(trials * 100):
         source = random.Random(f"{seed}/{attempt}")
@@ -60,7 +61,7 @@ def draws(knobs: Mapping[str, Knob], trials: int, seed: int) -> Iterator[Values]
 
 
 def draw(knob: Knob, source: random.Random) -> Any:
-    """One value."""
+    """A random value of the knob: uniform over its list or range, or over the logarithm of its range."""
     if knob.values is not None:
         return source.choice(knob.values)
     low, high = knob.bounds
@@ -71,7 +72,7 @@ def draw(knob: Knob, source: random.Random) -> Any:
 
 
 class Tpe:
-    """Optuna's TPE; `history` are values with what they gave, `pending` values that were asked for and not finished."""
+    """Bayesian optimisation with Optuna's TPE sampler."""
 
     def __init__(
         self,
@@ -79,10 +80,14 @@ class Tpe:
         history: Iterable[tuple[Values, float]] = (),
         pending: Iterable[Values] = (),
     ) -> None:
+        """`history` are the values and scores of finished trials, `pending` the values of unfinished ones.
+
+        Raises UsageError if Optuna isn't installed.
+        """
         try:
             import optuna
         except ImportError:
-            raise UsageError("search tpe needs Optuna: pip install 'eyas[train]', or search random") from None
+            raise UsageError("search tpe needs Optuna: pip install 'eyas[train]', or use search random") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._knobs = optuna, config.knobs
         self._spaces = {name: self._space(knob) for name, knob in config.knobs.items()}
@@ -90,7 +95,7 @@ class Tpe:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(
-                # another seed after a resumption, or the sampler would begin with the same draws again
+                # the seed changes when a sweep is resumed, or the sampler would repeat its first draws
                 seed=config.seed + len(done) + len(pending),
                 multivariate=True,
                 constant_liar=config.parallel > 1,

@@ -1,6 +1,6 @@
-"""A sweep: trials side by side, each decoded when it is trained; speed is measured when the machine is quiet again.
+"""Runs a sweep: trains trials in parallel, scores each when it is trained, and times the best once all are done.
 
-Every step leaves its result on disk, so a sweep that was interrupted and is started again goes on where it was.
+Every step leaves its result on disk, so an interrupted sweep resumes when it is started again.
 """
 
 from __future__ import annotations
@@ -21,51 +21,55 @@ from eyas.errors import EyasError
 from eyas.sweep.config import SweepConfig
 from eyas.sweep.score import Scorer
 from eyas.sweep.search import Search
-from eyas.sweep.trial import Process, Trial, Trials
+from eyas.sweep.trial import TrainProcess, Trial, Trials
 
 POLL_SECONDS = 0.2
+"""The interval at which training processes are checked."""
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class SweepResult:
-    """What became of a trial."""
+    """The scores of a trial, or the reason why it failed."""
 
     trial: Trial
     accept_lengths: dict[str, float] = field(default_factory=dict)
-    """By task; empty if it failed."""
+    """Task name -> accept length; empty if the trial failed."""
     failure: str | None = None
+    """Why the trial failed; None if it has a score."""
     timed: Candidate | None = None
-    """Its tokens/s and speedup, if they were measured."""
+    """Tokens/s and speedup; None if they weren't measured."""
 
     @property
     def accept_length(self) -> float:
-        """Mean over tasks: what trials are ranked by."""
+        """The mean over tasks, by which trials are ranked."""
         return fmean(self.accept_lengths.values())
 
 
 class Sweep:
-    """`say` gets a line whenever a trial ends."""
+    """A sweep over the knobs of a recipe, with the results of its trials so far."""
 
     def __init__(self, config: SweepConfig, say: Say) -> None:
+        """Check all knobs; ConfigError if the recipe doesn't take one. `say` gets a line whenever a trial ends."""
         self.config, self._say = config, say
         self.trials = Trials(config)
         self.trials.check()
         self.scorer = Scorer(config.score, self.trials.section, config.output)
-        self.outcomes: dict[str, SweepResult] = {}
+        self.results: dict[str, SweepResult] = {}
+        """Trial name -> result, of the trials that have ended."""
         self._started: set[str] = set()
 
     def train(self) -> None:
-        """Run all trials that are left to run."""
+        """Train and score all trials that are left, at most `parallel` at a time."""
         search = self.trials.search(self._history())
         waiting = self._waiting(search)
-        running: dict[int, Process] = {}  # by place: trials side by side have a place each
+        running: dict[int, TrainProcess] = {}  # slot -> trial; the slot chooses the device
         try:
             while True:
                 while len(running) < self.config.parallel and (trial := next(waiting, None)) is not None:
                     slot = min(set(range(self.config.parallel)) - running.keys())
-                    running[slot] = Process(trial, self._environment(slot))
+                    running[slot] = TrainProcess(trial, self._environment(slot))
                 if not running:
                     return
                 for slot in [slot for slot, process in running.items() if process.ended()]:
@@ -77,9 +81,9 @@ class Sweep:
                 process.stop()
 
     def time(self, bar: Callable[[int], Any]) -> Selection | None:
-        """Measure the speed of the best trials, nothing else running; None if no trial can be measured.
+        """Measure the speed of the best trials and choose one; None if no trial has a score.
 
-        `bar` makes a context whose value is called after every run, given how many there will be.
+        `bar`, given the number of runs, returns a context manager whose value is called after every run.
         """
         chosen = self.ranked[: self.config.timing.best]
         if not chosen:
@@ -88,7 +92,7 @@ class Sweep:
         machine = {name: value for name, value in describe_machine().items() if name != "load_average"}
         settings = {"score": self.config.score.model_dump(mode="json"), "repeats": timing.repeats, "machine": machine}
         bench = DrafterBench(
-            {outcome.trial.name: outcome.trial.drafter for outcome in chosen},
+            {result.trial.name: result.trial.drafter for result in chosen},
             scorer.target,
             scorer.tokenizer,
             scorer.tasks,
@@ -102,35 +106,35 @@ class Sweep:
         with bar(bench.work) as advance:
             candidates = bench.run(advance)
         for candidate in candidates:
-            self.outcomes[candidate.name].timed = candidate
+            self.results[candidate.name].timed = candidate
         return choose(candidates, "accept_length") if candidates else None
 
     @property
     def ranked(self) -> list[SweepResult]:
-        """Trials that gave a drafter, the longest accept length first."""
-        good = [outcome for outcome in self.outcomes.values() if outcome.failure is None]
-        return sorted(good, key=lambda outcome: -outcome.accept_length)
+        """Results with a score, longest accept length first."""
+        good = [result for result in self.results.values() if result.failure is None]
+        return sorted(good, key=lambda result: -result.accept_length)
 
     @property
     def failed(self) -> list[SweepResult]:
-        """The others."""
-        return [outcome for outcome in self.outcomes.values() if outcome.failure is not None]
+        """Results of trials whose training or decoding failed."""
+        return [result for result in self.results.values() if result.failure is not None]
 
     def _history(self) -> list[tuple[Trial, float]]:
-        """Trials of earlier invocations, for a search that learns; scored again if scoring was changed."""
+        """Trials of earlier runs with their scores, for TPE; decoded again if the settings of scoring changed."""
         if self.config.search != "tpe":
             return []
-        outcomes = [self._judge(trial, None) for trial in self.trials.earlier() if trial.trained]
-        return [(outcome.trial, outcome.accept_length) for outcome in outcomes if outcome.failure is None]
+        results = [self._judge(trial, None) for trial in self.trials.earlier() if trial.trained]
+        return [(result.trial, result.accept_length) for result in results if result.failure is None]
 
     def _waiting(self, search: Search) -> Iterator[Trial]:
-        """Trials to train; those that are trained already are judged on the way."""
+        """Trials to train; those already trained are scored in passing."""
         while (values := search.ask()) is not None:
             trial = self.trials.make(values)
-            if trial.name in self.outcomes:
-                known = self.outcomes[trial.name]
+            if trial.name in self.results:
+                known = self.results[trial.name]
                 search.record(values, None if known.failure else known.accept_length)
-            elif trial.name in self._started:  # the search repeats itself before it was told
+            elif trial.name in self._started:  # proposed again before its score was recorded
                 search.record(values, None)
             elif trial.trained:
                 self._record(search, self._judge(trial, None))
@@ -139,23 +143,23 @@ class Sweep:
                 yield trial
 
     def _judge(self, trial: Trial, failure: str | None) -> SweepResult:
-        """Decode with the trained drafter, unless training failed."""
-        outcome = SweepResult(trial, failure=failure)
+        """Score a trial by decoding with its drafter, unless training ended with a `failure`."""
+        result = SweepResult(trial, failure=failure)
         if failure is None:
             try:
-                outcome.accept_lengths = self.scorer.score(trial)
+                result.accept_lengths = self.scorer.score(trial)
             except EyasError as error:
-                outcome.failure = str(error)
-        self.outcomes[trial.name] = outcome
-        result = f"FAILED, {outcome.failure}" if outcome.failure else f"accept length {outcome.accept_length:.3f}"
-        self._say(f"trial {trial.name} ({trial.described}): {result}")
-        return outcome
+                result.failure = str(error)
+        self.results[trial.name] = result
+        score = f"FAILED, {result.failure}" if result.failure else f"accept length {result.accept_length:.3f}"
+        self._say(f"trial {trial.name} ({trial.described}): {score}")
+        return result
 
-    def _record(self, search: Search, outcome: SweepResult) -> None:
-        search.record(outcome.trial.proposed, None if outcome.failure else outcome.accept_length)
+    def _record(self, search: Search, result: SweepResult) -> None:
+        search.record(result.trial.proposed, None if result.failure else result.accept_length)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """Threads and device of a trial, so that trials side by side don't fight for the same ones."""
+        """Environment variables that give the trial in `slot` its own threads and device."""
         threads = self.config.threads or max(1, (os.cpu_count() or 1) // self.config.parallel)
         environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         if self.config.devices:

@@ -1,1 +1,1 @@
-"""Training: one loop, one objective a file."""
+"""Training of drafters and of the demo's language model, with one training loop for both."""

@@ -1,6 +1,7 @@
-"""Recipes: YAML files with one section, `drafter` or `lm`, for the trainer of that name.
+"""Recipes: YAML files for `eyas train` with one section, `drafter` or `lm`, for the trainer of that name.
 
-With `extends: FILE`, or a list of files relative to it, a recipe replaces values of others, key by key.
+With `extends: FILE`, or a list of files, a recipe overrides values of other recipes, key by key. Paths are relative to
+the recipe.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from eyas.train.lm.lm import LmConfig, train_lm
 
 
 def run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> None:
-    """Train what a recipe describes; `overrides` are `key=value`. Raises ConfigError for anything that it can't be."""
+    """Train what a recipe describes, with `key=value` overrides. Raises ConfigError for an invalid recipe."""
     recipe = load_recipe(Path(path), overrides)
     if recipe.lm is not None:
         train_lm(recipe.lm)
@@ -28,7 +29,7 @@ def run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> None:
 
 
 class Recipe(StrictModel):
-    """The sections of a recipe, of which one is given."""
+    """The sections of a recipe, exactly one of which is given."""
 
     lm: LmConfig | None = None
     drafter: DrafterTrainConfig | None = None
@@ -36,25 +37,25 @@ class Recipe(StrictModel):
     @model_validator(mode="after")
     def _one_section(self) -> Recipe:
         if (self.lm is None) == (self.drafter is None):
-            raise ValueError("a recipe has one section, `lm` or `drafter`")
+            raise ValueError("a recipe must have one section, `lm` or `drafter`")
         return self
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe with `key=value` overrides and validate it strictly."""
+    """Read a recipe, apply `key=value` overrides, and validate it; unknown keys are refused."""
     values = read_recipe(path)
     override(values, overrides, str(path))
     return validated(Recipe, values, str(path))
 
 
 def read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The values in a recipe, on top of those of the files that it extends; `extending` are those on the way here."""
+    """The values of a recipe merged over those of the files it extends; `extending` are the files that led here."""
     if path.resolve() in extending:
-        raise ConfigError(f"{path} extends itself, by way of {', '.join(map(str, extending))}")
+        raise ConfigError(f"{path} extends itself through {', '.join(map(str, extending))}")
     own = read_yaml(path)
     bases = own.pop("extends", [])
     if not isinstance(bases, (str, list)):
-        raise ConfigError(f"{path}: extends names a file or a list of files, not {bases!r}")
+        raise ConfigError(f"{path}: extends must be a file or a list of files, not {bases!r}")
     values: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
         values = _merged(values, read_recipe(path.parent / str(base), (*extending, path.resolve())))
@@ -62,7 +63,7 @@ def read_recipe(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Two nested mappings as one; where both have a value, `over`'s."""
+    """Merge two nested mappings; where both have a value, that of `over` counts."""
     merged = dict(under)
     for key, value in over.items():
         there = under.get(key)

@@ -77,7 +77,7 @@ def test_a_mixture_keeps_its_shares_and_its_order() -> None:
     assert all(sum(draw) == 1 for draw in draws)  # one b in four, always
     late = Mixture(sources, shares, seed=1)
     assert late.batch(24, 4)[:, 0].tolist() == draws[24]
-    with pytest.raises(DataError, match="weights name"):
+    with pytest.raises(DataError, match="the weights name"):
         Mixture(sources, {"a": 1.0}, seed=1)
 
 

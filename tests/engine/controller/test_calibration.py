@@ -73,5 +73,5 @@ def test_what_asks_for_a_controller() -> None:
     assert is_auto("auto:chain")
     assert not is_auto("chain:3")
     assert not is_auto(None)
-    with pytest.raises(UsageError, match="unknown tree 'auto:tree': write auto or auto:chain"):
+    with pytest.raises(UsageError, match="unknown tree 'auto:tree': use auto or auto:chain"):
         is_auto("auto:tree")

@@ -38,10 +38,10 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     TABLE.save(path)
     assert CostTable.read(path, "simulation") == TABLE
-    with pytest.raises(UsageError, match="were measured on 'simulation', this is 'elsewhere'"):
+    with pytest.raises(UsageError, match="were measured on 'simulation', but this is 'elsewhere'"):
         CostTable.read(path, "elsewhere")
     path.write_text("{}")
-    with pytest.raises(UsageError, match="holds no costs"):
+    with pytest.raises(UsageError, match="is not a file of costs"):
         CostTable.read(path, "simulation")
     with pytest.raises(UsageError, match="can't read the costs"):
         CostTable.read(tmp_path / "none.json", "simulation")

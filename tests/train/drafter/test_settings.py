@@ -91,8 +91,8 @@ def test_it_says_what_was_chosen_and_by_whom(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("more", "sizes", "words"),
     [
-        ({}, {"vocab_size": 128_256}, "a draft vocabulary of 97 is a small model's: the target has 128,256 tokens"),
-        ({"shape": {"intermediate_size": 23}}, {}, "an MLP 23 wide is a small model's: the target's is 48 wide"),
+        ({}, {"vocab_size": 128_256}, "a draft vocabulary of 97 suits a small model: the target has 128,256 tokens"),
+        ({"shape": {"intermediate_size": 23}}, {}, "an MLP 23 wide suits a small model: the target's is 48 wide"),
         ({"max_length": 1000}, {"max_length": 131_072}, "chats are cut to 1,000 tokens"),
         ({"max_length": 1000}, {"max_length": None}, "chats are cut to 1,000 tokens"),
         ({"shape": {"taps": (0, 1, 2)}}, {}, "the highest tap is boundary 2 of 4"),

@@ -82,9 +82,9 @@ def test_presets_and_taps() -> None:
         ({"kind": "eagle1", "fc_norm": True, "taps": (2,)}, "kind eagle1 has no fc_norm, taps"),
         ({"kind": "eagle3", "depth": 2}, "has no depth"),
         ({"kind": "mla", "head_dim": 8}, "has no head_dim"),
-        ({"kind": "eagle3", "embedding": "none"}, "reads the token embedding"),
-        ({"kind": "eagle1", "train_head": True}, "only a head of its own"),
-        ({"kind": "mlp", "train_embedding": True}, "only an embedding of its own"),
+        ({"kind": "eagle3", "embedding": "none"}, "needs a token embedding"),
+        ({"kind": "eagle1", "train_head": True}, "train_head needs a head of the drafter's own"),
+        ({"kind": "mlp", "train_embedding": True}, "train_embedding needs an embedding of the drafter's own"),
         ({"kind": "medusa"}, "kind"),
     ],
 )
@@ -96,7 +96,7 @@ def test_options_that_would_be_ignored(shape: dict[str, Any], reason: str) -> No
 @pytest.mark.parametrize("part", ["embedding", "head"])
 def test_a_narrow_drafter_can_share_nothing(part: str) -> None:
     narrow = {"hidden_size": 16, "train_embedding": part != "embedding", part: "shared"}
-    with pytest.raises(ConfigError, match=f"target's {part} doesn't fit, so set {part} to own"):
+    with pytest.raises(ConfigError, match=f"target's {part} doesn't fit: set {part} to own"):
         fresh_network(DrafterShape.model_validate(narrow), tiny.target(), ALL)
     with pytest.raises(ConfigError, match="97 draft tokens for a draft vocabulary of 5"):
         fresh_network(DrafterShape(draft_vocab_size=5), tiny.target(), ALL)

@@ -138,8 +138,8 @@ def test_a_feature_loss_needs_a_feature_to_compare_with() -> None:
     ("values", "reason"),
     [
         ({"kl_decay": 1.0}, "kl_decay belongs to the token loss lk"),
-        ({"feature": "mse"}, "feature_weight is above 0 exactly when"),
-        ({"feature_weight": 1.0}, "feature_weight is above 0 exactly when"),
+        ({"feature": "mse"}, "feature_weight must be above 0 if a feature loss is chosen"),
+        ({"feature_weight": 1.0}, "feature_weight must be above 0 if a feature loss is chosen"),
         ({"token_weight": 0.0}, "nothing would be trained"),
         ({"token": "hinge"}, "token"),
         ({"gamma": 1.0}, "gamma"),

@@ -1,4 +1,4 @@
-"""Sizing draft trees by measured cost: costs, gains, calibration, and the controller that weighs them."""
+"""Chooses draft trees by measured costs: cost model, gain model, calibration, and the controller that uses them."""
 
 from eyas.engine.controller.calibration import AUTO, costs_for, is_auto, make_controller
 from eyas.engine.controller.controller import Controller, ControllerState, RoundRecord

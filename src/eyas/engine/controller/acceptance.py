@@ -1,14 +1,14 @@
-"""What the controller learns from drafts: how often their nodes are accepted, and how many good ones there are.
+"""Statistics of drafts: how often their nodes are accepted, and how many candidates of which probability they offer.
 
-`Acceptance` is a running calibration of the drafter's probabilities. How often a child of an accepted node is accepted
-depends on the drafter's probability for it and on whether it is the node's first child, and hardly on its depth; so
-all depths learn together. Frequencies start from a prior, fade with time, and never rise as the probability falls
-(isotonic regression by pooling adjacent violators). The prior is the drafter's probability to a power, 1 if it is well
-calibrated; the power, one number, is learnt from few nodes, long before every bin has seen enough.
+`Acceptance` calibrates the drafter's probabilities. How often a child of an accepted node is accepted depends on the
+drafter's probability for it and on whether it is the node's first child, but hardly on its depth, so all depths are
+pooled. Frequencies start from a prior, decay with time, and are made non-increasing as the probability falls (isotonic
+regression by pooling adjacent violators). The prior is the drafter's probability raised to a power, which is 1 for a
+well calibrated drafter; this one number is learnt from few nodes, long before every bin has seen enough.
 
-`Supply` counts the candidates a row is offered, by depth and probability, for every beam width at once: a narrower beam
-offers the first w children of each node, and its beam is the first w of those among the wider one. Of what lies below
-the end of a draft only this is known: no deeper candidate is better than the best of the last level.
+`Supply` counts the candidates that a row is offered, by depth and probability, for every beam width at once: a narrower
+beam offers the first w children of each node, and its beam is the first w of those among the wider one. About levels
+below the end of a draft only one thing is known: no deeper candidate is better than the best of the last level.
 
 Shapes: G groups, K bins, n nodes, P powers; R rows, W widths of the grid, D depths, F frontier nodes, C children of a
 level.
@@ -31,7 +31,7 @@ Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 GROUPS = 2
-"""Greedy rows and rows with a temperature: the noise that a coupled drafter shares changes what its numbers mean."""
+"""Greedy rows and sampled rows have separate statistics: the Gumbel noise of a coupled drafter changes its scores."""
 _PRIOR = 8.0
 """The number of nodes that the prior of a bin counts for."""
 _POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
@@ -40,10 +40,16 @@ _DOUBT = 2.0
 """Weight, in log-likelihood an octave of power away, of the prior that the drafter is well calibrated."""
 _FADE = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
+_SUPPLY_FADE = 1.0 - 1.0 / 80.0
+"""The factor by which a draft's weight in `Supply` decays with each later one."""
+_ROWS = 16
+"""The most rows of a batch that `Supply` analyses at once; the others follow in later rounds."""
+_PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
+"""The probabilities assumed for every node's children before any draft was seen."""
 
 
 class Acceptance:
-    """Counts of offered and accepted children of accepted nodes, and the acceptance rates they make."""
+    """Counts of offered and accepted children of accepted nodes, and the acceptance rates that follow from them."""
 
     def __init__(self) -> None:
         self._offered: Array = np.zeros((GROUPS, 2, BINS))
@@ -62,7 +68,7 @@ class Acceptance:
         self._accepted += np.bincount(at, weights=accepted, minlength=self._offered.size).reshape(shape)
 
     def forget(self, kept: float) -> None:
-        """Scale the weight of everything learnt by `kept`."""
+        """Scale the weight of everything learnt so far by `kept`, from 0 to 1."""
         self._offered *= kept
         self._accepted *= kept
 
@@ -75,7 +81,7 @@ class Acceptance:
         return ValueTable(values)
 
     def _prior(self) -> Array:
-        """[G, 2, K] the drafter's probabilities raised to the likeliest power."""
+        """[G, 2, K] the drafter's probabilities, raised to the most likely power."""
         raised = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))  # [P, K]
         taken, refused = self._accepted[:, :, None], (self._offered - self._accepted)[:, :, None]  # [G, 2, 1, K]
         likelihood = (taken * np.log(raised) + refused * np.log1p(-raised)).sum(3) - _DOUBT * np.log2(_POWERS) ** 2
@@ -84,7 +90,7 @@ class Acceptance:
 
 
 def never_rising(values: Array, weights: Array) -> Array:
-    """The closest sequence to `values` [K] that never rises (weighted least squares)."""
+    """The non-increasing sequence closest to `values` [K] by weighted least squares."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, length
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         mean, mass, length = value, weight, 1
@@ -96,22 +102,14 @@ def never_rising(values: Array, weights: Array) -> Array:
     return np.concatenate([np.full(length, mean) for mean, _, length in blocks])
 
 
-_SUPPLY_FADE = 1.0 - 1.0 / 80.0
-"""The factor by which a draft's weight decays with each later one."""
-_ROWS = 16
-"""The most rows of a batch that are analysed at once; others follow the next time."""
-_PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
-"""The probabilities assumed for every node's children before any draft was seen."""
-
-
 class Supply:
-    """The average number of candidates a row is offered, by group, beam width, depth and probability."""
+    """The average number of candidates that a row is offered, by group, beam width, depth and probability."""
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         self.widths = tuple(widths)
         self._grid: Indices = np.array(widths)
         self._turn = 0
-        # what a beam offers beyond the next narrower one: a narrow draft then corrects what is expected of wide ones
+        # what a beam offers beyond the next narrower one, so that narrow drafts correct the forecast of wide ones too
         self._sums: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._weights: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._best_sums: Array = np.zeros((GROUPS, depth, BINS))
@@ -122,18 +120,18 @@ class Supply:
 
     @property
     def rates(self) -> Array:
-        """[G, W, D, K] average number of candidates a row."""
+        """[G, W, D, K] the average number of candidates in a row."""
         more = self._sums / np.maximum(self._weights, 1e-9)
         out: Array = np.maximum(more.cumsum(1), 0.0)
         return out
 
     @property
     def best(self) -> Array:
-        """[G, D, K] distribution over the bins of the best candidate of each depth."""
+        """[G, D, K] the distribution over bins of the best candidate at each depth."""
         return self._best_sums / np.maximum(self._best_weights, 1e-9)
 
     def learn(self, offered: BeamCandidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
-        """Count a draft's candidates; `groups` [R], rows that aren't `drafting` [R] are left out."""
+        """Count a draft's candidates; `groups` [R]. Rows that aren't `drafting` [R] are left out."""
         rows = np.arange(len(groups)) if drafting is None else np.flatnonzero(drafting)
         if not len(rows):
             return
@@ -145,7 +143,7 @@ class Supply:
         seen, best = self._levels(offered, rows, group, grid)
         seen[:, 1:] -= seen[:, :-1].copy()
         levels, depth = len(offered.scores), self._sums.shape[2]
-        # below the last level: none is better than the best of it
+        # below the last level, no candidate is better than the best of that level
         beyond = np.arange(BINS) < best[levels - 1][:, None]  # [R, K]
         known = np.zeros((GROUPS, depth, BINS))
         for index in range(GROUPS):
@@ -160,14 +158,14 @@ class Supply:
         _fold(self._best_sums, self._best_weights, tops, known)
 
     def forget(self, kept: float) -> None:
-        """Scale the weight of everything learnt by `kept`."""
+        """Scale the weight of everything learnt so far by `kept`, from 0 to 1."""
         for array in (self._sums, self._weights, self._best_sums, self._best_weights):
             array *= kept
 
     def _levels(
         self, offered: BeamCandidates, rows: Indices, group: Indices, grid: Indices
     ) -> tuple[Array, list[Indices]]:
-        """Counts [G, W', D, K] of what each width of `grid` [W'] is offered, and each level's best bin [R]."""
+        """Counts [G, W', D, K] of the candidates for each width of `grid` [W'], and each level's best bin [R]."""
         shape = (GROUPS, len(grid), self._sums.shape[2], BINS)
         seen = np.zeros(shape)
         fanout = offered.scores[0].shape[1]
@@ -199,7 +197,7 @@ def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
 
 
 def _prior(width: int, depth: int) -> BeamCandidates:
-    """A draft in which every node has the same children: what is assumed at first."""
+    """A draft in which every node has the same children, counted before any real one."""
     spec = SharedTree(depth, width, 1, keeps_candidates=True)
     growth = spec.start(1, torch.device("cpu"))
     steps = torch.tensor(_PRIOR_CHILDREN[:width]).log()

@@ -1,9 +1,9 @@
-"""Start-up calibration: seconds that passes, draft levels and observations take here, with this target and drafter.
+"""Start-up calibration: measures the seconds of passes, draft levels and observations with this target and drafter.
 
-Everything runs through the target's and the drafter's own methods in scratch slots, which are gone afterwards. The
-sizes take turns, each first run is not counted (kernels prepare themselves for a new shape), and the fastest run stands
-for a size, because noise only ever adds. What noise is left is bounded by two things true of any machine: less work
-takes no longer than more, and no work takes longer than doing it in pieces.
+Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn;
+the first run of each is not counted, because kernels are prepared for a new shape then, and the fastest run counts,
+because noise only adds. The remaining noise is bounded by two facts: less work takes no longer than more, and no work
+takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192)
 _PAIRS = (1, 4, 16, 64, 256)
 _WIDTHS = (1, 2, 4, 8)
 _LEVELS = 3
-"""Levels that are timed together; a level's time is an equal share."""
+"""Levels that are timed together; the time of one is an equal share."""
 _SHORT, _LONG = 32, 544
-"""Cache columns held in two measurements; their difference gives a pass's time by column."""
+"""Cache columns in two measurements whose difference gives a pass's time by column."""
 _MIDDLE = 256
-"""Cache columns held while rows of unequal length are compared with equal ones."""
+"""Cache columns while rows of unequal length are compared with equal ones."""
 _EQUAL, _UNEQUAL = 3, (1, 3)
-"""Nodes a row in equal batches; in unequal ones every other row has so many more, the rest so many fewer."""
+"""Nodes of a row in equal batches; in unequal ones, by how much every other row has more, and the rest fewer."""
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
 
+AUTO = ("auto", "auto:chain")
+"""The tree specifications for which a controller chooses each round's tree."""
 Runs = dict[tuple[str, int], list[float]]
+"""(curve, size) -> seconds of each run, the first one uncounted."""
 
 
 def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 16, seconds: float = 4.0) -> CostTable:
-    """Measure for about `seconds`, for batches of up to `batch_size` rows; all slots are empty before and after.
+    """Measure for about `seconds`, for batches of up to `batch_size` rows. All slots must be empty, and are afterwards.
 
     `widest` is the largest number of children that the drafter can offer.
     """
@@ -56,7 +59,7 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
 
 
 def describe(target: Target, drafter: Drafter) -> str:
-    """What costs depend on, in words: model, precision, taps, device, threads, torch."""
+    """What costs depend on, as a sentence: model, precision, taps, device, threads and torch's version."""
     size = sum(weight.numel() for weight in target.model.parameters())
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
@@ -66,7 +69,7 @@ def describe(target: Target, drafter: Drafter) -> str:
 
 
 class _Bench:
-    """Scratch slots, and the passes, drafts and observations that are timed in them."""
+    """Temporary slots, and the passes, drafts and observations that are timed in them."""
 
     def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
         self._target, self._drafter = target, drafter
@@ -83,7 +86,7 @@ class _Bench:
         self._read(range(batch_size), 1)
 
     def measure(self, seconds: float) -> Runs:
-        """Time every size in turn, several laps of it; long ones less often."""
+        """Time every size in turn, several times over; sizes that take long less often."""
         runs: Runs = {}
         work = dict(self._work())
         end = time.perf_counter() + seconds
@@ -96,7 +99,7 @@ class _Bench:
         return runs
 
     def table(self, runs: Runs) -> CostTable:
-        """A cost table with curves through the fastest run of each size."""
+        """The cost table with curves through the fastest run of each size."""
         found = {name: min(taken[1:]) for name, taken in runs.items()}
 
         def points(kind: str) -> dict[int, float]:
@@ -122,13 +125,13 @@ class _Bench:
         )
 
     def _padding(self, found: dict[tuple[str, int], float]) -> Curve:
-        """What unequal rows take longer than equal ones."""
+        """Seconds that unequal rows take longer than equal ones, by padding."""
         rows = self._together
         points = {rows * more: max(0.0, found["unequal", more] - found["unequal", 0]) for more in _UNEQUAL if rows > 1}
         return _curve(sensible(points) or {1: 0.0})
 
     def _work(self) -> Iterable[tuple[tuple[str, int], Callable[[], float]]]:
-        """What is timed, by curve and size."""
+        """((curve, size), function) for everything that is timed; the function returns the seconds of one run."""
         most = self._rows[-1]
         for tokens in _TOKENS:
             if tokens <= max(64, 3 * most):
@@ -152,18 +155,18 @@ class _Bench:
             yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
 
     def _tree(self, nodes: int) -> DraftTree:
-        """A drafted tree of one row with `nodes` nodes, or as many as there are."""
+        """A drafted tree of one row with `nodes` nodes, or fewer if the drafter offers fewer."""
         if not nodes:
             return DraftTree.empty(1, self._target.device)
         spec = SharedTree(1 if nodes <= self._width else 2, self._width, nodes)
         return self._drafter.draft(range(1), spec, self._coupling(1))
 
     def _pass(self, rows: int, tree: DraftTree, columns: int) -> float:
-        """Verify and walk, nothing committed."""
+        """Seconds of verifying a tree and walking it, without committing anything."""
         target, where = self._target, range(rows)
         target.cache.lengths[:rows] = [min(columns, self._long)] * rows
         roots = torch.randint(target.vocab_size, (rows,), generator=self._draw).to(target.device)
-        fresh = dataclasses.replace(tree)  # without what the last pass derived from it
+        fresh = dataclasses.replace(tree)  # without values that the last pass cached in it
         with self._timed() as watch:
             verified = target.verify(where, roots, fresh, self._drafter.taps)
             walk = SeededWalk()(verified.logits, fresh, self._sampler, where)
@@ -176,7 +179,7 @@ class _Bench:
         return watch.seconds
 
     def _read(self, rows: range, pairs: int) -> float:
-        """Observe, and forget again what wasn't known before."""
+        """Seconds of observing `pairs` pairs in each row; all but one are removed afterwards."""
         target = self._target
         shape = (len(rows), pairs, len(self._drafter.taps), target.hidden_size)
         taps = torch.randn(shape, generator=self._draw).to(target.device, target.dtype)
@@ -195,7 +198,7 @@ class _Bench:
 
 
 class _Watch:
-    """Seconds of a `with` block, the device's work included."""
+    """Measures the seconds of a `with` block, including the device's work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -216,7 +219,7 @@ class _Watch:
 
 
 def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
-    """Chains of `nodes` nodes, in turn `more` more and as many fewer."""
+    """A batch of chains whose lengths alternate between `nodes + more` and `nodes - more`."""
     counts = torch.tensor([nodes + more, nodes - more] * (rows // 2), device=target.device)
     steps = torch.arange(nodes + more, device=target.device)
     valid = steps < counts.unsqueeze(1)
@@ -226,12 +229,12 @@ def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
 
 
 def _up_to(batch_size: int) -> Sequence[int]:
-    """Powers of two below the batch size, and the batch size."""
+    """The powers of two below the batch size, and the batch size itself."""
     return [2**i for i in range(batch_size.bit_length()) if 2**i < batch_size] + [batch_size]
 
 
 def sensible(points: dict[int, float]) -> dict[int, float]:
-    """Seconds by size, none more than a larger size took, nor than smaller ones that add up to it."""
+    """Seconds by size, lowered where a larger size, or smaller ones that add up to it, took less."""
     sizes = sorted(points)
     least: dict[int, float] = {}
     for size in reversed(sizes):
@@ -247,16 +250,12 @@ def _curve(points: dict[int, float]) -> Curve:
     return Curve(sizes=tuple(map(float, sizes)), seconds=tuple(points[size] for size in sizes))
 
 
-AUTO = ("auto", "auto:chain")
-"""The tree specifications for which a controller chooses each round's tree."""
-
-
 def is_auto(tree: object) -> bool:
-    """Whether `tree` asks for a controller. UsageError for an unknown kind of auto."""
+    """Whether `tree` requests a controller. UsageError for an unknown kind of auto."""
     if not isinstance(tree, str) or tree.partition(":")[0] != "auto":
         return False
     if tree not in AUTO:
-        raise UsageError(f"unknown tree {tree!r}: write {' or '.join(AUTO)}")
+        raise UsageError(f"unknown tree {tree!r}: use {' or '.join(AUTO)}")
     return True
 
 
@@ -265,8 +264,8 @@ def make_controller(
 ) -> Controller:
     """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
-    `costs` is a table, or a file that is read if it exists, else written after measuring for some seconds (all slots
-    must be empty). None = measured and not kept. UsageError for a file that can't be used.
+    `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
+    which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used.
     """
     offered = drafter.network.config.draft_vocab_size
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
@@ -281,7 +280,7 @@ def make_controller(
 
 
 def costs_for(target: Target, drafter: NetworkDrafter, batch_size: int, saved: Path | None = None) -> CostTable:
-    """The costs in the file `saved`; measured, and written there, if it doesn't exist. None = measured and not kept."""
+    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved."""
     if saved is not None and saved.exists():
         return CostTable.read(saved, describe(target, drafter))
     table = calibrate(target, drafter, batch_size, drafter.network.config.draft_vocab_size)

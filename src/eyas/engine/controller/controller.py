@@ -1,8 +1,8 @@
-"""The controller: before each round, the tree shape that promises the most tokens per second, or none.
+"""The controller: chooses before each round the tree shape with the most expected tokens per second, or plain decoding.
 
-It asks a gain model what each shape would bring and a cost model what it would take, changes the shape only for a clear
-gain, and spends a small share of the time on probes, rounds of other shapes, to learn what the one in use can't show.
-The reasoning is in `docs/controller.md`.
+A gain model forecasts the accepted tokens of each shape, and a cost model its seconds. The shape is changed only for a
+clear gain. A small share of the time is spent on probes, rounds of other shapes, to learn what the shape in use can't
+show. `docs/controller.md` explains the design.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from eyas.tree.shared import SharedTree
 WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
 _ENTER, _LEAVE = 1.03, 1.015
-"""Speculation must beat plain decoding by this to begin, and by this to go on."""
+"""The speedups that speculation must promise to begin, and to continue."""
 _CHANGE = 1.01
-"""A shape must beat the one in use by this."""
+"""The factor by which a shape must be faster than the one in use to replace it."""
 _THINKING, _ANALYSING = 0.002, 0.005
 """Shares of the time that planning, and analysing drafts, may take."""
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
+_EAGER = 6
+"""How many times a `Pace` allows its work at doubling intervals, whatever that costs."""
 
 
 class Controller:
@@ -49,10 +51,10 @@ class Controller:
         counts_freely: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Beams of `widths` (rising) and trees up to `depth`; `max_length` is the target's context.
+        """Choose among beams of `widths` (ascending) and trees up to `depth`; `max_length` is the target's context.
 
-        `counts_freely`: nodes can be counted, and drafting stopped, without a device sync (a CPU). Elsewhere the budget
-        alone limits a tree.
+        `counts_freely`: whether nodes can be counted, and drafting stopped, without a device sync, as on a CPU.
+        Elsewhere only the budget limits a tree.
         """
         self._costs, self._gain = costs, GainModel(widths, depth)
         self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
@@ -65,9 +67,9 @@ class Controller:
         self._choice: Prospect | None = None
         self._probe: Probe | None = None
         self._deferred = 0
-        """Rounds since the drafter last read: tokens it has deferred in each row, roughly."""
+        """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._expected: set[int] = set()
-        """The committed lengths of the last round's rows after it."""
+        """The committed lengths of the rows after the last round; other lengths mean new rows."""
         self._emitted, self._seconds = 0.0, 0.0
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
@@ -122,7 +124,7 @@ class Controller:
             self._count_probe(record, whole)
 
     def snapshot(self) -> ControllerState:
-        """What it does now, for metrics."""
+        """The current state, for metrics."""
         choice, prospects = self._choice, self._prospects
         plain = prospects.plain_rate if prospects is not None else 0.0
         return ControllerState(
@@ -164,12 +166,12 @@ class Controller:
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
-        # attention pads all rows' queries to the longest row's: one easy row must not make the pass dear for the others
+        # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = None
         chooses = self._probe is None or self._probe.chooses
         if self._counts_freely and self._prospects is not None and chooses:
-            # prices decide (but where it is to be found out about them); the budget is where their list ends
+            # prices select the nodes, except in probes that learn about prices; the budget only ends their list
             nodes = 3 * nodes + 4 * rows + 8
             rate = max(prospect.rate, self._prospects.plain_rate)
             prices = self._prospects.prices(rate, nodes)
@@ -197,7 +199,7 @@ class Controller:
         )
 
     def _count_probe(self, record: RoundRecord, seconds: float) -> None:
-        """Pay for a probe's round and go on to its next."""
+        """Charge a round of the current probe to its budget, and end the probe after its last round."""
         if self._probe is None or self._prospects is None:
             return
         rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
@@ -215,10 +217,10 @@ class Controller:
             return
         levels = len(tree.candidates.scores) if tree.candidates is not None else 0
         if self._deferred or not self._expected.issuperset(record.lengths):
-            levels = 0  # drafting began with reading what was deferred, or the prompts of new rows
+            levels = 0  # drafting began with observing deferred pairs, or the prompts of new rows
         passing = record.pass_seconds
         if not self._counts_freely:
-            # the host's clock can't tell drafting from verifying on a device
+            # the host's clock can't separate drafting from verifying on a device
             drafting = self._costs.draft_seconds(record.rows, record.spec.width, record.spec.depth)
             passing, levels = record.draft_seconds + passing - float(drafting), 0
         self._costs.learn(
@@ -247,23 +249,19 @@ class Controller:
 
 
 def _padded(tree: DraftTree, record: RoundRecord) -> int:
-    """The padding of a pass: columns by which its rows are shorter than the longest, summed."""
+    """The padded positions of a pass: the sum over rows of how much shorter they are than the longest."""
     longest = 1 + int(tree.valid.sum(1).max())
     return max(0, record.rows * longest - record.tokens)
 
 
-_EAGER = 6
-"""How many of the first occasions come at doubling intervals, whatever they cost."""
-
-
 class Pace:
-    """When to do something that pays off in the long run, so that it takes no more than a share of the time.
+    """Decides when to repeat some work, so that it takes no more than a share of the time.
 
-    In the beginning it comes at doubling intervals.
+    The first few times it is done at doubling intervals.
     """
 
     def __init__(self, share: float, least: int, most: int) -> None:
-        """Do it every `least` to `most` rounds, within `share` of the rounds' time if that is possible."""
+        """Repeat every `least` to `most` rounds, if possible within `share` of the rounds' time."""
         self._share, self._least, self._most = share, least, most
         self._cost = 0.0
         self._since = most
@@ -271,7 +269,7 @@ class Pace:
         self._times = 0
 
     def due(self) -> bool:
-        """Whether it should be done now."""
+        """Whether the work should be done now."""
         early = self._times < _EAGER and self._since >= 2**self._times // 2
         return (
             early
@@ -280,12 +278,12 @@ class Pace:
         )
 
     def round(self, seconds: float) -> None:
-        """Account for a round of so many seconds."""
+        """Account for a decoding round that took `seconds`."""
         self._since += 1
         self._seconds += seconds
 
     def done(self, seconds: float) -> None:
-        """Account for doing it, which took `seconds`; a single slow time counts little."""
+        """Account for the work, which took `seconds`; a single outlier changes its expected cost little."""
         self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
         self._since, self._seconds = 0, 0.0
         self._times += 1
@@ -303,38 +301,38 @@ class RoundRecord:
     draft: VerifiedDraft | None
     """The draft and the path of each row; None after a plain round."""
     draft_seconds: float
-    """Time of drafting, reading of deferred pairs included."""
+    """Time of drafting, including the observation of deferred pairs."""
     pass_seconds: float
     """Time of the target pass, the walk and the host's wait for them."""
     tokens: int
-    """T, the tokens of the target pass: rows + nodes."""
+    """Tokens of the target pass: rows + nodes."""
     emitted: int
-    """Tokens the round added over all rows."""
+    """Tokens that the round added over all rows."""
     seconds: float | None = None
-    """The whole round, the drafter's observation included; None = draft_seconds + pass_seconds."""
+    """Time of the whole round, including the drafter's observation; None = draft_seconds + pass_seconds."""
     drafting: Sequence[bool] | None = None
     """[R] the rows that were drafted for; None = all."""
 
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What the controller does at the moment; for a plain round depth, width and budget are 0."""
+    """The controller's current choice and its totals; depth, width and budget are 0 for plain decoding."""
 
     depth: int = 0
     width: int = 0
     budget: int = 0
-    """Most nodes of a round, for the whole batch."""
+    """Expected nodes of a round, over the whole batch."""
     predicted_tokens_per_second: float = 0.0
-    """Predicted for the shape in use."""
+    """Prediction for the shape in use."""
     plain_tokens_per_second: float = 0.0
-    """Predicted for plain decoding of the same rows."""
+    """Prediction for plain decoding of the same rows."""
     measured_tokens_per_second: float = 0.0
-    """A running average over the last rounds."""
+    """Running average over the last rounds."""
     mean_depth: float = 0.0
-    """Levels, width and nodes of a round so far, plain ones counted as 0."""
+    """Average levels of a round so far; plain rounds count as 0 here and in the next two."""
     mean_width: float = 0.0
     mean_nodes: float = 0.0
     rounds: int = 0
     plain_rounds: int = 0
     probes: int = 0
-    """Rounds spent on other shapes in order to learn."""
+    """Rounds that were probes of other shapes."""

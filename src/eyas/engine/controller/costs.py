@@ -1,16 +1,17 @@
-"""The cost model: seconds of a target pass, of drafting and of the drafter's observation, measured and kept current.
+"""The cost model: seconds of a target pass, of drafting and of the drafter's observation, corrected in every round.
 
-A pass over T tokens of R rows takes `pass(T) + row(R) + columns read * column`, and `padding(columns)` if its rows are
-of different lengths: attention pads them to the longest. A draft reads the roots' states and then, a level each, passes
-over R x width positions; observation is a drafter's pass over pairs. Curves are linear between measured points.
-`CostTable` is what a start-up calibration measured, `CostModel` corrects it with every round.
+A pass over T tokens of R rows takes `pass(T) + row(R) + columns read * column`, plus `padding(positions)` if its rows
+differ in length, because attention pads them to the longest. A draft reads the roots' states and then runs a pass over
+R x width positions for each further level; observation is a drafter's pass over pairs. Curves are linear between
+measured points. `CostTable` holds what start-up calibration measured; `CostModel` corrects it with every round.
 
-Corrections are robust against noise (`Residuals`). A round's error, the logarithm of measured / predicted, is the
-machine's speed at the time, which everything done around then shares, plus what is wrong with the prediction for that
-kind and size. Neither is known alone: a size always seen in slow times would be blamed for them. So both are fitted to
-the last rounds together: the speed at a time is the mean over the rounds around it, outliers down-weighted (Huber), a
-size's own error the median of what speed leaves over, in turn until they agree. A burst of noise changes the speed of
-its time and nothing else; a rare probe of another size is compared with the rounds around it.
+Corrections are robust against noise (`Residuals`). A round's error, the logarithm of measured / predicted, has two
+parts: the machine's speed at the time, which all rounds around then share, and the error of the prediction for that
+kind and size. They can't be estimated one by one, since a size seen only in slow times would be blamed for these. So
+both are fitted to the last rounds together: the speed at a time is the mean over the rounds around it with outliers
+down-weighted (Huber), and the error of a size is the median of what remains, alternately until both agree. A burst of
+noise then changes nothing but the speed at its time, and a rare probe of another size is compared with the rounds
+around it.
 """
 
 from __future__ import annotations
@@ -33,38 +34,46 @@ from eyas.files import write_text
 Array = npt.NDArray[np.float64]
 
 KINDS = ("pass", "draft", "observe")
+_PASS, _DRAFT, _OBSERVE = range(len(KINDS))
+_INSTANT = 1e-9
+"""The least seconds that are ever predicted."""
+_SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 10.25, 0.25)))
+"""Tokens of the larger passes that a pass is compared with, up to 1024."""
 _ROUNDS = 600
 """The number of rounds that corrections are fitted to."""
 _WINDOW = 9
-"""The number of rounds around a time that tell its speed."""
+"""The number of rounds around a time from which its speed is estimated."""
 _TURNS = 8
+"""Iterations in which speed and errors are fitted alternately."""
 _USUAL = 0.1
-"""Errors beyond this, after speed and size are allowed for, lose weight (Huber)."""
+"""Residuals beyond this, after speed and size are accounted for, lose weight (Huber)."""
 _OCTAVE = 2
-"""Size bins an octave; sizes in one bin share an error."""
+"""Size bins in an octave; sizes in one bin share an error."""
 _SIZE_BINS = 12 * _OCTAVE + 1
 _DOUBT = 0.5
-"""An error seen n times counts n / (n + this)."""
+"""An error seen n times is shrunk by n / (n + this)."""
 _PLENTY = 2.0
-"""A bin seen n times has a weight of n / (n + this) in its own correction and those around it."""
+"""A bin seen n times has a weight of n / (n + this) in its own correction and in those of its neighbours."""
 _NEAR: Array = 2.0 ** (-2.5 * np.abs(np.subtract.outer(np.arange(_SIZE_BINS), np.arange(_SIZE_BINS))))
-"""That weight by distance between bins: planning is about differences, which noise must not decide."""
+"""The factor of that weight by distance between bins, which smooths corrections: plans compare neighbouring sizes."""
 
 
 class CostError(NamedTuple):
     """The prediction error of one kind of work in a round."""
 
     kind: int
-    """An index into `KINDS`."""
+    """The kind of work, as an index into `KINDS`."""
     size: float
+    """Tokens, positions or pairs, depending on the kind."""
     error: float
-    """log(measured / predicted), without corrections."""
+    """log(measured / predicted), where the prediction is the table's, without corrections."""
 
 
 class Residuals:
-    """The machine's speed by time, and errors by kind and size.
+    """The machine's speed over time, and prediction errors by kind and size.
 
-    Sizes from 1 to 4096 fall into logarithmic bins; neighbours are pooled, and beyond the sizes seen errors are flat.
+    Sizes from 1 to 4096 fall into logarithmic bins. Neighbouring bins are pooled; errors are constant beyond the sizes
+    seen.
     """
 
     def __init__(self) -> None:
@@ -76,12 +85,12 @@ class Residuals:
         self._settled = True
 
     def learn(self, parts: tuple[CostError, ...]) -> None:
-        """Remember the errors of a round, its pass first."""
+        """Record the errors of a round, that of its pass first."""
         self._rounds.append(parts)
         self._settled = False
 
     def settle(self) -> None:
-        """Fit speed and errors to the remembered rounds; sizes not among them keep their errors."""
+        """Fit speed and errors to the recorded rounds; sizes that don't occur in them keep their errors."""
         if self._settled:
             return
         self._settled = True
@@ -106,7 +115,7 @@ class Residuals:
                 count = counts[index]
                 errors[present[index]] = np.median(left[stop - count : stop]) * count / (count + _DOUBT)
         seen[present] = counts
-        # what all sizes share is speed
+        # an error that all sizes share is part of the speed
         shared = float(np.average(errors[at[first]]))
         errors[seen > 0] -= shared
         self._log_speed = float(speed[-1]) + shared
@@ -115,7 +124,7 @@ class Residuals:
         self._corrections = (say * self._errors) @ _NEAR / np.where(weight > 0.0, weight, 1.0)
 
     def factor(self, kind: int, size: Array) -> Array:
-        """The factor that corrects predictions for `size`."""
+        """The factor by which to multiply the table's prediction for `size`."""
         at = np.log2(np.maximum(size, 1.0)) * _OCTAVE
         out: Array = np.exp(np.interp(at, np.arange(_SIZE_BINS), self._corrections[kind]) + self._log_speed)
         return out
@@ -127,21 +136,14 @@ def _size_bins(sizes: Array) -> npt.NDArray[np.int64]:
 
 
 def _running_mean(series: Array, weights: Array) -> Array:
-    """The weighted mean over `_WINDOW` entries around each one of `series`, fewer at the ends."""
+    """The weighted mean over the `_WINDOW` entries around each entry of `series`, fewer at both ends."""
     kernel = np.ones(_WINDOW)
     out: Array = np.convolve(series * weights, kernel, "full") / np.convolve(weights, kernel, "full")
     return out[_WINDOW // 2 : _WINDOW // 2 + len(series)]
 
 
-_PASS, _DRAFT, _OBSERVE = range(len(KINDS))
-_INSTANT = 1e-9
-"""The least seconds that are ever predicted."""
-_SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 10.25, 0.25)))
-"""Tokens of the passes that a smaller pass is compared with."""
-
-
 class Curve(StrictModel):
-    """Seconds by size, linear between the points and beyond the last two."""
+    """Seconds by size: linear between points, constant before the first, extrapolated beyond the last two."""
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -150,11 +152,11 @@ class Curve(StrictModel):
     def _check(self) -> Self:
         rising = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
         if not self.sizes or len(self.sizes) != len(self.seconds) or not rising or min(self.seconds) < 0:
-            raise ValueError("a curve needs as many sizes as seconds, sizes that rise, and no negative seconds")
+            raise ValueError("a curve needs as many sizes as seconds, ascending sizes, and no negative seconds")
         return self
 
     def at(self, size: Array | float) -> Array:
-        """The seconds for `size`, an array or a number."""
+        """The seconds for `size`, which may be an array."""
         x = np.asarray(size, dtype=np.float64)
         inside = np.interp(x, self.sizes, self.seconds)
         if len(self.sizes) == 1:
@@ -168,40 +170,40 @@ class CostTable(StrictModel):
     """Costs as calibration measured them on one machine, for one target and drafter; saved as JSON."""
 
     measured_on: str
-    """Machine, models and precision in words; a table measured on something else is refused."""
+    """Machine, models and precision as a sentence; a table with another one is refused."""
     pass_by_tokens: Curve
     """A pass of one row over T tokens."""
     pass_by_rows: Curve
-    """What R rows add to a pass of one row over as many tokens."""
+    """The additional time of a pass over R rows, compared with one row of as many tokens."""
     column_seconds: float
-    """A pass's time for each column of each row's cache."""
+    """The time that each cache column of each row adds to a pass."""
     padding_by_places: Curve
-    """What a pass takes longer than over as many tokens in equal rows, by the places that rows lack to the longest."""
+    """The additional time of a pass whose rows differ in length, by padded positions."""
     draft_by_rows: Curve
-    """The first level, read from the roots' states."""
+    """The first level of a draft, computed from the roots' states."""
     level_by_positions: Curve
-    """A further level over R x width positions."""
+    """A further level of a draft, by its R x width positions."""
     observe_by_pairs: Curve
     """The drafter's pass over the pairs of a round."""
 
     @staticmethod
     def read(path: Path, measured_on: str) -> CostTable:
-        """The table saved at `path`; UsageError if it isn't one or was measured on something else."""
+        """The table saved at `path`; UsageError if the file isn't one, or was measured on something else."""
         try:
             table = CostTable.model_validate_json(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"can't read the costs in {path}: {error.strerror}") from error
         except (ValidationError, ValueError) as error:
-            raise UsageError(f"{path} holds no costs: {error}; delete it to measure anew") from error
+            raise UsageError(f"{path} is not a file of costs: {error}; delete it to measure again") from error
         if table.measured_on != measured_on:
             raise UsageError(
-                f"the costs in {path} were measured on {table.measured_on!r}, this is {measured_on!r}: "
-                "delete the file to measure anew, or name another"
+                f"the costs in {path} were measured on {table.measured_on!r}, but this is {measured_on!r}: "
+                "delete the file to measure again, or choose another"
             )
         return table
 
     def save(self, path: Path) -> None:
-        """Write the table to `path` as JSON. UsageError if that fails."""
+        """Write the table to `path` as JSON; UsageError if that fails."""
         if not path.parent.is_dir():
             raise UsageError(f"can't write the costs to {path}: there is no folder {path.parent}")
         try:
@@ -211,10 +213,10 @@ class CostTable(StrictModel):
 
 
 class CostModel:
-    """A table and its running corrections. Sizes may be arrays.
+    """A cost table with running corrections. Sizes may be arrays.
 
-    Batches of about as many rows share corrections, others don't: as many tokens of fewer rows have longer trees, and
-    what those cost beyond the table would be charged to the first nodes of many rows.
+    Only batches of similar size share corrections: the same number of tokens in fewer rows means longer trees, whose
+    errors would otherwise distort the cost of the first nodes in batches of many rows.
     """
 
     def __init__(self, table: CostTable) -> None:
@@ -222,10 +224,10 @@ class CostModel:
         self._residuals: dict[int, Residuals] = {}
 
     def pass_seconds(self, tokens: Array | float, rows: int, lengths: Sequence[int]) -> Array:
-        """A target pass over `tokens` of `rows` rows whose caches hold `lengths`.
+        """Seconds of a target pass over `tokens` tokens of `rows` rows whose caches hold `lengths` tokens.
 
-        Never more than a larger pass: a size that was seen once, in a bad moment, could otherwise look so dear that
-        nobody ever looks again.
+        Never more than those of a larger pass: a size that was seen only once, in a slow moment, might otherwise look
+        so expensive that it would never be tried again.
         """
         size = np.asarray(tokens, dtype=np.float64)
         larger = self._corrected_pass(_SIZES, rows, lengths)
@@ -234,19 +236,19 @@ class CostModel:
         return np.minimum(self._corrected_pass(size, rows, lengths), bound)
 
     def padding_seconds(self, padding: Array | float, rows: int) -> Array:
-        """What `places` that rows lack to the longest of `rows` rows add to a pass."""
+        """Seconds that `padding` padded positions, in a batch of `rows` rows of unequal length, add to a pass."""
         size = np.asarray(padding, dtype=np.float64)
         bare = np.where(size > 0.0, self.table.padding_by_places.at(size), 0.0)
         return bare * self._corrections(rows).factor(_PASS, np.asarray(float(rows)))
 
     def draft_seconds(self, rows: int, width: Array | float, levels: Array | float) -> Array:
-        """`levels` levels of a beam of `width` in `rows` rows."""
+        """Seconds of drafting `levels` levels with a beam of `width` in `rows` rows."""
         positions = rows * np.asarray(width, dtype=np.float64)
         bare = self._bare_draft(rows, positions, np.asarray(levels, dtype=np.float64))
         return bare * self._corrections(rows).factor(_DRAFT, positions)
 
     def observe_seconds(self, pairs: Array | float, rows: int) -> Array:
-        """Observing `pairs` committed pairs of `rows` rows."""
+        """Seconds of observing `pairs` committed pairs of `rows` rows."""
         size = np.asarray(pairs, dtype=np.float64)
         return self.table.observe_by_pairs.at(size) * self._corrections(rows).factor(_OBSERVE, size)
 
@@ -264,9 +266,9 @@ class CostModel:
         pairs: int = 0,
         observe_seconds: float = 0.0,
     ) -> None:
-        """Take in a round; parts of size 0 weren't measured, and a clock that stood still teaches nothing.
+        """Record the measured seconds of a round. Parts of size 0 weren't measured; times of 0 are ignored.
 
-        `padded`: places that rows lacked to the longest.
+        `padded`: padded positions of the pass.
         """
         if pass_seconds <= 0.0:
             return
@@ -283,7 +285,7 @@ class CostModel:
         self._corrections(rows).learn(tuple(parts))
 
     def settle(self) -> None:
-        """Let what was learnt count from now on."""
+        """Update all corrections from the recorded rounds."""
         for corrections in self._residuals.values():
             corrections.settle()
 
@@ -291,7 +293,7 @@ class CostModel:
         return self._bare_pass(tokens, rows, lengths) * self._corrections(rows).factor(_PASS, tokens)
 
     def _corrections(self, rows: int) -> Residuals:
-        """Those of batches of `rows` to less than twice as many rows, by powers of two."""
+        """The corrections for batches of this size; sizes between two powers of two share theirs."""
         return self._residuals.setdefault(rows.bit_length(), Residuals())
 
     def _bare_pass(self, tokens: Array, rows: int, lengths: Sequence[int]) -> Array:

@@ -1,9 +1,9 @@
-"""Exploration: probes, rounds of other shapes than the one in use, within an allowance of lost time.
+"""Exploration: probes, which are rounds of another shape than the one in use, within a budget of lost time.
 
-While speculating there are three kinds: a plain round, which keeps the price of plain decoding right; a draft that is
-larger than the one in use, of which as ever only what pays is verified (on a CPU, and cheap); and a round that verifies
-more. While not speculating: a draft of which only what pays is verified, so mostly nothing; and two rounds of a large
-shape. Both begin with reading all that the drafter had deferred.
+While speculating there are three kinds of probes: a plain round, which keeps the cost of plain decoding current; a
+larger draft than the one in use, of which only the nodes that pay are verified (on a CPU, where that is cheap); and a
+round that verifies more. While not speculating there are two: a draft of which only the nodes that pay are verified,
+often none; and two rounds of a large shape. Both first observe everything that the drafter had deferred.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from eyas.engine.controller.planner import Prospect, Prospects
 
 _FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
 _FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
+"""Shares of all time that each kind of probe may lose, while speculating and (second line) while not."""
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
-"""The least share of its time that a probe is taken to lose, whatever the models say."""
+"""The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
-"""Speculating rounds after which a plain one is due whatever it loses, if speculation promises less than so many times
-plain decoding: is that as slow as it was measured? The larger the promise, the less that is worth asking twice."""
+"""Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
+predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
 _SECOND_THOUGHTS = (8, 24)
-"""Plain rounds in a row after which a draft is looked at on credit: answers begin with words that nobody guesses."""
+"""Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
+guess and say little about the rest."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 
@@ -32,38 +34,40 @@ class Probe(NamedTuple):
     """A few rounds of another shape, spent on learning."""
 
     prospect: Prospect | None
-    """The shape's promise; None = plain rounds."""
+    """The shape and its forecast; None = plain rounds."""
     rounds: int
+    """Rounds that are left."""
     least: float
-    """Seconds that a round of it is taken to lose at the least: luck is not to call for another at once."""
+    """The least seconds that a round is charged with, so that a lucky one doesn't lead to another probe at once."""
     allowance: Allowance
+    """The budget that is charged."""
     chooses: bool = False
-    """Whether only nodes that pay are verified; a round then counts as a loss of `least`, whatever comes of it."""
+    """Whether only nodes that pay are verified; each round is then charged with exactly `least`."""
 
 
 class Allowance:
-    """A budget of seconds that may be lost: a share of all time."""
+    """A budget of seconds that may be lost, which grows by a share of all time."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._credit = 0.0
 
     def earn(self, seconds: float) -> None:
-        """Add the share of `seconds` that went by."""
+        """Add the budget's share of `seconds` of elapsed time."""
         self._credit += self._share * seconds
 
     def affords(self, cost: float) -> bool:
-        """Whether `cost` seconds may be lost now. Savings beyond twice that are dropped: no spree follows a lull."""
+        """Whether `cost` seconds may be lost now. More than twice that is never saved up, so probes don't cluster."""
         self._credit = min(self._credit, 2.0 * cost)
         return self._credit >= cost
 
     def spend(self, cost: float) -> None:
-        """Take `cost` lost seconds from the budget."""
+        """Charge the budget with `cost` lost seconds."""
         self._credit -= cost
 
 
 class Explorer:
-    """Proposes probes, and keeps the budget of each kind."""
+    """Proposes probes within the budget of each kind."""
 
     def __init__(self) -> None:
         self._plain, self._drafts = Allowance(_FOR_PLAIN), Allowance(_FOR_DRAFTS)
@@ -81,7 +85,7 @@ class Explorer:
             allowance.earn(seconds)
 
     def beside(self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool) -> Probe | None:
-        """A probe beside a shape in use, if one is affordable; `chooses`: do rounds choose what they verify?"""
+        """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay."""
         least = _LEAST * choice.seconds
         doubtful = choice.rate < prospects.plain_rate * _ON_TRIAL.get(self._speculated, 0.0)
         if doubtful or self._plain.affords(max(prospects.plain_seconds - rows / choice.rate, least)):
@@ -103,7 +107,7 @@ class Explorer:
     def instead_of_plain(
         self, prospects: Prospects, costs: CostModel, rows: int, lengths: Sequence[int], deferred: int, chooses: bool
     ) -> Probe | None:
-        """A probe of speculation, if reading what `deferred` rounds left unread is affordable too."""
+        """An affordable probe while not speculating, if any; its cost includes observing `deferred` rounds."""
         best = prospects.best()
         waiting = sum(min(length, deferred) for length in lengths)
         reading = float(costs.observe_seconds(waiting, rows))

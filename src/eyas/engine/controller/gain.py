@@ -1,8 +1,8 @@
-"""The gain model: expected nodes and accepted tokens of every tree shape, learnt from the drafts made.
+"""The gain model: the expected nodes and accepted tokens of every tree shape, learnt from earlier drafts.
 
-A node is kept where its value, the chance that it is accepted, reaches a threshold; so a shape is a beam width, a depth
-and a threshold, and what a batch keeps is the sum of what its rows offer above it. That every row's average offer adds
-up is exact for the mean, whatever the rows are like.
+A node is kept if its value, the probability that it is accepted, reaches a threshold. So a shape consists of a beam
+width, a depth and a threshold, and a batch keeps the sum of what its rows offer above the threshold. Multiplying the
+average row by the number of rows gives the exact mean, however much rows differ.
 Shapes: G groups, W widths, D depths, K bins, L thresholds, R rows, N nodes.
 """
 
@@ -21,29 +21,30 @@ from eyas.tree.values import BIN_EDGES, ValueTable, bins
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
 _HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
 THRESHOLDS: Array = np.array(_LOW + _HIGH)
-"""[L] the thresholds of node values that shapes differ in."""
+"""[L] the thresholds of node values among which shapes choose."""
 _TOP, _BOTTOM = BIN_EDGES[:-1, None], np.maximum(BIN_EDGES[1:, None], np.log(THRESHOLDS))  # [K, 1], [K, L]
 _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
-"""[K, L] the part of a bin that reaches a threshold."""
+"""[K, L] the share of a bin's nodes that reach a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
-"""[K, L] the value of those nodes together."""
+"""[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
 _TRIAL = 12
-"""Rounds after which forecasts are judged."""
+"""Rounds after which forecasts are compared with results."""
 _SURPRISE = 4.0
-"""Deviations (of as many independent tokens) beyond which forecasts are wrong; tokens of a path go together."""
+"""Standard deviations, as if tokens were independent, beyond which forecasts are considered wrong."""
 _AFTER_SURPRISE = 0.3
+"""The weight that everything learnt so far keeps after such a surprise."""
 
 
 class Forecast(NamedTuple):
-    """What a round of a batch is expected to bring, by shape."""
+    """The expected result of a round, by shape."""
 
     nodes: Array  # [W, D, L] in the whole batch
     accepted: Array  # [W, D, L] draft tokens, likewise
-    levels: Array  # [D, L] levels that will be drafted before no row has anything worth going on from
+    levels: Array  # [D, L] levels that are drafted until no row has a node worth extending
 
 
 class GainModel:
-    """Acceptance rates and candidate counts, and the forecast that follows from both."""
+    """Forecasts the nodes and accepted tokens of all shapes from acceptance rates and candidate counts."""
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         self.widths, self.depth = tuple(widths), depth
@@ -52,7 +53,7 @@ class GainModel:
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
-        """Learn from a verified draft, and from its candidates where they were kept; `groups` [R]."""
+        """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
         tree = draft.tree
         alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
         if tree.candidates is not None:
@@ -74,9 +75,10 @@ class GainModel:
         self._acceptance.learn(groups[at], later, bins((logprob - above)[at, node]), walked[at, node + 1])
 
     def judge(self, promised: float, kept: float) -> None:
-        """A round was forecast to accept `promised` draft tokens and accepted `kept`.
+        """Compare the `promised` accepted draft tokens of a round with the `kept` ones.
 
-        If forecasts are wrong for a while by far more than chance, the text has changed: the old one is soon forgotten.
+        If forecasts are wrong over several rounds by far more than chance, the text has changed, and everything learnt
+        from the old one loses most of its weight.
         """
         self._promised, self._kept, self._judged = self._promised + promised, self._kept + kept, self._judged + 1
         if self._judged < _TRIAL:
@@ -87,15 +89,15 @@ class GainModel:
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
     def settle(self) -> None:
-        """Let what was learnt about values count from now on."""
+        """Update node values with everything learnt so far."""
         self.values = self._acceptance.table()
 
     def forecast(self, group_rows: Sequence[int]) -> Forecast:
-        """For a batch of `group_rows` [G] rows of each group."""
+        """The forecast for a batch with `group_rows` [G] rows of each group."""
         rates, best = self._supply.rates, self._supply.best
         shape = (len(self.widths), self.depth, len(THRESHOLDS))
         nodes, accepted = np.zeros(shape), np.zeros(shape)
-        idle = np.ones(shape[1:])  # [D, L] the chance that no row has anything worth a level more
+        idle = np.ones(shape[1:])  # [D, L] the probability that no row has a node worth another level
         for group in range(GROUPS):
             rows = group_rows[group]
             if not rows:

@@ -1,10 +1,10 @@
-"""The planner: expected tokens per second of every tree shape at once, and the shape that has the most.
+"""The planner: computes the expected tokens per second of all tree shapes at once and finds the fastest.
 
 tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, columns) + observe(R + accepted))
 
-Where a round decides at its end which nodes are kept, rows come out unequal, which has its price too. Equal chains
-don't pay it: they stand where chains of the lowest threshold would.
-Shapes: W widths, D depths, L thresholds.
+Where a round selects its nodes after drafting, rows differ in length, and the cost of padding is added. Chains of equal
+length don't have it; they take the place of chains with the lowest threshold.
+Shapes: W widths, D depths, L thresholds, R rows.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.gain import Forecast
 
 _LONGEST = 2.0
-"""Assumed ratio of the longest row's nodes to a row's average."""
+"""Assumed ratio of the nodes in the longest row to the average row's."""
 
 
 class Shape(NamedTuple):
-    """A tree shape, as indices into widths, depths - 1 and thresholds."""
+    """A tree shape as indices: of the width, of the depth (depth - 1), and of the threshold."""
 
     width: int
     depth: int
@@ -32,20 +32,21 @@ class Shape(NamedTuple):
 
 
 class Prospect(NamedTuple):
-    """What a shape promises for a round of the batch."""
+    """The forecast of a round of the whole batch with one shape."""
 
     shape: Shape
     nodes: float
     accepted: float
+    """Accepted draft tokens; each row emits one token more."""
     seconds: float
     drafting: float
-    """How many of the seconds drafting takes."""
+    """The part of `seconds` that drafting takes."""
     rate: float
-    """Expected tokens per second."""
+    """Expected tokens per second, over all rows."""
 
 
 class Prospects:
-    """The promises of all shapes, and of plain decoding, for one batch."""
+    """The forecasts of all shapes, and of plain decoding, for one batch."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Prospects:
         depth: int,
         stops_early: bool,
     ) -> None:
-        """Considers depths up to `depth`; a draft that `stops_early` ends with the last level worth going on from."""
+        """Forecast all shapes up to `depth`. `stops_early`: whether drafting ends once no node is worth extending."""
         self._nodes, self._accepted = forecast.nodes[:, :depth].copy(), forecast.accepted[:, :depth]
         full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], self._nodes.shape)
         levels = np.broadcast_to(forecast.levels[:depth], full.shape).copy() if stops_early else full
@@ -89,7 +90,7 @@ class Prospects:
         return self.of(Shape(int(at[0]), int(at[1]), int(at[2])))
 
     def of(self, shape: Shape) -> Prospect:
-        """What a shape promises; one too deep is cut to what fits."""
+        """The forecast of a shape, which is cut to the greatest depth considered."""
         at = shape._replace(depth=min(shape.depth, self._rate.shape[1] - 1))
         return Prospect(
             at,
@@ -101,16 +102,16 @@ class Prospects:
         )
 
     def prices(self, rate: float, count: int) -> tuple[float, ...]:
-        """Tokens that could be had, at `rate` a second, in the time that 1, 2, ... `count` nodes add to the pass."""
+        """The tokens generated at `rate` per second in the time that 1, 2, ... `count` nodes add to the pass."""
         added = self._pass(self._rows + np.arange(1.0, count + 1)) - self.plain_seconds
         return tuple((rate * added).tolist())
 
     def padding_prices(self, rate: float, count: int) -> tuple[float, ...]:
-        """Likewise in the time that 1, 2, ... `count` places add which rows lack to the longest."""
+        """The tokens generated at `rate` per second in the time that 1, 2, ... `count` padded positions add."""
         return tuple((rate * self._padding(np.arange(1.0, count + 1))).tolist())
 
     def larger(self, shape: Shape, wider: int = 0, deeper: int = 0, lower: int = 0) -> Prospect:
-        """The shape some steps larger; what it shows includes what `shape` would have shown."""
+        """The forecast of a shape some steps larger, within the grid; its candidates include those of `shape`."""
         return self.of(
             Shape(
                 min(shape.width + wider, self._rate.shape[0] - 1),

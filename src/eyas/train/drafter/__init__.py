@@ -1,1 +1,1 @@
-"""A drafter's training run: recipe, sizes, data, validation, checkpoints."""
+"""Training runs of drafters: recipe section, sizes, data, validation and checkpoints."""

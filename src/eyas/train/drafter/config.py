@@ -1,4 +1,4 @@
-"""The section `drafter` of a recipe: on which data, of which shape, with which loss, for how long."""
+"""The section `drafter` of a recipe: data, shape, loss, validation and training loop."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from eyas.train.loss.config import LossConfig
 
 
 class DrafterTrainConfig(StrictModel):
-    """A drafter's training run. Whatever `loss` leaves out is what the kind's paper trains it with."""
+    """The settings of a drafter's training run; omitted values of `loss` are those of the paper of the kind."""
 
     target: str  # a folder, a Hub id, or `demo`, the embedded target
     source: SourceKind = "online"
-    store: Path | None = None  # what `eyas data capture` made; for offline and hybrid
+    store: Path | None = None  # a store made by `eyas data capture`; for offline and hybrid
     chats: Path | None = None  # a chat folder or a .jsonl file; for online and hybrid
-    held_out_share: float | None = Field(default=None, gt=0, lt=1)  # of a .jsonl file; folders and stores are split
+    held_out_share: float | None = Field(default=None, gt=0, lt=1)  # of a .jsonl file; folders and stores have splits
     output: Path
     device: str | None = None  # None: the accelerator if there is one
     target_dtype: str = "auto"  # auto: the checkpoint's, float32 on CPUs without kernels for it
     shape: DrafterShape = DrafterShape()
     loss: LossConfig
     warm_start: str | None = None  # a drafter of the same kind and sizes; `demo` is the embedded one
-    batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # a micro-batch, padding counted
-    max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # chats are cut to so many tokens
+    batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # tokens of a micro-batch, padding included
+    max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # tokens to which chats are cut
     validation: ValidationConfig = ValidationConfig()
-    keep_checkpoints: int | None = Field(default=None, ge=1)  # newest ones that stay beside the best; None: all
+    keep_checkpoints: int | None = Field(default=None, ge=1)  # newest ones to keep besides the best; None: all
     loop: LoopConfig
 
     @model_validator(mode="before")
@@ -52,7 +52,7 @@ class DrafterTrainConfig(StrictModel):
                 need = "needs" if wanted else "doesn't read"
                 raise ValueError(f"the {self.source} source {need} {name}")
         if self.source == "offline" and self.held_out_share is not None:
-            raise ValueError("a store has a validation split of its own: leave out held_out_share")
+            raise ValueError("a store has a validation split of its own: remove held_out_share")
         return self
 
 
@@ -60,4 +60,5 @@ ELSEWHERE = {
     "target", "source", "store", "chats", "held_out_share", "output", "device", "validation", "keep_checkpoints",
     "loop",
 }  # fmt: skip
-"""Settings that may differ when a run is resumed: where things lie and how it is watched. The data has its own hash."""
+"""Settings that may differ when a run is resumed: paths, the device, validation and the loop, which checks its own.
+The data may move, because its contents are compared by hash."""

@@ -1,6 +1,6 @@
-"""The data of a drafter's run: token rows of a store or of chats, and the target's features for each batch of them.
+"""The data of a drafter's run: token rows from a store or from chats, and the target's features for each batch.
 
-Whatever the source, the same chats give the same rows, the same batches and, but for rounding, the same features.
+Whatever the source, the same chats give the same rows, the same batches and, up to rounding, the same features.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ HELD_OUT_SHARE = 0.02
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rows of both splits, and `features(batches, taps)`, the source of their features."""
+    """Rows of both splits, and `features(batches, taps)`, which makes the source of their features."""
 
     rows: dict[str, list[TokenRow]]
     left_out: tuple[str, ...]
-    """Why chats couldn't be used, a line each."""
+    """One line for each chat that couldn't be used."""
     served_taps: tuple[int, ...]
     """The taps (aux hidden states) that the store holds; empty without a store."""
     fingerprint: str
@@ -44,7 +44,7 @@ class TrainingData:
     def __post_init__(self) -> None:
         for name in SPLITS:
             if not self.rows.get(name):
-                raise DataError(f"there is no chat for {name}: add chats, or hold out another share of them")
+                raise DataError(f"there is no chat for {name}: add chats, or change the held-out share")
 
 
 def open_data(
@@ -58,7 +58,7 @@ def open_data(
 ) -> TrainingData:
     """Open the store or chats that a recipe names; chats are cut to `longest` tokens.
 
-    Raises DataError and StoreError for what is missing or doesn't fit the target.
+    Raises DataError or StoreError if data is missing or was made for another target.
     """
     opened = None if store is None else FeatureStore.open(store)
     if opened is not None:
@@ -74,19 +74,19 @@ def open_data(
     served = () if opened is None else opened.served_taps
     if chats is None:
         if opened is None:
-            raise DataError("there is neither a store nor chats to train on")
+            raise DataError("the recipe names neither a store nor chats")
         rows = {name: opened.rows(name) for name in SPLITS}
         return TrainingData(rows, (), served, opened.settings.target.fingerprint, features)
     if chats.is_dir() and share is not None:
-        raise ConfigError(f"{chats} is a chat folder with a split of its own: leave out held_out_share")
+        raise ConfigError(f"{chats} is a chat folder, which has a validation split of its own: remove held_out_share")
     found = read_rows(tokenizer, chats, HELD_OUT_SHARE if share is None else share, longest, target.vocab_size)
     return TrainingData(found.rows, tuple(found.reasons), served, fingerprint(target.model), features)
 
 
 def with_taps(shape: DrafterShape, target: Target, served: tuple[int, ...]) -> DrafterShape:
-    """The shape with its taps written down: the recipe's, else `choose_taps`', else the `served` ones of the store.
+    """The shape with explicit taps: the recipe's, else those of `choose_taps`, else those that the store holds.
 
-    A kind that reads the final state alone keeps to it. `served` is () without a store.
+    A kind that reads only the final state is left alone. `served` is () without a store.
     """
     usual = drafter_config(shape, target).taps or ()
     if shape.taps is not None or usual == (target.num_layers + 1,):

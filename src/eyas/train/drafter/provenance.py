@@ -1,6 +1,6 @@
-"""The provenance of a drafter, written into its config.json: target, data, settings, versions, figures.
+"""The provenance in a drafter's config.json: target, data, settings, versions and validation figures.
 
-There are no paths in it, because checkpoints are moved and published.
+It contains no paths, because checkpoints are moved and published.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Origin:
     """The provenance that all checkpoints of a run share."""
 
     identity: dict[str, Any]
-    """What decides the weights besides the recipe; a run is resumed only if it is the same."""
+    """Inputs besides the recipe that decide the weights; a run is resumed only if they are the same."""
     facts: dict[str, Any]
-    """The entries of the provenance."""
+    """The entries of the provenance that all checkpoints share."""
 
     @classmethod
     def of(
@@ -36,7 +36,7 @@ class Origin:
         batches: ChatBatches,
         vocabulary: DraftVocabulary,
     ) -> Origin:
-        """Of a run on `batches`; their hash is that of the token rows, wherever they were read from."""
+        """The origin of a run on `batches`, whose hash is that of their token rows, wherever these were read from."""
         rows = [row for row in batches.rows if learnable(row)]
         identity = {
             "target_fingerprint": fingerprint,

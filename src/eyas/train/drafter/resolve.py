@@ -1,4 +1,4 @@
-"""What a recipe leaves open, chosen for the target and the machine."""
+"""Resolves the `auto` settings of a recipe for the target and the machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from eyas.train.loop.checkpoint import saved_identity
 from eyas.train.loop.distributed import ProcessGroup
 
 LENGTH = 4096
-"""Tokens that an `auto` length cuts chats to, as SpecForge's examples do; SafeAILab/EAGLE has half of that."""
+"""Tokens to which chats are cut if the length is `auto`, as in SpecForge's examples; SafeAILab/EAGLE uses half."""
 CHATS = 2
-"""Chats of full length in an `auto` micro-batch."""
+"""Chats of full length that fit into an `auto` micro-batch."""
 
 
 class SizedConfig(DrafterTrainConfig):
-    """A drafter's training run of which no size is open. Resuming compares it, and config.yaml records it."""
+    """A drafter's training run without `auto` sizes; compared when a run is resumed, and kept in its config.yaml."""
 
     target_dtype: str
     batch_tokens: int
@@ -23,7 +23,7 @@ class SizedConfig(DrafterTrainConfig):
 
 
 def resolved_dtype(config: DrafterTrainConfig, processes: ProcessGroup) -> str:
-    """The target's dtype. `auto` is what the run began with, or else `resolve_dtype`'s; rank 0 decides."""
+    """The target's dtype. `auto` is the one a resumed run began with, or else that of `resolve_dtype` on rank 0."""
     if config.target_dtype != "auto":
         return config.target_dtype
     began = saved_identity(config.output / "state").get("target_dtype")
@@ -32,10 +32,10 @@ def resolved_dtype(config: DrafterTrainConfig, processes: ProcessGroup) -> str:
 
 
 def sized(config: DrafterTrainConfig, target: TargetModel, dtype: str) -> SizedConfig:
-    """Fill in every `auto` size; the target is loaded in `dtype`.
+    """Resolve every `auto` size for a target that is loaded in `dtype`.
 
-    Chats are cut to 4,096 tokens or the target's context, and a micro-batch has room for two such chats. A draft
-    vocabulary of None stays the target's whole one.
+    Chats are cut to 4,096 tokens or the target's context, and a micro-batch holds two such chats. A draft vocabulary of
+    None remains the target's whole one.
     """
     length = min(LENGTH, target.max_length or LENGTH) if config.max_length == "auto" else config.max_length
     shape = config.shape

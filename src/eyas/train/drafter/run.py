@@ -1,4 +1,4 @@
-"""A drafter's training run: the objective of the loop, whose validations save checkpoints into the run's folder."""
+"""A drafter's training run: the loop's objective and validation, and the folder with its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKPOINT_DTYPE = torch.bfloat16
 
 
 class DrafterRun:
-    """A drafter's objective together with its validation data and its run folder; what `train` runs."""
+    """A drafter's objective with its validation data and its run folder, which the loop's `train` runs."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class DrafterRun:
         config: DrafterTrainConfig,
         processes: ProcessGroup,
     ) -> None:
-        """`batches` is how many held-out batches there are. Without `decoding`, validations decode nothing."""
+        """`batches` is the number of held-out batches; without `decoding`, validations don't decode."""
         self._objective, self._held_out, self._origin, self._decoding = objective, held_out, origin, decoding
         self._count = min(config.validation.batches, batches)
         self._folder = RunFolder(config.output, config.keep_checkpoints)
@@ -75,12 +75,12 @@ class DrafterRun:
         return figures
 
     def finish(self) -> Path:
-        """Copy the last checkpoint to `drafter/` and return that directory."""
+        """Copy the last checkpoint to `drafter/` on rank 0 and return that folder."""
         return self._folder.finish() if self._processes.is_main else self._folder.path / "drafter"
 
 
 def served_copy(network: DraftNetwork) -> DraftNetwork:
-    """An unsharded copy in the dtype of checkpoints. All processes must call it."""
+    """An unsharded copy of the network in `CHECKPOINT_DTYPE`. All processes must call it."""
     state = {name: full_tensor(tensor.detach()) for name, tensor in network.state_dict().items()}
     copy = type(network)(network.config)
     copy.load_state_dict(
@@ -94,18 +94,18 @@ PREFIX = "step-"
 
 
 class RunFolder:
-    """The drafter directories of a run: `checkpoints/step-N/`, `best/` and `drafter/`, each complete or absent.
+    """The drafter folders of a run: `checkpoints/step-N/`, `best/` and `drafter/`, each complete or absent.
 
-    Which checkpoint is the best and which may be deleted follows from the checkpoints themselves, so interruptions
-    lose nothing.
+    Which checkpoint is the best, and which ones may be deleted, is computed from the checkpoints alone, so nothing is
+    lost by an interruption.
     """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
-        """`keep` is how many of the newest checkpoints stay beside the best one; None is all."""
+        """`keep` is the number of newest checkpoints that are kept besides the best one; None = all."""
         self.path, self._keep = path, keep
 
     def checkpoints(self) -> dict[int, Path]:
-        """The checkpoints' directories by step, in order."""
+        """Step -> folder of its checkpoint, in order."""
         found = {
             int(path.name.removeprefix(PREFIX)): path
             for path in (self.path / "checkpoints").glob(PREFIX + "*")
@@ -114,9 +114,9 @@ class RunFolder:
         return dict(sorted(found.items()))
 
     def add(self, step: int, write: Callable[[Path], None]) -> None:
-        """Fill `checkpoints/step-N` with `write`, then copy the best checkpoint and delete those that aren't kept.
+        """Have `write` fill `checkpoints/step-N`, then copy the best checkpoint to `best/` and delete old ones.
 
-        Checkpoints of this and later steps, left by a run that was interrupted, are deleted first.
+        Checkpoints of this and later steps, which an interrupted run left, are deleted first.
         """
         for number, path in self.checkpoints().items():
             if number >= step:
@@ -130,20 +130,20 @@ class RunFolder:
                 shutil.rmtree(path)
 
     def best(self) -> Path:
-        """The checkpoint with the highest score, of equal ones the earliest. Raises CheckpointError without any."""
+        """The checkpoint with the highest score, the earliest if several have it. CheckpointError if there is none."""
         scored = {path: score(path) for path in self.checkpoints().values()}
         if not scored:
-            raise CheckpointError(f"{self.path} holds no checkpoint to choose from")
+            raise CheckpointError(f"{self.path} holds no checkpoints")
         return max(scored, key=lambda path: scored[path])
 
     def finish(self) -> Path:
-        """Copy the last checkpoint to `drafter/`, and return that directory."""
+        """Copy the last checkpoint to `drafter/` and return that folder."""
         folder = self.path / "drafter"
         copy_folder(list(self.checkpoints().values())[-1], folder)
         return folder
 
 
 def score(checkpoint: Path) -> float:
-    """The figure by which a checkpoint is chosen, named in its provenance; higher is better."""
+    """The validation figure by which its provenance says a checkpoint is chosen; higher is better."""
     provenance = read_json(checkpoint / "config.json").get("eyas", {})
     return float(provenance["validation"][provenance["chosen_by"]])

@@ -1,4 +1,4 @@
-"""The settings of a run, shown before it starts and kept as `settings.txt`, and warnings of those that look wrong."""
+"""The table of settings that a run prints when it starts and keeps as `settings.txt`, and warnings about odd ones."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ FILE = "settings.txt"
 _ADAM_BYTES = 4 + 4 + 8
 """Bytes of a trained float32 weight, its gradient and AdamW's two moments."""
 
-# From where on a target is no toy, and settings of small models are doubtful.
+# Sizes from which a target is no longer a toy, and limits beyond which settings for it are doubtful.
 _REAL_VOCABULARY, _REAL_CONTEXT, _REAL_WIDTH = 32_000, 4096, 1024
 _LEAST_DRAFT_VOCABULARY, _LEAST_LENGTH, _LEAST_EPOCHS, _LEAST_DEPTH = 8000, 1024, 0.5, 0.6
 _MOST_LR = 5e-4
 """Five times the highest rate that EAGLE, SpecForge and speculators publish for AdamW (5e-5 to 1e-4)."""
 _MOST_MATRIX_LR = 0.02
-"""Keller Jordan's rate for Muon; speculators has 0.001. The demo's 0.08 was found for matrices of 256 x 512."""
+"""Keller Jordan's rate for Muon; speculators uses 0.001. The demo's 0.08 was tuned for matrices of 256 x 512."""
 
 
 class Setting(NamedTuple):
-    """A line of the table: what was chosen, and by whom."""
+    """A row of the table: a setting, its value, and where that is from."""
 
     name: str
     value: str
@@ -48,10 +48,10 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Outlook:
-    """A run before its first step."""
+    """Everything that is known of a run before its first step."""
 
     written: DrafterTrainConfig
-    """As the recipe has it."""
+    """The settings as the recipe has them, before `auto` values are resolved."""
     config: SizedConfig
     loop: ResolvedLoop
     target: TargetModel
@@ -59,10 +59,10 @@ class Outlook:
     vocabulary: DraftVocabulary
     batches: ChatBatches
     started: str | None = None
-    """The drafter it starts from, and how much of it fits."""
+    """The drafter of a warm start and how much of it was used; None without a warm start."""
 
     def settings(self) -> Iterator[Setting]:
-        """Everything that decides what the drafter will be, how long training takes and in how much memory."""
+        """The rows of the table: everything that decides the drafter, the training time and the memory."""
         config, loop, target, written = self.config, self.loop, self.target, self.written
         context = "any length" if target.max_length is None else f"context {target.max_length:,}"
         yield Setting(
@@ -132,34 +132,34 @@ class Outlook:
 
     @property
     def epochs(self) -> float:
-        """How often the run goes through the data."""
+        """The number of passes over the data."""
         return self.loop.steps * self.loop.accumulate / self.batches.per_epoch
 
     def warnings(self) -> Iterator[str]:
-        """Settings that look like another model's, and what to write instead."""
+        """Warnings about settings that seem to be meant for another model, with advice."""
         config, loop, target, network = self.config, self.loop, self.target, self.network.config
         if network.draft_vocab_size < _LEAST_DRAFT_VOCABULARY and target.vocab_size >= _REAL_VOCABULARY:
             yield (
-                f"a draft vocabulary of {network.draft_vocab_size:,} is a small model's: the target has "
+                f"a draft vocabulary of {network.draft_vocab_size:,} suits a small model: the target has "
                 f"{target.vocab_size:,} tokens, and published drafters have {DRAFT_VOCABULARY:,} "
-                "(shape.draft_vocab_size: auto)"
+                "(set shape.draft_vocab_size to auto)"
             )
         if isinstance(network, TransformerConfig) and network.intermediate_size < mlp_width(target.config) / 2:
             yield (
-                f"an MLP {network.intermediate_size:,} wide is a small model's: the target's is "
-                f"{mlp_width(target.config):,} wide (leave out shape.intermediate_size)"
+                f"an MLP {network.intermediate_size:,} wide suits a small model: the target's is "
+                f"{mlp_width(target.config):,} wide (remove shape.intermediate_size)"
             )
         if config.max_length < _LEAST_LENGTH and (target.max_length or _REAL_CONTEXT) >= _REAL_CONTEXT:
             yield (
-                f"chats are cut to {config.max_length:,} tokens, so the drafter learns nothing of longer ones "
-                "(max_length: auto)"
+                f"chats are cut to {config.max_length:,} tokens, so the drafter doesn't learn from longer contexts "
+                "(set max_length to auto)"
             )
         if isinstance(network, FusedTapsConfig):
             highest = max(network.taps_of(target.num_layers))
             if highest < _LEAST_DEPTH * target.num_layers:
                 yield (
                     f"the highest tap is boundary {highest} of {target.num_layers}: these look like the taps of a "
-                    "shallower model (leave out shape.taps)"
+                    "shallower model (remove shape.taps)"
                 )
         if target.hidden_size >= _REAL_WIDTH:
             if loop.optimizer.lr > _MOST_LR:
@@ -174,19 +174,19 @@ class Outlook:
                 )
         if self.epochs < _LEAST_EPOCHS:
             yield (
-                f"{loop.steps:,} steps are {self.epochs:.2f} epochs: most chats are never seen (give loop.epochs "
+                f"{loop.steps:,} steps are {self.epochs:.2f} epochs, so many chats are never seen (give loop.epochs "
                 "instead of loop.steps)"
             )
 
 
 def _origin(section: StrictModel, name: str, otherwise: str) -> str:
-    """`recipe` if the recipe gives a value, else where it is from."""
+    """The origin of a setting: `recipe` if the recipe gives a value, else `otherwise`."""
     given = name in section.model_fields_set and getattr(section, name) not in (None, "auto")
     return "recipe" if given else otherwise
 
 
 def announce(outlook: Outlook) -> None:
-    """Print the settings and warnings to standard error, and keep them in the run's folder."""
+    """Print the settings and warnings to standard error, and write them to the run's folder."""
     table = Table("setting", "value", "from", title=f"Training {outlook.config.output}", box=box.SIMPLE_HEAD)
     for setting in outlook.settings():
         table.add_row(*setting)

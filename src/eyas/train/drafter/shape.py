@@ -1,4 +1,4 @@
-"""What drafter to train: its kind, sizes and options. What a recipe leaves out follows from the target's config."""
+"""The shape of a drafter to train: its kind, sizes and options. Values that a recipe omits follow from the target."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ from eyas.targets.architecture import FULL
 from eyas.targets.taps import default_taps
 
 DRAFT_VOCABULARY = 32_000
-"""Most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
+"""The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
 
 _PRESETS: dict[str, tuple[str, dict[str, bool]]] = {"eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True})}
-"""Names for a kind with options."""
+"""Names for a kind with certain options."""
 _OF_EVERY_KIND = {
     "kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head",
 }  # fmt: skip
 _FIELD = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
-"""What a drafter's config calls an option, where it has another name."""
+"""Option of `DrafterShape` -> its name in a drafter's config, where the two differ."""
+_THETA = 10000.0
+_PLAIN_TYPES = ("default", "linear", "llama3", "yarn")
+"""RoPE types whose frequencies don't change with the length of a sequence."""
+_LONG = 32768
+"""Positions of a drafter whose target names no longest sequence."""
 
 
 class TargetModel(TargetSizes, Protocol):
-    """What of a target decides the sizes of its drafter: a `Target`, or a config alone."""
+    """What decides the sizes of a target's drafter; a `Target`, or an object made from a config alone."""
 
     @property
     def config(self) -> Any:
@@ -40,10 +45,10 @@ class TargetModel(TargetSizes, Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence the target takes; None if it names none."""
+        """The longest sequence that the target takes; None if its config doesn't say."""
 
     def check_taps(self, taps: tuple[int, ...]) -> None:
-        """Refuse boundaries that the target doesn't have."""
+        """Raise RequestError for boundaries that the target doesn't have."""
 
 
 class DrafterShape(StrictModel):
@@ -56,7 +61,7 @@ class DrafterShape(StrictModel):
     draft_vocab_size: int | Literal["auto"] | None = Field(default="auto", ge=1)  # None: the target's whole vocabulary
     taps: tuple[int, ...] | None = None
     default_tree: str | None = None
-    # whose embedding and head, and whether own ones train
+    # owner of embedding and head, and whether own ones are trained
     embedding: Literal["own", "shared", "none"] | None = None
     head: Literal["own", "shared"] | None = None
     train_embedding: bool = False
@@ -90,7 +95,7 @@ class DrafterShape(StrictModel):
     @classmethod
     def _known(cls, kind: str) -> str:
         if kind not in (*KINDS, *_PRESETS):
-            raise ValueError(f"no kind of drafter is called {kind!r}: write one of {', '.join((*KINDS, *_PRESETS))}")
+            raise ValueError(f"unknown kind of drafter {kind!r}: use one of {', '.join((*KINDS, *_PRESETS))}")
         return kind
 
     @model_validator(mode="after")
@@ -103,32 +108,32 @@ class DrafterShape(StrictModel):
         if foreign:
             raise ValueError(f"a drafter of kind {self.kind} has no {', '.join(foreign)}")
         if self.embedding == "none" and issubclass(self.definition.config, TransformerConfig):
-            raise ValueError(f"a drafter of kind {self.kind} reads the token embedding: write own or shared")
+            raise ValueError(f"a drafter of kind {self.kind} needs a token embedding: use own or shared")
         if self.train_embedding and self.embedding_owner != "own":
-            raise ValueError("train_embedding: only an embedding of its own can train (embedding: own)")
+            raise ValueError("train_embedding needs an embedding of the drafter's own (embedding: own)")
         if self.train_head and self.head_owner != "own":
-            raise ValueError("train_head: only a head of its own can train (head: own)")
+            raise ValueError("train_head needs a head of the drafter's own (head: own)")
         return self
 
     @property
     def definition(self) -> Kind:
-        """The registered kind; presets such as eagle3.1 are options of one."""
+        """The registered kind; presets such as eagle3.1 belong to one."""
         return KINDS[_PRESETS.get(self.kind, (self.kind, {}))[0]]
 
     @property
     def embedding_owner(self) -> str:
-        """By default the file has an embedding if other engines run the kind: they expect one there."""
+        """`own`, `shared` or `none`; by default `own` if other engines run the kind, because they expect one."""
         return self.embedding or ("own" if self.definition.family is not None else "shared")
 
     @property
     def head_owner(self) -> str:
-        """By default the target's, if the drafter's states are the target's features: its head reads them."""
+        """`own` or `shared`; by default `shared` if the drafter predicts features that the target's head can read."""
         return self.head or ("shared" if issubclass(self.definition.config, FeatureConfig) else "own")
 
     def draft_vocabulary(self, vocab_size: int) -> int:
-        """How many of the target's `vocab_size` tokens the drafter can guess.
+        """The number of the target's `vocab_size` tokens that the drafter can draft.
 
-        `auto` is 32,000 for a head of its own, and everything for the target's head.
+        `auto` is at most 32,000 for a head of its own, and the whole vocabulary for the target's head.
         """
         if self.draft_vocab_size == "auto":
             return min(DRAFT_VOCABULARY, vocab_size) if self.head_owner == "own" else vocab_size
@@ -136,7 +141,7 @@ class DrafterShape(StrictModel):
 
 
 def _options(kind: Kind) -> set[str]:
-    """The options of `DrafterShape` that this kind has and others may not: the fields of its config."""
+    """The options of `DrafterShape` that are fields of this kind's config; other kinds may lack them."""
     special = DrafterShape.model_fields.keys() - _OF_EVERY_KIND
     names = {name for name in special if _FIELD.get(name, name) in kind.config.model_fields}
     fixed = {"taps"} if kind.fixed_taps else set()
@@ -144,7 +149,7 @@ def _options(kind: Kind) -> set[str]:
 
 
 def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
-    """The drafter's config, with whatever the shape leaves open filled in from the target's and the taps written down.
+    """The drafter's config: the shape's values, completed from the target's config, with explicit taps.
 
     Raises ConfigError for sizes that don't fit together.
     """
@@ -178,17 +183,17 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     values["taps"] = tuple(taps)
     if issubclass(cls, FusedTapsConfig):
         values["num_aux_hidden_states"] = len(taps)
-    if "norm" in cls.model_fields:  # a feature from before the target's final norm needs one of the drafter's
+    if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter
         values["norm"] = tuple(taps) != (target.final_boundary,)
     values["rms_norm_eps"] = getattr(own, "rms_norm_eps", None) or 1e-6
     return validated(cls, values, f"the shape of the {shape.kind} drafter")
 
 
 def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> DraftNetwork:
-    """A network with new weights on the target's device.
+    """A network with fresh weights on the target's device.
 
-    Its own embedding and head start from the target's if the widths agree. draft_ids [Vd] are the target tokens that it
-    can draft, ascending. Raises ConfigError for what can't be trained.
+    An embedding or head of its own is initialised from the target's if the widths agree. draft_ids [Vd] are the target
+    tokens that it can draft, ascending. Raises ConfigError for a shape that can't be trained.
     """
     config = drafter_config(shape, target)
     same_width = config.hidden_size == target.hidden_size
@@ -198,8 +203,8 @@ def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> Dra
     ):
         if not same_width and (owner == "shared" or (owner == "own" and not trains)):
             raise ConfigError(
-                f"the drafter is {config.hidden_size} wide, the target {target.hidden_size}: the target's {part} "
-                f"doesn't fit, so set {part} to own and train_{part} to true"
+                f"the drafter is {config.hidden_size} wide and the target {target.hidden_size}, so the target's {part} "
+                f"doesn't fit: set {part} to own and train_{part} to true"
             )
     if len(draft_ids) != config.draft_vocab_size:
         raise ConfigError(f"{len(draft_ids)} draft tokens for a draft vocabulary of {config.draft_vocab_size}")
@@ -218,20 +223,14 @@ def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> Dra
 
 @torch.no_grad()
 def _start(part: nn.Embedding | nn.Linear, weight: Tensor, fits: bool, trains: bool) -> None:
-    """Copy the target's rows [V or Vd, H] into an embedding or head if they fit."""
+    """Initialise an embedding or head with the target's rows [V or Vd, H] if they fit."""
     if fits:
         part.weight.copy_(weight)
     part.weight.requires_grad_(trains)
 
 
-_THETA = 10000.0
-_PLAIN_TYPES = ("default", "linear", "llama3", "yarn")
-"""RoPE types whose frequencies don't change with the length of a sequence."""
-_LONG = 32768
-
-
 def decoder_sizes(own: Any, max_length: int | None) -> dict[str, Any]:
-    """MLP width, heads, positions and RoPE of a decoder like the target's. `own` is the target's text config."""
+    """MLP width, heads, positions and RoPE for a decoder layer like the target's, whose text config is `own`."""
     return {
         "intermediate_size": mlp_width(own),
         "num_attention_heads": own.num_attention_heads,
@@ -243,9 +242,9 @@ def decoder_sizes(own: Any, max_length: int | None) -> dict[str, Any]:
 def mlp_width(own: Any) -> int:
     """The width of the target's MLP.
 
-    Configs of mixtures of experts name a dense layer's width as a rule, and where there is none that of one expert. If
-    that is narrower than two hidden states, it is taken times the experts that a token passes through: gpt-oss has
-    experts as wide as its states, four for a token.
+    The config of a mixture of experts usually gives a dense layer's width, or else the width of one expert. A width
+    below two hidden states is taken for that of one expert and multiplied by the number of experts that are active for
+    a token: gpt-oss has experts as wide as its states, four of them active.
     """
     width: int = getattr(own, "intermediate_size", None) or getattr(own, "n_inner", None) or 4 * own.hidden_size
     experts = getattr(own, "num_experts_per_tok", None)
@@ -256,7 +255,7 @@ def mlp_width(own: Any) -> int:
 
 def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
     """Key-value heads and head size of grouped-query attention with `heads` heads, for a drafter `width` wide."""
-    if getattr(own, "kv_lora_rank", None):  # latent attention: its head_dim is that of the rotated part alone
+    if getattr(own, "kv_lora_rank", None):  # latent attention, whose head_dim is that of the rotated part only
         return {"num_key_value_heads": heads, "head_dim": own.v_head_dim + own.v_head_dim % 2}
     shared = getattr(own, "num_key_value_heads", None) or heads
     if heads % shared:
@@ -268,7 +267,7 @@ def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
 
 
 def latent_sizes(own: Any) -> dict[str, int | None]:
-    """Sizes of latent attention: the target's if it has some, else DeepSeek's proportions at this width."""
+    """Sizes of multi-head latent attention: the target's if it has that, else scaled like DeepSeek's."""
     if getattr(own, "kv_lora_rank", None):
         names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         return {name: getattr(own, name) for name in names}
@@ -281,7 +280,7 @@ def latent_sizes(own: Any) -> dict[str, int | None]:
 
 
 def rope_of(own: Any) -> dict[str, Any]:
-    """The target's RoPE, of its full-attention layers if they differ; theta alone if the length changes frequencies."""
+    """The target's RoPE, or that of its full-attention layers if layers differ; dynamic types keep only their theta."""
     rope = dict(getattr(own, "rope_parameters", None) or {})
     if isinstance(rope.get(FULL), dict):
         rope = dict(rope[FULL])

@@ -1,4 +1,4 @@
-"""Training a drafter: from a target and a store or chats to a run folder with checkpoints."""
+"""Trains a drafter: makes a run folder with checkpoints from a target and a store or chats; also warm starts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ from eyas.train.loop.distributed import ProcessGroup, join_processes
 from eyas.train.loop.loop import check_loop, resolved, train
 from eyas.train.loss.objective import DraftObjective
 
+_FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings"}
+"""Config fields that may differ in a warm start: they affect no weights but the head's, whose rows are matched."""
+_MAPPED = ("d2t", "t2d", "lm_head.weight")
+"""Tensors that depend on the draft vocabulary."""
+
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
-    """Train a drafter and return the directory of the last one. An interrupted run goes on from its last state.
+    """Train a drafter and return the folder of its last checkpoint; an interrupted run is resumed.
 
     Raises ConfigError, DataError, StoreError, DrafterMismatchError and CheckpointError before the first step.
     """
@@ -73,7 +78,7 @@ def _train(
     run = DrafterRun(objective, data.features(held_out, taps), held_out.per_epoch, origin, decoding, config, processes)
     if processes.is_main:
         announce(Outlook(written, config, loop, target, network, vocabulary, train_batches, started))
-        recipe = {"drafter": config.model_dump(mode="json", exclude={"loop": {"epochs"}})}  # they have become steps
+        recipe = {"drafter": config.model_dump(mode="json", exclude={"loop": {"epochs"}})}  # resolved to steps
         write_text(config.output / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
     train(run, loop, config.output, processes, identity)
@@ -81,7 +86,7 @@ def _train(
 
 
 def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: Target) -> str | None:
-    """Warm-start `network` if the recipe asks for it; returns what to report of that."""
+    """Warm-start `network` if the recipe says so, and return a description for the table of settings."""
     if config.warm_start is None:
         return None
     path = local_directory(config.warm_start)
@@ -89,17 +94,11 @@ def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainC
     return f"{config.warm_start} ({known} of {network.config.draft_vocab_size} draft tokens known to it)"
 
 
-_FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings"}
-"""Fields of a config that may differ in a warm start: they shape no weight but the head's, whose rows are matched."""
-_MAPPED = ("d2t", "t2d", "lm_head.weight")
-"""Tensors that depend on the draft vocabulary."""
-
-
 def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> int:
-    """Start `network` from the weights of `source`, another drafter of the same kind, called `name` in errors.
+    """Initialise `network` with the weights of `source`, another drafter of the same kind, called `name` in errors.
 
-    Rows of the head are matched by target token; those of tokens that `source` can't draft stay as they are. Returns
-    how many were matched. Raises DrafterMismatchError listing every difference that forbids it.
+    Rows of the head are matched by target token; rows of tokens that `source` can't draft are left alone. Returns the
+    number of matched rows. Raises DrafterMismatchError listing every difference between the two that prevents it.
     """
     check_alike(network, taps, source, name)
     given = source.state_dict()
@@ -125,7 +124,7 @@ def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwo
     """
     if type(network) is not type(source):
         raise DrafterMismatchError(
-            f"can't start from {name}: it is a {type(source).__name__}, the recipe makes a {type(network).__name__}"
+            f"can't start from {name}: it is a {type(source).__name__}, but the recipe makes a {type(network).__name__}"
         )
     wanted, there = network.config.model_dump(exclude=_FREE), source.config.model_dump(exclude=_FREE)
     wanted["taps"] = taps
@@ -134,11 +133,11 @@ def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwo
         f"{key}: {there[key]} there, {value} in the recipe" for key, value in wanted.items() if there[key] != value
     ]
     if wrong:
-        raise DrafterMismatchError(f"can't start from {name}, it is another shape of drafter:\n  " + "\n  ".join(wrong))
+        raise DrafterMismatchError(f"can't start from {name}, which has another shape:\n  " + "\n  ".join(wrong))
 
 
 def _common(ids: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Where ids occur in both of two ascending lists [n], [m]: the indices into each."""
+    """The ids that two ascending lists [n] and [m] have in common, as indices into each."""
     index = torch.searchsorted(known, ids).clamp(max=len(known) - 1)
     here = (known[index] == ids).nonzero().squeeze(1)
     return here, index[here]

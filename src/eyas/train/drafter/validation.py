@@ -1,7 +1,7 @@
-"""Validation on held-out chats: teacher-forced scores, and prompts that are really decoded.
+"""Validation on held-out chats: teacher-forced scores, and decoding of prompts.
 
-Decoding runs the engine with a copy of the drafter in the dtype of its checkpoint, as it will be served, so it leaves
-the network that is being trained alone.
+Decoding runs the engine with a copy of the drafter in the dtype of its checkpoint, as it will be served; the network
+in training is not changed.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from eyas.types import Request, SamplingParams, Stats
 
 
 class ValidationConfig(StrictModel):
-    """What is scored and decoded every `loop.validate_every` steps."""
+    """How much is scored and decoded every `loop.validate_every` steps."""
 
-    batches: int = Field(default=4, gt=0)  # scored teacher-forced
-    decode: bool = True  # false: the target isn't loaded, and `best` goes by the simulated accept length
+    batches: int = Field(default=4, gt=0)  # batches scored with teacher forcing
+    decode: bool = True  # if false, the target isn't loaded, and `best` is chosen by the simulated accept length
     prompts: int = Field(default=8, gt=0)
     max_tokens: int = Field(default=96, gt=0)
-    batch_size: int = Field(default=8, gt=0)  # prompts decoded together
+    batch_size: int = Field(default=8, gt=0)  # prompts decoded at once
     tree: str | None = None  # None: the drafter's own default
 
 
 def scored(
     score: Callable[[FeatureBatch], MicroBatchLoss], source: FeatureSource, count: int, processes: ProcessGroup
 ) -> dict[str, float]:
-    """Mean metrics over batches 0..count-1, shared out among the processes.
+    """Mean metrics over batches 0 to count - 1, divided among the processes.
 
-    All processes run equally many, which FSDP needs: one that has none left scores a batch again without counting it.
+    All processes score the same number of batches, as FSDP needs; one that has none left scores another uncounted.
     """
     means = Means()
     with torch.no_grad():
@@ -68,7 +68,7 @@ class HeldOutDecoding:
         self._requests = [Request(prompt, params) for prompt in choose_prompts(rows, config.prompts, room)]
 
     def __call__(self, network: DraftNetwork) -> Stats:
-        """The statistics of all prompts together; `network` is copied, not changed."""
+        """Decode all prompts with a copy of `network` and return their merged statistics."""
         config, target = self._config, self._target
         served = copy.deepcopy(network).to(device=target.device, dtype=target.dtype).eval()
         if "shared" in (network.config.embedding, network.config.head):
@@ -82,17 +82,17 @@ class HeldOutDecoding:
             for completion in engine.generate(self._requests):
                 pooled.merge(completion.stats)
         finally:
-            target.resize(0)  # the cache's memory belongs to training again
+            target.resize(0)  # free the cache's memory for training
         return pooled
 
 
 def choose_prompts(rows: Sequence[TokenRow], count: int, longest: int | None) -> list[tuple[int, ...]]:
-    """The prompts before the first answer of up to `count` rows, spread evenly over those of at most `longest` tokens.
+    """The prompts (all tokens before the first answer) of up to `count` rows, evenly spaced over those that fit.
 
-    Raises DataError if there is none.
+    A prompt fits if it has at most `longest` tokens. Raises DataError if none does.
     """
     prompts = map(prompt_of, rows)
     fitting = [prompt for prompt in prompts if prompt and (longest is None or len(prompt) <= longest)]
     if not fitting:
-        raise DataError("no held-out chat has a prompt to decode: hold out more, or set validation.decode to false")
+        raise DataError("no held-out chat has a prompt: hold out more chats, or set validation.decode to false")
     return spread(fitting, count)

@@ -1,4 +1,4 @@
-"""The draft vocabulary: the target's tokens that are most frequent in answers."""
+"""The draft vocabulary: the tokens of the target that are most frequent in answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eyas.targets.architecture import eos_token_ids
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The tokens that a drafter can guess, and how much of the answers they cover."""
+    """The tokens that a drafter can draft, and the share of the answers that they cover."""
 
     ids: Tensor  # [Vd] target ids, ascending
     covered: float  # share of all answer tokens
@@ -38,7 +38,7 @@ class DraftVocabulary:
 
 
 def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
-    """How often each token is an answer token, [V]."""
+    """The number of times that each token is an answer token, [V]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for row in rows:
         counts += np.bincount(row.tokens[row.loss_mask], minlength=vocab_size)
@@ -46,10 +46,10 @@ def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
 
 
 def choose_draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) -> Tensor:
-    """The ids [size], ascending: `always` (the tokens that end an answer) and the most frequent, ties by id.
+    """The draft ids [size], ascending: `always` (the end tokens) and the most frequent of counts [V], ties by id.
 
-    counts [V]. With fewer different tokens than `size`, the lowest unused ids fill it up. Raises ConfigError for a size
-    that is too small for `always` or larger than V.
+    If fewer than `size` tokens occur, the lowest unused ids are added. Raises ConfigError for a size that is too small
+    for `always` or exceeds V.
     """
     vocab = len(counts)
     if not len(set(always)) <= size <= vocab:

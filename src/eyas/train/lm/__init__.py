@@ -1,1 +1,1 @@
-"""Pretraining of the embedded demo target; nothing else needs this room."""
+"""Pretraining of the embedded demo target; used for nothing else."""

@@ -1,15 +1,15 @@
-"""The demo target's corpus: maths chats, standard-library chats and plain source, tokenized and packed.
+"""The demo target's corpus: maths chats, chats made from the standard library, and plain source, tokenized and packed.
 
-Held out are chats of the given file by their ids, and of the standard library whole modules, with their source: a
-function whose source was read in training would be no held-out prompt.
+Chats of the given file are held out by id, those of the standard library by module, together with its source: a
+function whose source is trained on would not be a held-out prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,23 +22,23 @@ from eyas.data.chats.stdlib import LibraryModule, chats_of, library_modules
 from eyas.data.tokens.tokenize import TokenRow, pack, tokenize_chat, tokenize_document
 from eyas.errors import DataError
 from eyas.files import writing_folder
-from eyas.text.chats import Chat, held_out, read_chats, write_chats
+from eyas.text.chats import Chat, held_out, read_chats
 from eyas.train.lm.tokenizer import DOCUMENT_END, train_tokenizer
 
 Source = Literal["chats", "library", "source"]
-"""The sources of text: the given chats, chats cut from the standard library, and its plain source."""
+"""The given chats, chats made from the standard library, and its plain source."""
 
-
+HELD_OUT_SHARE = 0.02
 _WEIGHTS: dict[Source, float] = {"chats": 0.45, "library": 0.35, "source": 0.20}
 
 
 class CorpusConfig(StrictModel):
-    """Where the chats come from, which are left out, and how the sources are mixed (by tokens)."""
+    """Where the chats come from, which are left out, and how the sources are mixed, in shares of tokens."""
 
     chats: Path  # JSON Lines of chats, e.g. grade-school maths
     vocab_size: int = Field(default=4096, ge=512)
     length: int = Field(default=1024, gt=1)
-    held_out_share: float = Field(default=0.02, ge=0, lt=1)
+    held_out_share: float = Field(default=HELD_OUT_SHARE, ge=0, lt=1)
     longest_answer: int | None = Field(default=None, gt=0)  # tokens; chats with longer answers are not trained on
     seed: int = 0
     weights: dict[Source, float] = Field(default_factory=lambda: dict(_WEIGHTS))
@@ -46,38 +46,49 @@ class CorpusConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Packed blocks. Legend: N blocks of length S."""
+    """A tokenizer, and text packed into N blocks of S tokens."""
 
     tokenizer: Any
     train: dict[Source, Tensor]  # name -> [N, S], for the sources that have a weight
-    held_out: Tensor  # [N, S] held-out chats, given ones and the library's alternating
+    held_out: Tensor  # [N, S] held-out chats, alternately given ones and the library's
+
+
+class CorpusSplit(NamedTuple):
+    """The chats of a source: those to train on, and those held out."""
+
+    train: list[Chat]
+    held_out: list[Chat]
+
+
+def split_chats(
+    path: Path, held_out_share: float = HELD_OUT_SHARE, modules: Iterable[LibraryModule] | None = None
+) -> dict[Source, CorpusSplit]:
+    """Split the chats of the file `path` by id, and those of the standard library by module."""
+    library = {chat.id: (chat, module.name) for module in modules or library_modules() for chat in chats_of(module)}
+    keyed: dict[Source, Iterable[tuple[Chat, str]]] = {
+        "chats": ((chat, chat.id) for chat in read_chats(path)),
+        "library": library.values(),
+    }
+    splits = {source: CorpusSplit([], []) for source in keyed}
+    for source, chats in keyed.items():
+        for chat, key in chats:
+            splits[source][held_out(key, held_out_share)].append(chat)
+    return splits
 
 
 def build_corpus(config: CorpusConfig, folder: Path, tokenizer_from: Path | None = None) -> Corpus:
-    """Cut, tokenize, pack; the tokenizer is that of `tokenizer_from`, or in `folder`, or a new one."""
+    """Make the corpus with the tokenizer in `tokenizer_from`, or the one kept in `folder`, or a new one."""
     folder.mkdir(parents=True, exist_ok=True)
     modules = list(library_modules())
-    library = {chat.id: (chat, module.name) for module in modules for chat in chats_of(module)}
-    chats = list(read_chats(config.chats))
-    write_chats(folder / "library_chats.jsonl", [chat for chat, _ in library.values()])
-    tokenizer = _tokenizer(config, folder, tokenizer_from, chats, [chat for chat, _ in library.values()], modules)
-
-    groups: dict[Source, list[tuple[Chat, str]]] = {
-        "chats": [(chat, chat.id) for chat in chats],  # each with the name that decides whether it is held out
-        "library": list(library.values()),
-    }
+    splits = split_chats(config.chats, config.held_out_share, modules)
+    tokenizer = _tokenizer(config, folder, tokenizer_from, splits, modules)
     train: dict[Source, Tensor] = {}
     unseen: list[Tensor] = []
-    for name, group in groups.items():
-        kept, left_out = [], []
-        for chat, key in group:
-            row = tokenize_chat(tokenizer, chat)
-            if held_out(key, config.held_out_share):
-                left_out.append(row)
-            elif config.longest_answer is None or row.loss_mask.sum() <= config.longest_answer:
-                kept.append(row)
-        train[name] = _blocks(kept, config)
-        unseen.append(_blocks(left_out, config))
+    for name, split in splits.items():
+        rows = [tokenize_chat(tokenizer, chat) for chat in split.train]
+        longest = config.longest_answer
+        train[name] = _blocks([row for row in rows if longest is None or row.loss_mask.sum() <= longest], config)
+        unseen.append(_blocks([tokenize_chat(tokenizer, chat) for chat in split.held_out], config))
     end_id = tokenizer.convert_tokens_to_ids(DOCUMENT_END)
     texts = [module.text for module in modules if not held_out(module.name, config.held_out_share)]
     train["source"] = _blocks([tokenize_document(tokenizer, text, end_id) for text in texts], config)
@@ -93,15 +104,15 @@ def _tokenizer(
     config: CorpusConfig,
     folder: Path,
     tokenizer_from: Path | None,
-    chats: Sequence[Chat],
-    library: Sequence[Chat],
+    splits: Mapping[Source, CorpusSplit],
     modules: Sequence[LibraryModule],
 ) -> Any:
     """The tokenizer of a trained model's folder, or one trained on the corpus and kept in `folder`."""
     path = tokenizer_from or folder / "tokenizer"
     if not path.exists():
-        # Twice the chats, once the source: the merges should serve what is asked most.
-        reading = [m.content or "" for chat in (*chats, *chats, *library, *library) for m in chat.messages]
+        # Chats count twice and source once, so that merges favour what the model mostly generates.
+        chats = [chat for split in splits.values() for chat in (*split.train, *split.held_out)]
+        reading = [m.content or "" for chat in (*chats, *chats) for m in chat.messages]
         texts = [module.text for module in modules]
         with writing_folder(path) as made:
             train_tokenizer([*reading, *texts], config.vocab_size, 2048).save_pretrained(made)
@@ -116,18 +127,18 @@ def _blocks(rows: list[TokenRow], config: CorpusConfig) -> Tensor:
 class Mixture:
     """Blocks of several sources in fixed proportions; batch n is a pure function of n and the seed.
 
-    Sources take turns by largest remainder; each goes through its own shuffled epochs.
+    Sources are interleaved by largest remainder, and each goes through shuffled epochs of its own.
     """
 
     def __init__(self, sources: Mapping[Source, Tensor], weights: Mapping[Source, float], seed: int) -> None:
         if sources.keys() != weights.keys():
-            raise DataError(f"weights name {sorted(weights)}, the corpus holds {sorted(sources)}")
+            raise DataError(f"the weights name {sorted(weights)}, but the corpus holds {sorted(sources)}")
         self._names = sorted(sources)
         self._blocks = [sources[name] for name in self._names]  # each [N, S]
         total = sum(weights.values())
         self._shares = [weights[name] / total for name in self._names]
         self._seed = seed
-        self._turns: list[tuple[int, int]] = []  # of draw n: source, and how often it was drawn before
+        self._turns: list[tuple[int, int]] = []  # source of draw n, and how often it was drawn before
         self._drawn = [0] * len(self._names)
 
     def batch(self, number: int, size: int) -> Tensor:
@@ -135,7 +146,7 @@ class Mixture:
         return torch.stack([self._block(n) for n in range(number * size, (number + 1) * size)])
 
     def _block(self, n: int) -> Tensor:
-        while len(self._turns) <= n:  # a cache of a pure sequence, not state: draw n never depends on who asked
+        while len(self._turns) <= n:  # a cache: draw n doesn't depend on which draws were made before
             k = len(self._turns) + 1
             source = max(range(len(self._names)), key=lambda s: self._shares[s] * k - self._drawn[s])
             self._turns.append((source, self._drawn[source]))

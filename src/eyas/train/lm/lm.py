@@ -1,4 +1,8 @@
-"""The causal language model objective, and the demo target trained with it from nothing but text."""
+"""The causal language model objective, and the training of the demo target from scratch.
+
+A shallow model can be grown in depth (`grow_depth`): training a shallow model first and growing it costs a fraction of
+training the deep one throughout.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from eyas.train.loop.metrics import MicroBatchLoss
 
 
 class LmModelConfig(StrictModel):
-    """A Llama of any size. Heads are hidden_size / heads wide."""
+    """The sizes of a Llama model; a head is hidden_size / heads wide."""
 
     hidden_size: int = 256
     layers: int = 32
@@ -34,12 +38,12 @@ class LmModelConfig(StrictModel):
 
 
 class LmConfig(StrictModel):
-    """Recipe of a target trained from scratch."""
+    """The section `lm` of a recipe: a target trained from scratch."""
 
     output: Path
     device: str = "cpu"
-    batch: int = 8  # blocks a micro-batch
-    short_length: int = 512  # blocks are cut to this length at first: attention is cheaper, steps are more varied
+    batch: int = 8  # blocks in a micro-batch
+    short_length: int = 512  # tokens to which blocks are cut at first: attention is cheaper, steps are more varied
     short_share: float = Field(default=0.0, ge=0, le=1)  # share of the run with short blocks
     validation_blocks: int = 16
     model: LmModelConfig = LmModelConfig()
@@ -55,8 +59,11 @@ class LmConfig(StrictModel):
 
 
 def build_lm(config: LmModelConfig, vocab: int, eos: int, pad: int) -> LlamaForCausalLM:
-    """Fresh weights. What writes to the residual stream starts smaller the more layers there are, so that the
-    stream's size at the start doesn't depend on depth."""
+    """A Llama with fresh weights.
+
+    Output projections are scaled down with the number of layers, so that the initial size of the residual stream
+    doesn't depend on depth.
+    """
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocab,
@@ -104,7 +111,7 @@ class LmObjective:
         self._bf16 = loop.bf16
 
     def _loss(self, blocks: Tensor) -> tuple[Tensor, int]:
-        """blocks [B, S] -> summed loss, positions."""
+        """blocks [B, S] -> the summed loss, and the number of positions it is summed over."""
         tokens = blocks.to(self._device)
         hidden = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state  # [B, S, H]
         logits = self._head(hidden[:, :-1]).flatten(0, 1)  # [B*(S-1), V]
@@ -128,7 +135,7 @@ class LmObjective:
 
 
 def train_lm(config: LmConfig) -> None:
-    """Train, then save model and tokenizer as a stock Hugging Face folder in bf16."""
+    """Train a model and save it with its tokenizer, in bf16, as a Hugging Face folder `model`."""
     corpus = build_corpus(config.corpus, config.output, config.start_from)
     torch.manual_seed(config.loop.seed)
     tokenizer = corpus.tokenizer
@@ -142,7 +149,7 @@ def train_lm(config: LmConfig) -> None:
     identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
     with join_processes(config.loop.parallel, torch.device(config.device)) as processes:
         if processes.world_size > 1:
-            raise ConfigError("only drafters are trained by several processes: start lm recipes without torchrun")
+            raise ConfigError("lm recipes run in a single process: start them without torchrun")
         loop = resolved(config.loop, 0, config.output, processes)
         objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config, loop)
         train(objective, loop, config.output, processes, identity)
@@ -151,18 +158,16 @@ def train_lm(config: LmConfig) -> None:
         tokenizer.save_pretrained(final)
 
 
-# Depth growth: a deeper model that computes the same function, to go on training from a shallow one.
-#
-# Each layer is followed by copies of itself whose output projections are zero: at first they add nothing to the
-# residual stream. Training a shallow model and growing it costs a fraction of training the deep one throughout (the
-# idea of stacking: arXiv 1906.02341, 2405.15319; zero outputs instead of plain copies keep the loss where it was).
-
-
 def grow_depth(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
-    """`model` with `layers` layers, a multiple of what it has; same function."""
+    """A model with `layers` layers, a multiple of those of `model`, that computes the same function.
+
+    Each layer is followed by copies of itself whose output projections are zero, so that they add nothing to the
+    residual stream at first. The idea of stacking is from arXiv 1906.02341 and 2405.15319; zero outputs instead of
+    plain copies keep the loss unchanged.
+    """
     have = model.config.num_hidden_layers
     if layers % have:
-        raise ConfigError(f"can't grow {have} layers to {layers}: it must be a multiple")
+        raise ConfigError(f"can't grow {have} layers to {layers}, which must be a multiple of {have}")
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = layers
     grown = LlamaForCausalLM(config)

@@ -1,4 +1,4 @@
-"""Train a small byte-level BPE tokenizer with a chat template that other engines load unchanged."""
+"""Trains a small byte-level BPE tokenizer, with a chat template that other engines load unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# The generation marks bound what the assistant wrote, end mark included: that is the loss mask.
+# The generation marks enclose what the assistant wrote, end token included, which gives the loss mask.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """A BPE tokenizer of `vocab_size` entries, specials first; fewer if the text has fewer merges."""
+    """A BPE tokenizer with `vocab_size` entries, special tokens first; fewer if the texts don't have enough merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,1 +1,1 @@
-"""The training loop, shared by all objectives: optimizer, checkpoints, logs, processes."""
+"""The training loop that all objectives share, with its optimizers, checkpoints, logs and process groups."""

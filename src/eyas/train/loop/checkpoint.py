@@ -1,8 +1,8 @@
-"""Training state on disk, from which an interrupted run goes on: weights, optimizer state, progress and settings.
+"""The training state on disk, from which an interrupted run resumes: weights, optimizer state, progress and settings.
 
 Only safetensors and JSON are used. `state.json` is replaced last and names the files that belong to it, so a run that
-is killed or runs out of disk at any moment finds its last complete state. Tensors are stored unsharded: a run may be
-resumed by another number of processes.
+is killed or runs out of disk at any moment finds its last complete state. Tensors are stored unsharded, so a run may be
+resumed with another number of processes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ META = "state.json"
 
 
 class TrainingProgress(NamedTuple):
-    """How far a run has come."""
+    """The finished steps of a run, and the seconds spent on them."""
 
     step: int = 0
-    seconds: float = 0.0  # of training, over all resumptions
+    seconds: float = 0.0  # training time, including that before the run was resumed
 
 
 def save_state(
@@ -39,9 +39,9 @@ def save_state(
     identity: Mapping[str, Any],
     processes: ProcessGroup,
 ) -> None:
-    """Replace the state in `folder`. All processes call it, rank 0 writes.
+    """Replace the state in `folder`. All processes must call this; rank 0 writes.
 
-    `identity` are the settings without which the run would be another one.
+    `identity` holds the settings that must be equal when the run is resumed.
     """
     weights = {name: _stored(p) for name, p in trained(model).items()}
     tensors: dict[str, Tensor] = {}
@@ -63,16 +63,16 @@ def save_state(
         write_tensors(folder / files["weights"], weights)
         write_tensors(folder / files["optimizer"], tensors)
         write_json(folder / META, meta)
-    finally:  # also after a failure: the state named before stays, half-written files go
+    finally:  # also after a failure: keep the previous state, remove half-written files
         _remove_unnamed(folder)
 
 
 def load_state(
     folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], identity: Mapping[str, Any]
 ) -> TrainingProgress:
-    """Restore the state in `folder` and return how far the run had come: zero steps if there is none.
+    """Restore the state in `folder` and return its progress, which is zero steps if there is no state.
 
-    Raises CheckpointError for a state of another run (which settings differ) and for damaged files.
+    Raises CheckpointError for damaged files, and for the state of a run with other settings, which it names.
     """
     if not (folder / META).exists():
         return TrainingProgress()
@@ -82,12 +82,12 @@ def load_state(
     if changed:
         raise CheckpointError(
             f"{folder} was written with other settings ({', '.join(changed)}); "
-            "use the old settings to resume, or another output folder to start anew"
+            "use the old settings to resume, or another output folder to start afresh"
         )
     weights, tensors = (_read(folder / meta["files"][name]) for name in ("weights", "optimizer"))
     own = trained(model)
     if weights.keys() != own.keys():
-        raise CheckpointError(f"{folder} names other weights: {sorted(weights.keys() ^ own.keys())[:5]}")
+        raise CheckpointError(f"{folder} holds other weights: {sorted(weights.keys() ^ own.keys())[:5]}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(sharded_like(weights[name], tensor))
@@ -97,12 +97,12 @@ def load_state(
 
 
 def saved_identity(folder: Path) -> dict[str, Any]:
-    """The identity of the run whose state is in `folder`; empty without a state."""
+    """The identity with which the state in `folder` was saved; empty if there is no state."""
     return dict(_read_meta(folder)["identity"]) if (folder / META).exists() else {}
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that are being trained, by name; tied ones once."""
+    """Name -> parameter, of those that are trained; tied parameters occur once."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -143,7 +143,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{folder} holds no readable training state: {error}") from error
     if not {"step", "seconds", "files", "identity", "groups"} <= meta.keys():
-        raise CheckpointError(f"{folder / META} is no training state of this version of eyas: use another folder")
+        raise CheckpointError(f"{folder / META} is not a training state of this version of eyas: use another folder")
     return meta
 
 

@@ -1,7 +1,7 @@
-"""The processes of a run: one, or as many as torchrun started, with DDP or FSDP2 between them.
+"""The processes of a run: a single one, or those that torchrun started, with DDP or FSDP2.
 
-The micro-batches of a step are shared out among the processes. The gradient is the sum over all of them divided by the
-weight of all of them, so but for rounding a run doesn't depend on the number of processes.
+The micro-batches of a step are divided among the processes. The gradient is the sum over all micro-batches divided by
+their total weight, so up to rounding a run doesn't depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATIENCE = timedelta(hours=2)
 
 
 class ProcessGroup:
-    """This process and the others of its run. `mode` is none, ddp or fsdp."""
+    """The processes of a run as this one sees them; `mode` is none, ddp or fsdp."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device, mode: str) -> None:
         self.rank, self.world_size, self.device, self.mode = rank, world_size, device, mode
@@ -41,9 +41,9 @@ class ProcessGroup:
         return self.rank == 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module to call in place of `module`, so that gradients are reduced over the processes.
+        """Wrap `module` so that gradients are reduced over the processes; call the result instead of `module`.
 
-        Under FSDP its parameters become shards, all in one group: a drafter is about one layer.
+        Under FSDP its parameters become shards, all in one group, since a drafter has about one layer.
         """
         if self.mode == "ddp":
             trains = any(p.requires_grad for p in module.parameters())
@@ -54,7 +54,7 @@ class ProcessGroup:
         return module
 
     def gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
-        """The context of a micro-batch's forward and backward: gradients are reduced in the last one of a step."""
+        """The context for forward and backward of a micro-batch; gradients are reduced in the `last` one of a step."""
         if isinstance(self._wrapped, FSDPModule):
             self._wrapped.set_requires_gradient_sync(last)
         elif isinstance(self._wrapped, DistributedDataParallel) and not last:
@@ -70,7 +70,7 @@ class ProcessGroup:
         return shared.item()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every process's `value`, in order of rank."""
+        """The `value` of every process, in order of rank."""
         if self.world_size == 1:
             return [value]
         found: list[Any] = [None] * self.world_size
@@ -80,10 +80,10 @@ class ProcessGroup:
 
 @contextmanager
 def join_processes(parallel: Parallel, device: torch.device) -> Iterator[ProcessGroup]:
-    """Join the processes that torchrun started; without torchrun the group is this process alone.
+    """Join the processes that torchrun started; without torchrun, the group is this process alone.
 
-    A process group of torch's that exists already is used and left as it is. Raises ConfigError if `parallel` doesn't
-    fit the number of processes.
+    If torch.distributed is initialized already, it is used and left alone. Raises ConfigError if `parallel` doesn't fit
+    the number of processes.
     """
     joining = not dist.is_initialized()
     world_size = int(os.environ.get("WORLD_SIZE", "0")) if joining else dist.get_world_size()
@@ -111,12 +111,12 @@ def join_processes(parallel: Parallel, device: torch.device) -> Iterator[Process
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The unsharded tensor (all processes must call this); tensors that are no shards are returned as they are."""
+    """The unsharded tensor (all processes must call this); tensors that aren't sharded are returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def sharded_like(tensor: Tensor, model: Tensor) -> Tensor:
-    """This process's shard of the unsharded `tensor`, sharded as `model` is; the tensor itself if `model` isn't."""
+    """This process's shard of `tensor`, sharded in the same way as `model`; all of it if `model` isn't sharded."""
     if not isinstance(model, DTensor):
         return tensor
     return distribute_tensor(tensor.to(model.device), model.device_mesh, model.placements)

@@ -1,4 +1,4 @@
-"""The log of a run: JSON Lines, TensorBoard if installed, wandb if configured, and the console."""
+"""The log of a run: a JSON Lines file, TensorBoard if installed, wandb if configured, and the console."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from eyas.files import write_text
 Values = Mapping[str, float]
 
 _LATER_STEP = re.compile(r"_[1-9]\d*$")
-"""Ends the names of figures of training-time test steps after the first."""
+"""Matches the names of figures of later steps of the training-time test, such as `accuracy_1`."""
 
 
 class Writer(Protocol):
-    """A destination of records."""
+    """A destination for the log's records."""
 
     def write(self, step: int, values: Values) -> None: ...
 
     def sync(self) -> None:
-        """Put what was written on the disk."""
+        """Make sure that everything written so far is on disk."""
 
     def close(self) -> None: ...
 
 
 class JsonLines:
-    """The file `metrics.jsonl`. Resuming cuts the records after the step that is resumed from."""
+    """The file `metrics.jsonl`; when a run is resumed, records of later steps are removed."""
 
     def __init__(self, path: Path, done: int) -> None:
         write_text(path, "".join(line + "\n" for line in _kept(path, done)))
@@ -60,7 +60,7 @@ def _kept(path: Path, done: int) -> list[str]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() and done else ():
         try:
             step = json.loads(line)["step"]
-        except json.JSONDecodeError:  # the line that was being written when the run was killed
+        except json.JSONDecodeError:  # an incomplete line, written when the run was killed
             break
         if step <= done:
             kept.append(line)
@@ -68,7 +68,7 @@ def _kept(path: Path, done: int) -> list[str]:
 
 
 class TensorBoard:
-    """TensorBoard's event files. After resuming, TensorBoard hides what lies after the step that was resumed from."""
+    """TensorBoard's event files; when a run is resumed, TensorBoard hides the records of later steps."""
 
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -88,7 +88,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A wandb run, identified by the folder: resuming the one resumes the other."""
+    """A wandb run whose id is a hash of the folder, so that a resumed run continues it."""
 
     def __init__(self, project: str, folder: Path) -> None:
         name = str(folder.resolve())
@@ -109,11 +109,11 @@ class Wandb:
 def check_wandb(project: str | None) -> None:
     """Raise ConfigError if a wandb `project` is configured and wandb isn't installed."""
     if project is not None and find_spec("wandb") is None:
-        raise ConfigError("loop.wandb names a project, but wandb isn't installed: `pip install wandb`, or leave it out")
+        raise ConfigError("loop.wandb is set, but wandb isn't installed: `pip install wandb`, or remove loop.wandb")
 
 
 def writers(folder: Path, done: int, project: str | None, console: Console) -> list[Writer]:
-    """The destinations of a run's records; `done` = steps that are finished already, `project` = wandb's."""
+    """The destinations of a run's records. `done`: steps already finished; `project`: the wandb project or None."""
     found: list[Writer] = [JsonLines(folder / "metrics.jsonl", done)]
     if find_spec("tensorboard") is not None:
         found.append(TensorBoard(folder / "tensorboard", done))
@@ -151,7 +151,7 @@ class RunLog:
             writer.close()
 
     def advance(self, step: int) -> None:
-        """Show on the progress bar that `step` steps are finished."""
+        """Move the progress bar to `step` finished steps."""
         self._bar.update(self._task, completed=step)
 
     def record(self, step: int, seconds: float, values: Values) -> None:
@@ -164,12 +164,12 @@ class RunLog:
             self._console.print(f"step {step} {_shown(values)}", highlight=False, soft_wrap=True)
 
     def sync(self) -> None:
-        """Put all records so far on the disk."""
+        """Make sure that all records so far are on disk."""
         for writer in self._writers:
             writer.sync()
 
 
 def _shown(values: Values, most: int | None = None) -> str:
-    """At most `most` figures in one line; of those for each training-time test step only the first."""
+    """At most `most` figures in one line, without those of later steps of the training-time test."""
     few = [(name, value) for name, value in values.items() if not _LATER_STEP.search(name)]
     return " ".join(f"{name} {value:.4g}" for name, value in few[:most])

@@ -1,7 +1,7 @@
-"""The training loop, shared by every objective.
+"""The training loop that all objectives share.
 
-A micro-batch's data and its randomness are pure functions of its number, so a run that stops and resumes is the run
-that never stopped, bit for bit, and several processes do what one does.
+A micro-batch's data and randomness are pure functions of its number. So a resumed run gives the same result as an
+uninterrupted one, bit for bit, and several processes give that of one, up to rounding.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class LoopConfig(StrictModel):
     """How long to train, with which optimizer, on how many processes, and how often to log, validate and save."""
 
     steps: int | None = Field(default=None, gt=0)
-    epochs: float | None = Field(default=None, gt=0)  # instead of steps: how often to go through the data
-    accumulate: int = Field(default=1, gt=0)  # micro-batches a step, over all processes
+    epochs: float | None = Field(default=None, gt=0)  # passes over the data, instead of steps
+    accumulate: int = Field(default=1, gt=0)  # micro-batches in a step, over all processes
     seed: int = Field(default=0, ge=0)
-    bf16: bool | Literal["auto"] = "auto"  # autocast; the weights being trained stay float32
-    parallel: Parallel = "auto"  # under torchrun, auto is ddp
+    bf16: bool | Literal["auto"] = "auto"  # autocast; the trained weights stay in float32
+    parallel: Parallel = "auto"  # auto: ddp under torchrun, else none
     log_every: int = Field(default=10, gt=0)
     validate_every: int = Field(default=200, gt=0)
-    save_seconds: float = Field(default=240.0, gt=0)  # the state is saved at every validation too
-    wandb: str | None = None  # a project to log to
+    save_seconds: float = Field(default=240.0, gt=0)  # the state is also saved at every validation
+    wandb: str | None = None  # the wandb project to log to
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
 
@@ -57,24 +57,24 @@ class LoopConfig(StrictModel):
     def _one_length(self) -> LoopConfig:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
-                "give either steps or epochs: to replace the one that a recipe has, set it to null "
+                "give either steps or epochs; to replace the one in a recipe, set it to null "
                 "(as in loop.epochs=null loop.steps=300)"
             )
         return self
 
 
 class ResolvedLoop(LoopConfig):
-    """A loop's configuration with nothing left to choose."""
+    """The settings of a loop with `auto` and epochs resolved."""
 
     steps: int = Field(gt=0)
     bf16: bool
 
 
 def resolved(config: LoopConfig, batches: int, folder: Path, processes: ProcessGroup) -> ResolvedLoop:
-    """Choose what `config` leaves open: steps for its epochs of `batches` micro-batches, bf16 where it is fast.
+    """Resolve epochs (of `batches` micro-batches) to steps, and `auto` precision to bf16 where that is fast.
 
-    All processes call it, rank 0 decides. A run in `folder` keeps the precision it began with, whatever machine it is
-    resumed on.
+    All processes must call this; rank 0 decides. A resumed run in `folder` keeps the precision it began with, whatever
+    the machine.
     """
     steps, bf16 = config.steps, config.bf16
     if steps is None:
@@ -87,21 +87,21 @@ def resolved(config: LoopConfig, batches: int, folder: Path, processes: ProcessG
 
 
 class Objective(Protocol):
-    """A model with its loss and data."""
+    """A model with its loss and its data."""
 
     @property
     def model(self) -> nn.Module:
         """The module whose parameters are trained."""
 
     def micro_batch_loss(self, number: int) -> MicroBatchLoss:
-        """The loss of micro-batch `number`, counting from the beginning of the run."""
+        """The loss of micro-batch `number`, counted from the beginning of the run."""
 
     def validate(self, progress: TrainingProgress) -> dict[str, float]:
-        """Figures on held-out data, by their names in the log. May save a checkpoint."""
+        """Name in the log -> figure on held-out data; may also save a checkpoint."""
 
 
 _FLEXIBLE = {"steps", "epochs", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
-"""May change when a run is resumed: a plateau can be ended earlier or later than planned."""
+"""Settings that may differ when a run is resumed, for example to end a plateau earlier or later than planned."""
 
 
 def train(
@@ -109,9 +109,8 @@ def train(
 ) -> None:
     """Train up to `config.steps`, resuming from the state in `folder`/state if there is one.
 
-    `identity` are further settings without which the run would be another one: a state with other values is refused.
-    Raises CheckpointError for that and for a full disk, which leaves the last state complete, and TrainingError for
-    gradients that are not finite.
+    `identity` holds further settings that must be equal when the run is resumed. Raises CheckpointError if they differ,
+    or if the disk is full, which leaves the last state complete; TrainingError if a gradient is not finite.
     """
     check_loop(config, processes)
     keep_freed_memory()
@@ -144,25 +143,25 @@ def train(
             if judged:
                 log.record(*done, objective.validate(done))
             if judged or processes.all_sum(time.monotonic() - saved) > config.save_seconds * processes.world_size:
-                log.sync()  # the state comes last: what it says was done has been written
+                log.sync()  # before the state, so that the log is complete up to the saved step
                 save_state(state, model, optimizers, done, identity, processes)
                 saved = time.monotonic()
 
 
 def check_loop(config: LoopConfig, processes: ProcessGroup) -> None:
-    """Raise ConfigError for settings that can't run, before anything is loaded."""
+    """Raise ConfigError for settings that don't fit together or the processes; called before anything is loaded."""
     check_wandb(config.wandb)
     if config.accumulate % processes.world_size:
         raise ConfigError(
-            f"loop.accumulate is {config.accumulate}, which {processes.world_size} processes can't share equally: "
+            f"loop.accumulate is {config.accumulate}, which can't be divided among {processes.world_size} processes: "
             f"make it a multiple of {processes.world_size} (it counts the micro-batches of a step over all processes)"
         )
     if processes.mode == "fsdp" and config.optimizer.kind == "muon":
-        raise ConfigError("muon needs whole matrices and fsdp cuts them up: use adamw, or loop.parallel=ddp")
+        raise ConfigError("muon needs whole matrices, which fsdp shards: use adamw, or loop.parallel=ddp")
 
 
 def _accumulate(objective: Objective, config: ResolvedLoop, step: int, processes: ProcessGroup, window: Means) -> float:
-    """Sum the gradients of this process's micro-batches of a step; returns the sum of their weights."""
+    """Accumulate the gradients of this process's micro-batches of a step and return the sum of their weights."""
     weight = 0.0
     numbers = range(step * config.accumulate + processes.rank, (step + 1) * config.accumulate, processes.world_size)
     for number in numbers:
@@ -177,7 +176,7 @@ def _accumulate(objective: Objective, config: ResolvedLoop, step: int, processes
 
 
 def _clip(trains: list[nn.Parameter], scale: float, most: float, step: int) -> float:
-    """Scale all gradients, then clip them to the norm `most`; returns their norm before clipping."""
+    """Scale all gradients, clip them to the norm `most`, and return their norm before clipping."""
     for parameter in trains:
         if parameter.grad is not None:
             parameter.grad.mul_(scale)
@@ -186,13 +185,13 @@ def _clip(trains: list[nn.Parameter], scale: float, most: float, step: int) -> f
     if not math.isfinite(norm):
         raise TrainingError(
             f"the gradient of step {step + 1} is not finite: lower the learning rate or set loop.bf16 to false, "
-            "then run again; the last saved state is from before"
+            "then run again from the last saved state"
         )
     return norm
 
 
 def _seed(seed: int, number: int) -> None:
-    """Seed torch by a micro-batch's number: its dropout depends neither on the process nor on what came before."""
+    """Seed torch for a micro-batch, so that its dropout depends on nothing but `seed` and `number`."""
     digest = hashlib.sha256(f"{seed}.{number}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:4], "big"))  # the CPU's generator takes no more than 32 bits
 
@@ -209,7 +208,7 @@ def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, process
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Raise CheckpointError with advice if the disk is full."""
+    """Turn errors about a full disk into CheckpointError with advice."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Losses and metrics as sums with counts, so that micro-batches, steps and processes of unequal size add up exactly."""
+"""Losses and metrics as sums with counts, which are exact over micro-batches and processes of unequal size."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class MicroBatchLoss:
     """The loss and metrics of a micro-batch, as sums."""
 
     loss: Tensor  # [] summed over positions
-    weight: float  # how many positions the loss is a sum of
+    weight: float  # the number of positions in the sum
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> sum and count
 
 
 class Means:
-    """Running means of metrics, each with a count of its own."""
+    """Running means of metrics, each with its own count."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
@@ -31,21 +31,21 @@ class Means:
             self.sums[name] = (before[0] + total, before[1] + count)
 
     def add_micro_batch(self, part: MicroBatchLoss) -> None:
-        """Add a micro-batch's metrics, its loss among them."""
+        """Add a micro-batch's metrics and its loss."""
         self.add({"loss": (part.loss.item(), part.weight), **part.metrics})
 
     @staticmethod
     def merged(parts: Iterable[Mapping[str, tuple[float, float]]]) -> Means:
-        """The means of several processes together, from the `sums` of each."""
+        """The joint means of several processes, from the `sums` of each."""
         joint = Means()
         for sums in parts:
             joint.add(sums)
         return joint
 
     def count(self, name: str) -> float:
-        """How many positions a metric is the sum of."""
+        """The number of positions in a metric's sum."""
         return self.sums[name][1]
 
     def means(self) -> dict[str, float]:
-        """The means by name, without metrics whose count is zero."""
+        """Name -> mean, without metrics whose count is zero."""
         return {name: total / count for name, (total, count) in self.sums.items() if count}

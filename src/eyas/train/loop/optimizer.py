@@ -16,7 +16,7 @@ from eyas.runtime import cpu_computes_in
 
 
 class OptimizerConfig(StrictModel):
-    """Settings of the optimizer: `lr` is AdamW's rate, `matrix_lr` Muon's, which only `kind: muon` uses."""
+    """Settings of the optimizer: `lr` is AdamW's learning rate, `matrix_lr` that of Muon for `kind: muon`."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
@@ -27,7 +27,7 @@ class OptimizerConfig(StrictModel):
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """The optimizers of a model: AdamW alone, or with Muon, which takes the matrices except embeddings and heads."""
+    """The optimizers of a model: AdamW for all parameters, or Muon for matrices other than embeddings and heads."""
     outer = {
         id(weight)
         for name, module in model.named_modules()
@@ -38,7 +38,7 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     matrices = [p for p in trained if config.kind == "muon" and p.ndim == 2 and id(p) not in outer]
     inner = {id(p) for p in matrices}
     rest = [p for p in trained if id(p) not in inner]
-    # norm scales and biases are not decayed: pulling them to zero changes the function, not its size
+    # norm scales and biases are not decayed
     groups = [
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
@@ -56,19 +56,19 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     return optimizers
 
 
-def set_learning_rate(optimizers: list[torch.optim.Optimizer], schedule_factor: float) -> None:
-    """Set every group's learning rate to its peak times `factor`."""
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Set the learning rate of every group to its peak times `factor`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * schedule_factor
+            group["lr"] = group["peak_lr"] * factor
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon, orthogonalising in float32 on devices without bfloat16 kernels, and small matrices in batches.
+    """torch's Muon, with orthogonalisation in float32 on devices without bfloat16 kernels, and batched small matrices.
 
-    torch always takes bfloat16, which on a CPU without kernels for it is some 40 times as slow as float32.
-    The update rule, its defaults and the state are torch's (https://kellerjordan.github.io/posts/muon/), so states
-    saved by either load into the other.
+    torch always uses bfloat16, which on a CPU without kernels for it is about 40 times slower than float32. The update
+    rule, its defaults and the state are torch's (https://kellerjordan.github.io/posts/muon/), so the two can load each
+    other's states.
     """
 
     @torch.no_grad()
@@ -83,7 +83,7 @@ class Muon(torch.optim.Muon):
         return loss
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Move weights of one shape [m, n]."""
+        """Update weights that all have the shape [m, n]."""
         momentum, lr = group["momentum"], group["lr"]
         updates = []
         for weight in weights:
@@ -107,11 +107,11 @@ class Muon(torch.optim.Muon):
 
 
 _BATCHED = 2**18
-"""Elements up to which matrices are orthogonalised together: larger ones keep all cores busy by themselves."""
+"""Elements up to which matrices of one shape are orthogonalised as a batch; a larger one uses all cores by itself."""
 
 
 def _batches(weights: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Small weights of one shape, type and device together, large ones alone."""
+    """Group small weights by shape, dtype and device; large weights are groups of their own."""
     small = defaultdict(list)
     for weight in weights:
         if weight.numel() > _BATCHED:
@@ -124,9 +124,9 @@ def _batches(weights: list[Tensor]) -> Iterator[list[Tensor]]:
 def orthogonalised(
     matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """Bring the singular values of matrices [..., m, n] near 1: the quintic Newton-Schulz iteration, in `dtype`.
+    """Bring the singular values of matrices [..., m, n] near 1 with the quintic Newton-Schulz iteration in `dtype`.
 
-    Keller Jordan et al. 2024. The values end anywhere between about 0.5 and 1.5, as the coefficients intend.
+    See Keller Jordan et al. 2024. The coefficients are meant to leave singular values between about 0.5 and 1.5.
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -139,24 +139,24 @@ def orthogonalised(
 
 
 def computes_in_bf16(device: torch.device) -> bool:
-    """Whether `device` multiplies bfloat16 matrices about as fast as float32 ones; of CPUs that is measured."""
+    """Whether `device` multiplies bfloat16 matrices about as fast as float32 ones; measured on CPUs."""
     return device.type != "cpu" or cpu_computes_in(torch.bfloat16)
 
 
 class ScheduleConfig(StrictModel):
-    """The learning rate as a factor of its peak.
+    """The learning rate over time, as a factor of its peak.
 
-    Linear warm-up, then cosine to `floor`, or a plateau and a linear decay to `floor` (`wsd`).
+    After a linear warm-up: a cosine to `floor`, or a plateau and a linear decay to `floor` (`wsd`), or constant.
     """
 
     kind: Literal["cosine", "wsd", "constant"] = "wsd"
     warmup: float = Field(default=0.02, ge=0, le=1)  # share of all steps
-    decay: float = Field(default=0.4, ge=0, le=1)  # share of all steps; read by wsd only
+    decay: float = Field(default=0.4, ge=0, le=1)  # share of all steps; only for wsd
     floor: float = Field(default=0.0, ge=0, le=1)
 
 
 def schedule_factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """The factor of step `step` of `steps`, counting from 0."""
+    """The factor of the learning rate in step `step` of `steps`, counted from 0."""
     warmup = math.ceil(config.warmup * steps)
     if step < warmup:
         return (step + 1) / warmup

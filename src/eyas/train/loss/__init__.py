@@ -1,1 +1,1 @@
-"""What a drafter is trained for: the training-time test, its losses and their kernels."""
+"""The objective of drafter training: the training-time test, its losses and their kernels."""

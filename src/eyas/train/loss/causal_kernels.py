@@ -1,8 +1,8 @@
-"""Causal attention that also tells its log-sum-exp, forward and backward, from whatever kernel the device has.
+"""Causal attention that also returns its log-sum-exp, forward and backward, with the best kernel for the device.
 
-The backward of each takes `out` and `lse` from its caller. Given those of a softmax over *more* keys than the kernel
-knows, it returns the exact gradients of the part it does know: P = exp(S - lse) and dS = P * (dP - sum(dO * O)) need
-nothing else of the keys that aren't there.
+The backward pass takes `out` and `lse` from the caller. Given those of a softmax over *more* keys than the kernel has,
+it returns the exact gradients for its own keys: P = exp(S - lse) and dS = P * (dP - sum(dO * O)) need nothing else of
+the other keys.
 
 Shapes: B chats, S positions, D / Dv head size of keys / values, heads = kv * G.
 """
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-"""Query rows of `Blocked` handled together: keys after the block's end are never touched, which halves the work."""
+"""Query rows that `Blocked` processes together; keys after the block's end are skipped, which halves the work."""
 
 LONG = 1024
-"""Positions from which on a CPU's flash kernel beats `Blocked`."""
+"""Positions above which torch's CPU flash kernel is faster than `Blocked`."""
 
 
 class AttentionOutput(NamedTuple):
-    """What a forward leaves: out [B, heads, S, Dv], lse [B, heads, S] (float32, or float64), and the kernel's own."""
+    """The result of a forward pass: out [B, heads, S, Dv], lse [B, heads, S] (float32 or float64), kernel data."""
 
     out: Tensor
     lse: Tensor
@@ -44,8 +44,8 @@ class CausalKernel(Protocol):
 def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
     """The fastest kernel that takes these tensors.
 
-    On CPU blocked matmuls take 0.6 to 0.7 of torch's flash kernel's time at 512 positions; at 2048 it is flash that is
-    faster, by a seventh (docs/lab/log.md).
+    On a CPU, blocked matmuls take 0.6 to 0.7 times as long as torch's flash kernel at 512 positions; at 2048, flash is
+    faster by a seventh (docs/lab/log.md).
     """
     size, width, same = q.shape[-1], q.shape[2], q.shape[-1] == v.shape[-1]
     if not q.is_cuda:
@@ -59,7 +59,7 @@ def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
 
 
 class CpuFlash:
-    """torch's CPU flash kernel: one size for keys and values."""
+    """torch's CPU flash kernel, for keys and values of the same size."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
         return AttentionOutput(*torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True))
@@ -74,7 +74,7 @@ class CpuFlash:
 
 
 class CudaFlash:
-    """FlashAttention: half precision, one size for keys and values."""
+    """FlashAttention, for half precision and keys and values of the same size."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
         out, lse, *extra = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)
@@ -91,7 +91,7 @@ class CudaFlash:
 
 
 class CudaEfficient:
-    """Memory-efficient attention: float32 too, values of their own size, but no shared keys and a padded lse."""
+    """Memory-efficient attention, also for float32 and other value sizes; it repeats shared keys and pads lse."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
         k, v = (_repeated(x, q.shape[1]) for x in (k, v))
@@ -112,10 +112,10 @@ class CudaEfficient:
 
 
 class Blocked:
-    """Plain matmuls over blocks of rows, scores made again in the backward pass: any device, size and type.
+    """Plain matmuls over blocks of rows, for any device, size and dtype; backward recomputes the scores.
 
-    Inside, queries lie as [B*kv, S*G, D], rows of a group side by side: those that share keys are one matrix, and a
-    block of rows is a view.
+    Internally queries are [B*kv, S*G, D], so that queries with the same keys form one matrix, and a block of rows is a
+    view of it.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
@@ -154,14 +154,14 @@ class Blocked:
 
 
 def _blocks(width: int, groups: int) -> Iterator[tuple[slice, int]]:
-    """Rows of each block, as a slice of S*G, and the position after its last."""
+    """The rows of each block as a slice of S*G, and the position after its last row."""
     for start in range(0, width, BLOCK):
         stop = min(start + BLOCK, width)
         yield slice(start * groups, stop * groups), stop
 
 
 def _hide_later(scores: Tensor, groups: int, value: float = float("-inf")) -> None:
-    """Overwrite what a block's rows [B*kv, R*G, stop] may not see; only the last R keys hold any."""
+    """Overwrite the scores [B*kv, R*G, stop] of keys after each row, which are among the last R keys."""
     count = scores.shape[1] // groups
     later = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1).unsqueeze(1)
     torch.unflatten(scores, 1, (count, groups))[..., -count:].masked_fill_(later, value)
@@ -173,7 +173,7 @@ def _folded(x: Tensor, kv: int) -> Tensor:
 
 
 def _unfolded(x: Tensor, like: Tensor) -> Tensor:
-    """[B*kv, S*G, D] -> [B, heads, S, D], where heads lie together in memory, as the next linear reads them."""
+    """[B*kv, S*G, D] -> [B, heads, S, D], with the heads of a position adjacent in memory for the next linear."""
     batch, heads, width, _ = like.shape
     split = x.view(batch, -1, width, heads // (x.shape[0] // batch), x.shape[-1])  # [B, kv, S, G, D]
     return split.transpose(1, 2).flatten(2, 3).transpose(1, 2)
@@ -185,5 +185,5 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
-    """What sums are kept in."""
+    """The dtype in which sums are accumulated: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,13 +1,14 @@
-"""Attention of a chain of guesses: causal over the true pairs, plus the row's own guesses, one key a step.
+"""Attention of a chain of guesses: causal over the true pairs, plus the row's own guesses, one key for each step.
 
-Written out, step j of a row at position i takes a softmax over i + 1 true keys and its j own. The true part is one
-causal attention like that of step 0, from a fused kernel that also tells its log-sum-exp L; own key m adds the score
+Step j of a row at position i takes a softmax over i + 1 true keys and j keys of its own. The true part is a causal
+attention like that of step 0, computed by a fused kernel that also returns its log-sum-exp L; own key m adds the score
 s_m = q k_m / sqrt(D), a diagonal instead of a matrix. Merged:
 
     total = log(exp L + sum exp s_m),  out = exp(L - total) * out_true + sum exp(s_m - total) * v_m
 
-No mask and no score matrix is kept. The backward pass hands the merged `out` and `total` to the kernel, which then
-yields the true part's exact gradients, and adds the diagonals': ds_m = exp(s_m - total) * (dO v_m - sum(dO * out)).
+No mask and no score matrix is stored. The backward pass gives the merged `out` and `total` to the kernel, which then
+returns the exact gradients of the true part, and adds those of the diagonals:
+ds_m = exp(s_m - total) * (dO v_m - sum(dO * out)).
 
 Shapes: B chats, S positions, R rows a later step computes, D / Dv head size of keys / values, J own keys,
 heads = kv * G.
@@ -25,10 +26,9 @@ from eyas.train.loss.causal_kernels import AttentionOutput, CausalKernel, choose
 
 
 class ChainAttention:
-    """The `attend` of an unrolled chain. `indices` [R0] are the later steps' rows as indices into B * S.
+    """The `attend` function of an unrolled chain. `indices` [R0] are the rows of later steps, as indices into B * S.
 
-    Step 0 comes as [B, heads, S, D]. Each later one as [1, heads, R, D], whose rows are the first R of `indices`; R may
-    only shrink.
+    Step 0 has queries [B, heads, S, D], each later step [1, heads, R, D] for the first R of `indices`; R never grows.
     """
 
     def __init__(self, indices: Tensor, kernel: CausalKernel | None = None) -> None:
@@ -53,7 +53,7 @@ class ChainAttention:
 
 
 class _Causal(torch.autograd.Function):
-    """Step 0: the true pairs among themselves."""
+    """Step 0: causal attention of the true pairs."""
 
     @staticmethod
     def forward(ctx: Any, kernel: CausalKernel, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -118,16 +118,16 @@ class _Chain(torch.autograd.Function):
 
 
 def _cast(*tensors: Tensor) -> list[Tensor]:
-    """Under autocast, to its type: rotated queries and keys come in the type of the rotation."""
+    """Cast to the autocast dtype, if any: rotated queries and keys have the dtype of the rotation."""
     kind = tensors[0].device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensors[0].dtype
     return [x.to(dtype) for x in tensors]
 
 
 def _spread(rows: Tensor, indices: Tensor, like: Tensor) -> Tensor:
-    """[1, heads, R, D] -> [B, heads, S, D] of `like`'s B and S, zero where there is no row.
+    """Scatter [1, heads, R, D] to [B, heads, S, D] with `like`'s B and S; zeros where there is no row.
 
-    Zeros are harmless to a kernel's backward: no gradient comes in, so none goes out.
+    Zeros don't affect a kernel's backward pass: where no gradient comes in, none goes out.
     """
     batch, _, width, _ = like.shape
     heads, size = rows.shape[1], rows.shape[3]
@@ -137,7 +137,7 @@ def _spread(rows: Tensor, indices: Tensor, like: Tensor) -> Tensor:
 
 
 def _spread_back(full: Tensor, indices: Tensor) -> Tensor:
-    """[B, heads, S, D] -> [1, heads, R, D]."""
+    """Gather the rows of [B, heads, S, D] as [1, heads, R, D]."""
     return full.transpose(1, 2).flatten(0, 1).index_select(0, indices).transpose(0, 1).unsqueeze(0)
 
 

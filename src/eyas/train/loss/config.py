@@ -1,4 +1,4 @@
-"""What a drafter is trained for: token loss, feature loss, how many steps, with which weights."""
+"""The section `loss` of a recipe: token loss, feature loss, number of steps, and their weights."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class LossConfig(StrictModel):
 
     Token losses compare q, the drafter's distribution over the draft vocabulary, with the target's:
 
-    - `ce`: soft cross entropy with p', the target's softmax over the draft vocabulary alone; `kl` is the same less the
+    - `ce`: soft cross entropy with p', the target's softmax over the draft vocabulary alone; `kl` is `ce` minus the
       entropy of p', so that a perfect drafter scores 0.
-    - `lk`: made for acceptance (LK losses). p is the target's softmax over the *full* vocabulary and
-      alpha = sum over the draft vocabulary of min(p, q) the chance that a sampled guess is accepted; what the draft
-      vocabulary doesn't cover can't be guessed and counts as rejected. The loss is -log alpha or, with `kl_decay` set,
+    - `lk`: optimises acceptance (LK losses). p is the target's softmax over the *full* vocabulary, and
+      alpha = sum over the draft vocabulary of min(p, q) is the probability that a sampled guess is accepted; tokens
+      outside the draft vocabulary count as rejected. The loss is -log alpha or, with `kl_decay` set,
       w * KL + (1 - w) * (1 - alpha), where w = exp(-kl_decay * mean alpha) of the step in the batch, so that KL
-      leads as long as the drafter is bad.
+      dominates while the drafter is bad.
 
-    The feature loss compares the state the drafter feeds back with the target's true one at the next position, averaged
-    over its width.
+    The feature loss compares the state that the drafter feeds back with the target's state at the next position,
+    averaged over the width.
     """
 
     token: TokenLoss = "ce"
@@ -35,23 +35,23 @@ class LossConfig(StrictModel):
     feature: FeatureLoss = "none"
     feature_weight: float = Field(default=0.0, ge=0)
     unroll: int = Field(default=7, ge=1)  # steps of the training-time test
-    decay: float = Field(default=0.8, gt=0, le=1)  # weight of a step against the one before
+    decay: float = Field(default=0.8, gt=0, le=1)  # weight of a step relative to the one before
     noise: float = Field(default=0.0, ge=0)
     """Uniform noise (U - 0.5) * noise * 512 / T on the features of a row of T tokens (EAGLE-1: 0.2)."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> LossConfig:
         if self.kl_decay is not None and self.token != "lk":
-            raise ValueError(f"kl_decay belongs to the token loss lk, not {self.token}: leave it out")
+            raise ValueError(f"kl_decay belongs to the token loss lk, not {self.token}: remove it")
         if (self.feature == "none") != (self.feature_weight == 0):
-            raise ValueError("feature_weight is above 0 exactly when a feature loss is chosen")
+            raise ValueError("feature_weight must be above 0 if a feature loss is chosen, and 0 otherwise")
         if self.token_weight == 0 and self.feature_weight == 0:
             raise ValueError("token_weight and feature_weight are both 0: nothing would be trained")
         return self
 
     @classmethod
     def for_kind(cls, kind: str) -> LossConfig:
-        """What each drafter kind's paper trains it with; KeyError for a kind that doesn't exist."""
+        """The loss with which the paper of a drafter kind trains it; KeyError for an unknown kind."""
         return _OF_KIND[kind]
 
 

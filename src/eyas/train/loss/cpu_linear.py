@@ -1,8 +1,9 @@
-"""float32 linear layers of a CPU training step through oneDNN.
+"""Runs the float32 linear layers of a CPU training step through oneDNN.
 
-torch multiplies float32 matrices with MKL, which leaves AMD's wide vector units idle: oneDNN is 2.2 to 2.4 times as
-fast there, in the product and in both gradients, and as fast as MKL elsewhere. Same numbers up to rounding, nothing is
-packed, and no module is touched: linear layers called inside `with OneDnnLinears():` run through here.
+torch multiplies float32 matrices with MKL, which doesn't use AMD's wide vector units: oneDNN is 2.2 to 2.4 times as
+fast there, in the product and in both gradients, and as fast as MKL elsewhere. Results are equal up to rounding.
+Weights aren't prepacked and modules aren't changed: linear layers called inside `with OneDnnLinears():` run through
+this file.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from torch.overrides import TorchFunctionMode
 
 
 def fast_linears(device: torch.device) -> AbstractContextManager[Any]:
-    """The mode where it helps: on a CPU for which torch has oneDNN."""
+    """`OneDnnLinears` on a CPU for which torch has oneDNN; elsewhere a context that does nothing."""
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return OneDnnLinears() if device.type == "cpu" and has_onednn else nullcontext()
 
 
 class OneDnnLinears(TorchFunctionMode):
-    """Takes over `F.linear` of plain float32 CPU tensors; under autocast the layers are half precision already."""
+    """Replaces `F.linear` for plain float32 CPU tensors, except under autocast, which uses half precision."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -36,7 +37,7 @@ class OneDnnLinears(TorchFunctionMode):
 
 
 def _plain(args: tuple[Any, ...]) -> bool:
-    """Ordinary tensors: shards and subclasses take their own way."""
+    """Whether all arguments are plain float32 CPU tensors or None, not shards or other subclasses."""
     return all(
         x is None or (type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu")
         for x in args
@@ -64,7 +65,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if not x.numel():  # an empty batch is no shape for oneDNN
+    if not x.numel():  # oneDNN refuses an empty batch
         return F.linear(x, weight, bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out

@@ -1,10 +1,11 @@
-"""The token loss of all steps, a chunk of answer tokens at a time.
+"""The token loss of all steps, computed for a chunk of answer tokens at a time, and the metrics of validation.
 
-A chunk's teacher is made once for its K guesses; its logits, their gradient and the head's are gone before the next
-chunk begins, so the memory doesn't grow with the batch. Gradients are therefore computed in the forward pass (as Liger
-does) and only scaled in the backward pass.
+The teacher's output of a chunk is computed once for its K guesses. Its logits, their gradient and the head's are freed
+before the next chunk, so the memory doesn't grow with the batch. Gradients are therefore computed in the forward pass
+(as Liger does) and only scaled in the backward pass.
 
-Shapes: M answer tokens, m of a chunk, K steps, H width, Vd draft vocabulary.
+Shapes: B chats, S positions, M answer tokens, m of a chunk, K steps, H width, Vd draft vocabulary, N rows that step 0
+is scored on.
 """
 
 from __future__ import annotations
@@ -22,22 +23,25 @@ from eyas.train.loss.token_loss import GuessScores, Teacher, score_guesses
 from eyas.train.loss.ttt import ChainRows
 
 CHUNK_ELEMENTS = 2**20
-"""Least number of logits made at once."""
+"""The least number of logits that a chunk may have; more if the head is larger."""
+
+Sums = dict[str, tuple[float, float]]
+"""Name of a metric -> its sum and count."""
 
 
 class TokenScores(NamedTuple):
-    """What the answer tokens' guesses come to."""
+    """The loss of a batch and how its guesses compare with the target."""
 
-    loss: Tensor  # [] summed over tokens and steps, steps weighted
+    loss: Tensor  # [] weighted sum over tokens and steps
     right: Tensor  # [M, K] bool: the drafter's first choice is the target's
     overlap: Tensor  # [M, K] sum of min(p, q)
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Everything but the states: the teacher, the drafter's head, and the loss.
+    """The token loss as a function of the drafter's states: teacher, drafter's head and settings.
 
-    `head` maps states [..., H] to logits [..., Vd]; `parameters` are all parameters in it that are trained.
+    `head` maps states [..., H] to logits [..., Vd]; `parameters` are all of its parameters that are trained.
     """
 
     teacher: Teacher
@@ -48,14 +52,14 @@ class TokenLoss:
     config: LossConfig
 
     def __call__(self, states: list[Tensor], rows: ChainRows) -> TokenScores:
-        """states: of each step its rows [., H], in the order of `rows`."""
+        """Score the states of each step, [rows of the step, H], in the order of `rows`."""
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*states, *self.parameters)):
             made: tuple[Tensor, Tensor, Tensor] = _Fused.apply(self, rows, len(states), *states, *self.parameters)  # type: ignore[no-untyped-call]
             return TokenScores(*made)
         return self.run(states, rows, None)
 
     def run(self, states: list[Tensor], rows: ChainRows, grads: list[Tensor] | None) -> TokenScores:
-        """One pass over the chunks (two for the mixed loss); adds to `grads`, of states and parameters, if given."""
+        """Run over all chunks (twice for the mixed loss), adding to `grads` of states and parameters if given."""
         steps, device = len(states), rows.answers.device
         kl_share = None
         if self.config.kl_decay is not None:
@@ -80,7 +84,7 @@ class TokenLoss:
         return TokenScores(torch.stack(losses).sum(), torch.cat(right), torch.cat(overlap))
 
     def _chunks(self, states: list[Tensor], rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
-        """The chunks' guesses, judged; a batch without answer tokens is one empty chunk."""
+        """The chunks with their guesses scored; a batch without answer tokens is a single empty chunk."""
         steps = len(states)
         budget = max(CHUNK_ELEMENTS, len(self.target_ids) * states[0].shape[-1])  # or as many logits as head weights
         size = max(1, budget // (self.vocab_size + steps * len(self.target_ids)))
@@ -100,16 +104,16 @@ class TokenLoss:
 
 
 class _Chunk(NamedTuple):
-    """m answer tokens and their K guesses each."""
+    """m answer tokens with K guesses each."""
 
-    at: Tensor  # [m, K] the guess's row among its step's states, -1 where there is none
+    at: Tensor  # [m, K] the row of the guess among its step's states; -1 where there is none
     states: Tensor  # [m, K, H]
     logits: Tensor  # [m, K, Vd]
     judged: GuessScores
 
 
 class _Fused(torch.autograd.Function):
-    """Forward does it all; backward scales the gradients it made."""
+    """Computes loss and gradients in the forward pass; the backward pass only scales the gradients."""
 
     @staticmethod
     def forward(
@@ -127,19 +131,11 @@ class _Fused(torch.autograd.Function):
         return None, None, None, *(made * grad for made in ctx.saved_tensors)
 
 
-# What validation reads off a batch of guesses: agreement by step, and how far a greedy chain would get.
-#
-# Shapes: B chats, S positions, M answer tokens, K steps, N rows that step 0 is judged on.
-
-
-Sums = dict[str, tuple[float, float]]
-"""name -> sum and count"""
-
-
 def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
-    """`accuracy_j` greedy agreement, `overlap_j` sum of min(p, q), `accept_length` of greedy chains.
+    """The metrics of a batch: greedy agreement `accuracy_j` and `overlap_j` of each step j, and `accept_length`.
 
-    right [M, K] bool, overlap [M, K]; fewer columns where no row was left to guess. One transfer from the device.
+    right [M, K] bool, overlap [M, K]; both have fewer columns if later steps had no rows. Transfers from the device
+    once.
     """
     steps = right.shape[1]
     there = rows.guesses[:steps].T >= 0
@@ -156,9 +152,9 @@ def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
 
 
 def accept_lengths(rows: ChainRows, right: Tensor) -> Tensor:
-    """[N] tokens a greedy round would emit from each row step 0 is judged on: its unbroken right guesses, and one.
+    """[N] tokens that a greedy round would emit from each row: its right guesses up to the first wrong one, plus one.
 
-    A chain ends where the answer ends, as decoding would. right [M, K].
+    A chain ends with the answer, as decoding would. right [M, K].
     """
     positions = rows.counts[0]  # B * S
     starts = rows.answers - 1
@@ -167,7 +163,7 @@ def accept_lengths(rows: ChainRows, right: Tensor) -> Tensor:
     for step in range(right.shape[1]):
         hit = torch.zeros(positions + 1, dtype=torch.bool, device=right.device)
         there = rows.guesses[step] >= 0
-        hit[torch.where(there, starts - step, positions)] = right[:, step]  # guesses that aren't go past the end
+        hit[torch.where(there, starts - step, positions)] = right[:, step]  # missing guesses write to the extra entry
         alive &= hit[:positions]
         length += alive
     return length[starts[rows.guesses[0] >= 0]]

@@ -1,8 +1,8 @@
-"""The objective of every drafter kind: training-time test against the target's own distribution.
+"""The objective of all drafter kinds: the training-time test against the target's own distribution.
 
-The loss mask belongs to the token that is predicted, so the first token of an answer is trained; the divisor
-counts answer tokens that step 0 predicts and is the same for every step; rows whose greedy target token lies outside
-the draft vocabulary count like any other. Later steps have fewer rows: no chain starts before the first token.
+The loss mask belongs to the token that is predicted, so the first token of an answer is trained. The divisor is the
+number of answer tokens that step 0 predicts, for every step. Rows whose greedy target token is outside the draft
+vocabulary count like any other. Later steps have fewer rows, because no chain starts before the first token.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
 
 class LossOutput(NamedTuple):
-    """One batch as sums. A tuple, so that DDP and FSDP find the loss in what `forward` returns."""
+    """The sums of one batch; a tuple, so that DDP and FSDP find the loss in the output of `forward`."""
 
-    loss: Tensor  # [] sum over what counts
-    weight: float  # how many answer tokens step 0 predicts
+    loss: Tensor  # [] weighted sum over tokens and steps
+    weight: float  # the number of answer tokens that step 0 predicts
     metrics: Sums
 
 
 class DraftLoss(nn.Module):
-    """The network with its loss: what DDP or FSDP2 wraps. `head` is the target's."""
+    """The network with its loss, which DDP or FSDP2 wraps; `head` is the target's."""
 
     def __init__(self, network: DraftNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig):
         super().__init__()
@@ -43,9 +43,9 @@ class DraftLoss(nn.Module):
         self._head, self._vocab_size, self._config = head, vocab_size, config
 
     def forward(self, batch: FeatureBatch, noise: Tensor | None = None) -> LossOutput:
-        """Sums over the batch; `noise` [B, S, A, Ht] is added to the taps the network reads, not to those it learns.
+        """The sums over a batch; `noise` [B, S, A, Ht] is added to the taps that the network reads.
 
-        Precision is the caller's autocast. Raises ConfigError for a feature loss on a network it doesn't fit.
+        The feature loss compares with the taps themselves. The caller's autocast decides precision. Raises ConfigError if the feature loss doesn't fit the network.
         """
         taps = batch.taps.to(self.network.dtype)
         rows = chain_rows(batch.loss_mask, self._config.unroll)
@@ -68,7 +68,7 @@ class DraftLoss(nn.Module):
         return LossOutput(loss, metrics["accept_length"][1], metrics)
 
     def _feature_loss(self, fed: list[Tensor], taps: Tensor, rows: ChainRows) -> Tensor:
-        """Distance of the states fed back [., H] from the target's own at the position they stand for, summed."""
+        """The summed distance of the states fed back [., H] from the target's states that they approximate."""
         config, width = self._config, fed[0].shape[-1]
         if taps.shape[2] != 1 or taps.shape[3] != width:
             raise ConfigError(
@@ -87,12 +87,12 @@ class DraftLoss(nn.Module):
 
 
 def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
-    """What `network.logits` trains; nothing where the head is the target's."""
+    """The trained parameters of `network.logits`; empty if the head is the target's."""
     return tuple(p for p in network.lm_head.parameters() if p.requires_grad) if network.config.head == "own" else ()
 
 
 class DraftObjective:
-    """Trains `model` on what `source` yields. `core` is what is called and may be wrapped (DDP, FSDP2)."""
+    """The loop's objective for a drafter: trains `model` on the batches of `source`; `core` may be wrapped by DDP."""
 
     core: nn.Module
 
@@ -106,7 +106,7 @@ class DraftObjective:
         bf16: bool,
         seed: int = 0,
     ) -> None:
-        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is that of feature noise."""
+        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for feature noise."""
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config)
         self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed
@@ -118,7 +118,7 @@ class DraftObjective:
         return self._run(batch, feature_noise(batch, self._noise, (self._seed, number)) if self._noise else None)
 
     def score(self, batch: FeatureBatch) -> MicroBatchLoss:
-        """Loss and metrics of a given batch, without feature noise; gradients as the caller's grad mode says."""
+        """Loss and metrics of a given batch without feature noise; the caller's grad mode applies."""
         return self._run(batch, None)
 
     def _run(self, batch: FeatureBatch, noise: Tensor | None) -> MicroBatchLoss:
@@ -127,13 +127,11 @@ class DraftObjective:
         return MicroBatchLoss(outcome.loss, outcome.weight, outcome.metrics)
 
 
-# Noise on the features a drafter reads, as EAGLE-1 trains with: its own states, later, won't be exact either.
-
-
 def feature_noise(batch: FeatureBatch, scale: float, key: tuple[int, ...]) -> Tensor:
-    """[B, S, A, Ht] of (U - 0.5) * scale * 512 / T, U uniform in [0, 1), T a chat's tokens up to its last answer token.
+    """EAGLE-1's noise on features, [B, S, A, Ht]: (U - 0.5) * scale * 512 / T with U uniform in [0, 1).
 
-    The same `key` gives the same noise, whatever was drawn before, so a resumed run goes on as if never stopped.
+    T is the number of a chat's tokens up to its last answer token. Noise makes up for the fact that the drafter's own
+    states, which it reads later, aren't exact. It depends on `key` alone, so a resumed run has the same.
     """
     device = batch.taps.device
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))

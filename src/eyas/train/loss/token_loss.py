@@ -1,14 +1,17 @@
-"""Token losses with their gradients by hand, so that one buffer holds first log q, then the gradient.
+"""Token losses with hand-written gradients, so that one buffer holds first log q and then the gradient.
 
 With z the drafter's logits, q = softmax(z), p' the target's softmax over the draft vocabulary, c the share of the
 target's probability which that vocabulary covers, p = c p':
 
 - ce: -sum p' log q, kl: sum p' log(p' / q);                   d/dz = q - p'
 - alpha = sum min(p, q), with s = [q < p]:                     d/dz = q s - q sum(q s)
-- lk: -log alpha, floored where alpha is next to nothing;      d/dz = -(d alpha/dz) / alpha
+- lk: -log alpha, with alpha at least FLOOR;                   d/dz = -(d alpha/dz) / alpha
 - mixed lk: w KL + (1 - w) (1 - alpha), w a constant
 
-Shapes: m answer tokens of a chunk, K steps, Vd draft vocabulary.
+The teacher's distribution comes from the target's head or from stored top tokens, also a chunk at a time.
+
+Shapes: B chats, S positions, M answer tokens, m of a chunk, K steps, V / Vd full / draft vocabulary, k stored
+candidates.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from eyas.errors import DataError
 from eyas.train.loss.config import LossConfig
 
 FLOOR = 1e-12
-"""Least alpha whose logarithm is taken: a row without any chance costs 27.6, not infinity."""
+"""The least alpha whose logarithm is taken, so that a hopeless row costs 27.6 instead of infinity."""
 
 
 class GuessScores(NamedTuple):
-    """How m x K guesses did. `grad` is None where none was asked for."""
+    """Loss and statistics of m x K guesses; `grad` is None if it wasn't requested."""
 
     loss: Tensor  # [m, K]
     right: Tensor  # [m, K] bool: the drafter's first choice is the target's
@@ -39,7 +42,7 @@ class GuessScores(NamedTuple):
 def score_guesses(
     logits: Tensor, lesson: TeacherOutput, target_ids: Tensor, config: LossConfig, kl_share: Tensor | None, grad: bool
 ) -> GuessScores:
-    """logits [m, K, Vd]; kl_share [K] is the w of the mixed loss, None for the others."""
+    """Score logits [m, K, Vd] against the teacher; kl_share [K] is w of the mixed loss, None for other losses."""
     log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     p, covered = lesson.p.to(log_q.dtype), lesson.covered.to(log_q.dtype)
     ideal = p.unsqueeze(1)  # [m, 1, Vd]
@@ -62,20 +65,15 @@ def score_guesses(
         kl_weight, alpha_weight = kl_share.unsqueeze(1), (1 - kl_share).expand_as(overlap)
     if not grad:
         return GuessScores(loss, right, overlap, None)
-    short = torch.mul(q, q < full, out=shared)  # the part of q that more would help
+    short = torch.mul(q, q < full, out=shared)  # q where it is below p
     rising = torch.addcmul(-short, q, short.sum(-1, keepdim=True)).mul_(alpha_weight.unsqueeze(2))
     if kl_weight is not None:
         rising += q.sub_(ideal).mul_(kl_weight)
     return GuessScores(loss, right, overlap, rising)
 
 
-# The target's view of answer tokens, a chunk at a time: nothing here ever spans all of a batch's rows.
-#
-# Shapes: B chats, S positions, M answer tokens, m of a chunk, V / Vd full / draft vocabulary, k stored candidates.
-
-
 class TeacherOutput(NamedTuple):
-    """What the target says of m answer tokens."""
+    """The target's distribution at m answer tokens."""
 
     p: Tensor  # [m, Vd] softmax over the draft vocabulary alone
     covered: Tensor  # [m] share of the full softmax that the draft vocabulary holds
@@ -83,23 +81,23 @@ class TeacherOutput(NamedTuple):
 
 
 Teacher = Callable[[Tensor], TeacherOutput]
-"""Indices into B * S of the positions whose state predicts the tokens, [m] -> what the target says."""
+"""Maps indices into B * S [m], of the positions whose states predict the tokens, to the target's distribution."""
 
 
 def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids: Tensor, vocab_size: int) -> Teacher:
-    """From final states through the target's head, or from stored top tokens; target_ids [Vd].
+    """The teacher for a batch: final states through the target's head, or stored top tokens; target_ids [Vd].
 
-    Raises DataError for a batch with neither or both.
+    Raises DataError for a batch that has neither or both.
     """
     if (batch.final is None) == (batch.top is None):
-        raise DataError("a feature batch holds either final states or top tokens: capture one of them")
+        raise DataError("a feature batch must hold either final states or top tokens, not both or neither")
     kind = batch.tokens.device.type
     if batch.final is not None:
         finals = batch.final.flatten(0, 1)
 
         @torch.no_grad()
         def from_head(indices: Tensor) -> TeacherOutput:
-            with torch.autocast(kind, enabled=False):  # the teacher keeps its own precision
+            with torch.autocast(kind, enabled=False):  # the teacher runs in its own precision
                 logits = head(finals.index_select(0, indices))  # [m, V]
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             kept = logits.index_select(1, target_ids)
@@ -117,11 +115,11 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
 
     @torch.no_grad()
     def from_top(indices: Tensor) -> TeacherOutput:
-        """All that is known of the other V - k tokens is their mass, so it is spread evenly over them."""
+        """Spread the probability of the other V - k tokens evenly, since only their total is stored."""
         best, logs = ids.index_select(0, indices), logprobs.index_select(0, indices).float()  # [m, k]
         others = max(vocab_size - ids.shape[1], 1)
         full = (tail.index_select(0, indices) / others).unsqueeze(1).repeat(1, len(target_ids) + 1)
-        at = draft_ids[best]  # what is not in the draft vocabulary goes to a last column that is dropped
+        at = draft_ids[best]  # tokens outside the draft vocabulary go to a last column that is dropped
         full.scatter_(1, at.where(at >= 0, len(target_ids)), logs.exp())
         kept = full[:, :-1]
         covered = kept.sum(-1)

@@ -1,11 +1,14 @@
-"""Training-time test: the drafter is trained on its own output, as it will be used.
+"""Training-time test: the drafter is trained on its own output, as it is used in decoding.
 
 Step 0 is the drafter after a commit: pair (target state at i, token i + 1) at RoPE position i predicts token
 i + 2. Step j feeds token i + 1 + j and the drafter's own output of step j - 1 (gradients flow through), at
 position i + j, and predicts token i + 2 + j. So row i over all steps is the chain of guesses that decoding
-makes after committing pair i: it sees the true pairs 0..i and its own guesses, never another row's.
+makes after committing pair i: it attends to the true pairs 0..i and its own guesses, never to another row's.
 
-Shapes: B chats, S positions, A taps, Ht target hidden, H draft hidden, R rows of a later step.
+Step 0 computes every position, since later rows attend to its keys. A later step computes only rows whose chain, from
+that step on, still predicts an answer token: prompt rows and rows past the last answer are left out.
+
+Shapes: B chats, S positions, A taps, Ht target hidden, H draft hidden, K steps, M answer tokens, R rows of later steps.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from eyas.train.loss.chain_attention import ChainAttention
 def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRows) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (state fed back, state the head reads) of each step's rows, both [rows.counts[step], H].
 
-    tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows; later steps those of `rows`, end to end whatever chat
-    they are of. Stops early when no row is left.
+    tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows, later steps those of `rows` in one sequence, whatever
+    their chat. Stops early when no row is left.
     """
     batch, width = tokens.shape
     positions = torch.arange(width, device=tokens.device).expand(batch, width)
     attention = ChainAttention(rows.indices)
-    hidden = network.fuse(taps).to(taps.dtype)  # under autocast too, the residual stream keeps its precision
-    last = torch.nn.functional.pad(tokens[:, 1:], (0, 1))  # the last pair of a chat has no token yet: no loss reads it
+    hidden = network.fuse(taps).to(taps.dtype)  # the residual stream keeps its precision under autocast
+    last = torch.nn.functional.pad(tokens[:, 1:], (0, 1))  # a chat's last pair has no next token and no loss
     fed, normed = network.step(last, hidden, positions, attention)
     yield fed.flatten(0, 1), normed.flatten(0, 1)
     flat, at = tokens.flatten(), (rows.indices % width).unsqueeze(0)
@@ -45,27 +48,21 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
         yield fed[0], normed[0]
 
 
-# Which rows of a batch each step of the training-time test computes, and where answer tokens find their guesses.
-#
-# Row i of a chat starts from the true pairs 0..i; at step j it predicts token i + 2 + j. Step 0 computes every
-# position, since later rows read its keys. A later step computes only rows whose chain, from that step on, still
-# predicts an answer token: prompt rows and rows past the last answer are left out.
-#
-# Shapes: B chats, S positions, K steps, M answer tokens, R rows of later steps.
-
-
 @dataclass(frozen=True)
 class ChainRows:
-    """Rows are kept longest chain first, so the rows of a step are the first `counts[step]`."""
+    """The rows that each step computes, and the guesses of each answer token.
 
-    indices: Tensor  # [R] int64: row as index into B * S
-    counts: list[int]  # rows a step computes: B * S, then never rising
-    answers: Tensor  # [M] int64: position (index into B * S) of the state that predicts the token, its own minus one
-    guesses: Tensor  # [K, M] int64: where among the step's rows the token is guessed; -1 where no chain starts so early
+    Rows with the longest chains come first, so the rows of a later step are the first `counts[step]` of `indices`.
+    """
+
+    indices: Tensor  # [R] int64: rows as indices into B * S
+    counts: list[int]  # rows of each step: B * S for step 0, then non-increasing
+    answers: Tensor  # [M] int64: index into B * S of the state that predicts the token, one before the token's own
+    guesses: Tensor  # [K, M] int64: the row of the token's guess among the step's rows; -1 if no chain starts so early
 
 
 def chain_rows(loss_mask: Tensor, steps: int) -> ChainRows:
-    """loss_mask [B, S] true at answer tokens. Waits for the device twice."""
+    """The rows of a batch; loss_mask [B, S] is true at answer tokens. Syncs with the device twice."""
     batch, width = loss_mask.shape
     device = loss_mask.device
     ahead = F.pad(loss_mask, (0, steps + 1))
