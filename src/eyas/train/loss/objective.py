@@ -45,7 +45,8 @@ class DraftLoss(nn.Module):
     def forward(self, batch: FeatureBatch, noise: Tensor | None = None) -> LossOutput:
         """The sums over a batch; `noise` [B, S, A, Ht] is added to the taps that the network reads.
 
-        The feature loss compares with the taps themselves. The caller's autocast decides precision. Raises ConfigError if the feature loss doesn't fit the network.
+        The feature loss compares with the taps themselves. The caller's autocast decides precision. Raises ConfigError
+        if the feature loss doesn't fit the network.
         """
         taps = batch.taps.to(self.network.dtype)
         rows = chain_rows(batch.loss_mask, self._config.unroll)
