@@ -16,7 +16,8 @@ from pathlib import Path
 import eyas
 from eyas.data.regenerate import regenerate
 from eyas.data.regenerate.in_process import EngineAnswerer
-from eyas.text.chats import Chat, read_chats, write_chats
+from eyas.text.chats import Chat, write_chats
+from eyas.train.lm.corpus import split_chats
 from eyas.train.recipe import run_recipe
 
 RECIPES = Path(__file__).parent
@@ -27,12 +28,12 @@ def spread(chats: list[Chat], count: int) -> list[Chat]:
     return [chats[i * len(chats) // count] for i in range(count)]
 
 
-def prompts(maths: Path, library: Path) -> list[Chat]:
-    """5,800 questions: maths, functions to complete and prose; the same ones each time."""
-    chats = list(read_chats(library))
-    code = [chat for chat in chats if chat.id.startswith("stdlib-code")]
-    prose = [chat for chat in chats if chat.id.startswith("stdlib-ask")]
-    return [*spread(list(read_chats(maths)), 2730), *spread(code, 2030), *spread(prose, 1040)]
+def prompts(maths: Path) -> list[Chat]:
+    """5,800 questions that the target was trained on: maths, functions to complete and prose; the same each time."""
+    splits = split_chats(maths)
+    code = [chat for chat in splits["library"].train if chat.id.startswith("stdlib-code")]
+    prose = [chat for chat in splits["library"].train if chat.id.startswith("stdlib-ask")]
+    return [*spread(splits["chats"].train, 2730), *spread(code, 2030), *spread(prose, 1040)]
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
 
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
     asked, answers = target / "asked.jsonl", target / "regenerated.jsonl"
-    write_chats(asked, prompts(options.maths, shallow / "library_chats.jsonl"))
+    write_chats(asked, prompts(options.maths))
     regenerate(asked, answers, EngineAnswerer(engine, eyas.SamplingParams(max_tokens=256)))
 
     store = target / "store"

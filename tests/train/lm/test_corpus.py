@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eyas.data.chats.stdlib import LibraryModule, chats_of
+from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.text.chats import exchange, held_out, write_chats
 from eyas.train.lm.corpus import split_chats
 
@@ -18,7 +18,10 @@ FUNCTION = '''def double_{0}(number):
 def test_chats_are_split_by_id_and_the_library_by_module(tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     write_chats(file, [exchange(f"m{i}", f"What is {i} + 1?", str(i + 1)) for i in range(200)])
-    modules = [LibraryModule(f"module_{i}", "".join(FUNCTION.format(f"{i}_{j}") for j in range(3))) for i in range(40)]
+    for i in range(40):
+        functions = "".join(FUNCTION.format(f"{i}_{j}") for j in range(3))
+        (tmp_path / f"module_{i}.py").write_text(functions, encoding="utf-8")
+    modules = list(library_modules(tmp_path))
     splits = split_chats(file, 0.2, modules)
 
     train, unseen = (splits["chats"].train, splits["chats"].held_out)

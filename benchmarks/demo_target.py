@@ -1,0 +1,120 @@
+"""The demo target on chats it was not trained on: loss, answers that loop, answers that end by themselves.
+
+    python -m benchmarks.demo_target MATHS.jsonl [--model demo] [--prompts 100] [--output FILE.json]
+
+MATHS.jsonl is the file of maths chats of its training (the GSM8K training set). Held-out chats are those that
+`eyas.train.lm.corpus` leaves out of training. Loss is in nats per token of the demo's tokenizer, over whole chats and
+over answers alone. A looping answer repeats one 6-gram four times or more. The texts of `eyas demo` are the first two
+maths questions, the first two functions and the first prose question with at most 300 characters, in the order of the
+SHA-256 of their ids (`--texts` prints them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import eyas
+from eyas.bench.machine import describe_machine
+from eyas.data.tokens.tokenize import tokenize_chat
+from eyas.text.chats import Chat
+from eyas.text.template import encode_chat
+from eyas.train.lm.corpus import split_chats
+
+SHARES = {"maths": 0.4, "code": 0.4, "prose": 0.2}
+"""Of the prompts to answer."""
+SHOWN = {"maths": 2, "code": 2, "prose": 1}
+LONGEST_TEXT = 300
+LONGEST = 1024  # tokens of a chat that count
+
+
+def held_out_chats(maths: Path) -> dict[str, list[Chat]]:
+    """The held-out chats of each kind, in the order of their ids' hashes."""
+    splits = split_chats(maths)
+    library = splits["library"].held_out
+    kinds = {
+        "maths": splits["chats"].held_out,
+        "code": [chat for chat in library if chat.id.startswith("stdlib-code")],
+        "prose": [chat for chat in library if chat.id.startswith("stdlib-ask")],
+    }
+    return {kind: sorted(chats, key=lambda c: hashlib.sha256(c.id.encode()).digest()) for kind, chats in kinds.items()}
+
+
+@torch.inference_mode()
+def losses(engine: eyas.Engine, chats: Sequence[Chat]) -> tuple[float, float]:
+    """Nats per token over whole chats, and over their answers."""
+    total = answers = 0.0
+    tokens = answer_tokens = 0
+    for chat in chats:
+        row = tokenize_chat(engine.tokenizer, chat)
+        ids = torch.from_numpy(row.tokens)[None, :LONGEST].long()
+        mask = torch.from_numpy(row.loss_mask)[1:LONGEST]
+        loss = F.cross_entropy(engine.target.model(ids).logits[0, :-1].float(), ids[0, 1:], reduction="none")
+        total, tokens = total + float(loss.sum()), tokens + len(loss)
+        answers, answer_tokens = answers + float(loss[mask].sum()), answer_tokens + int(mask.sum())
+    return total / tokens, answers / answer_tokens
+
+
+def loops(token_ids: Sequence[int]) -> bool:
+    """Whether some 6-gram stands there four times or more."""
+    grams = Counter(tuple(token_ids[i : i + 6]) for i in range(len(token_ids) - 5))
+    return max(grams.values(), default=0) >= 4
+
+
+def answer(engine: eyas.Engine, chats: Sequence[Chat]) -> list[eyas.Completion]:
+    """Greedy answers of at most 256 tokens."""
+    params = eyas.SamplingParams(max_tokens=256)
+    return engine.generate([eyas.Request(tuple(encode_chat(engine.tokenizer, c.messages[:-1])), params) for c in chats])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("maths", type=Path)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--texts", action="store_true", help="print the texts of `eyas demo` and nothing else")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+
+    chats = held_out_chats(options.maths)
+    if options.texts:
+        for kind, count in SHOWN.items():
+            short = [c for c in chats[kind] if len(c.messages[0].content or "") <= LONGEST_TEXT]
+            for chat in short[:count]:
+                print(f"[{kind}] {chat.id}\n{chat.messages[0].content}\n")
+        return
+    engine = eyas.load(options.model, dtype="float32", batch_size=25)
+    report: dict[str, Any] = {"model": options.model, "machine": describe_machine(), "kinds": {}}
+    for kind, group in chats.items():
+        whole, answers = losses(engine, group)
+        began = time.perf_counter()
+        done = answer(engine, group[: round(SHARES[kind] * options.prompts)])
+        report["kinds"][kind] = {
+            "held_out": len(group),
+            "loss": round(whole, 3),
+            "answer_loss": round(answers, 3),
+            "answered": len(done),
+            "looping": sum(loops(one.token_ids) for one in done),
+            "ended": sum(one.finish_reason == "stop" for one in done),
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+    kinds = list(report["kinds"].values())
+    report["mean_loss"] = round(sum(kind["loss"] for kind in kinds) / len(kinds), 3)
+    report |= {name: sum(kind[name] for kind in kinds) for name in ("answered", "looping", "ended")}
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.output is not None:
+        options.output.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
