@@ -185,7 +185,8 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         values["num_aux_hidden_states"] = len(taps)
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter
         values["norm"] = tuple(taps) != (target.final_boundary,)
-    values["rms_norm_eps"] = getattr(own, "rms_norm_eps", None) or 1e-6
+    if "rms_norm_eps" in cls.model_fields:
+        values["rms_norm_eps"] = getattr(own, "rms_norm_eps", None) or 1e-6
     return validated(cls, values, f"the shape of the {shape.kind} drafter")
 
 

@@ -51,14 +51,12 @@ class LossConfig(StrictModel):
 
     @classmethod
     def for_kind(cls, kind: str) -> LossConfig:
-        """The loss with which the paper of a drafter kind trains it; KeyError for an unknown kind."""
-        return _OF_KIND[kind]
+        """The loss with which the paper of a drafter kind trains it; EAGLE-3's, the default, for any other kind."""
+        return _OF_PAPERS.get(kind, cls())
 
 
-_OF_KIND = {
+_OF_PAPERS = {
     "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
-    "eagle3": LossConfig(),
-    "eagle3.1": LossConfig(),
-    "mla": LossConfig(),
     "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),
 }
+"""Drafter kind -> the loss of its paper, where that isn't EAGLE-3's."""

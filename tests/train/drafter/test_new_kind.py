@@ -1,0 +1,38 @@
+"""A kind that only its own file describes is trained, too: registering it is all that recipes need."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from eyas.data.features import FeatureBatch
+from eyas.drafters.registry import KINDS
+from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.shape import fresh_network
+from eyas.train.loss.config import LossConfig
+from eyas.train.loss.objective import DraftObjective
+
+from ... import tiny
+from ...interop.test_new_kind import KIND, SumNetwork
+
+
+def test_a_recipe_names_it_and_its_network_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "sum", KIND)
+    target = tiny.target()
+    recipe = {"target": "demo", "chats": "chats", "output": "run", "shape": {"kind": "sum"}, "loop": {"steps": 1}}
+    config = DrafterTrainConfig.model_validate(recipe)
+    assert config.loss == LossConfig()
+    network = fresh_network(config.shape, target, torch.arange(tiny.VOCAB))
+    assert type(network) is SumNetwork
+    torch.manual_seed(0)
+    mask = torch.zeros(1, 9, dtype=torch.bool)
+    mask[0, 4:] = True
+    states = torch.randn(1, 9, 1, tiny.HIDDEN)
+    batch = FeatureBatch(torch.randint(tiny.VOCAB, (1, 9)), mask, states, states[:, :, 0])
+    head = nn.Linear(tiny.HIDDEN, tiny.VOCAB, bias=False)
+    objective = DraftObjective(network, head, tiny.VOCAB, lambda _: batch, config.loss, False)
+    objective.score(batch).loss.backward()  # type: ignore[no-untyped-call]
+    gradient = network.mix.weight.grad
+    assert gradient is not None
+    assert gradient.abs().sum() > 0
