@@ -56,6 +56,11 @@ def test_the_index_names_every_result_once() -> None:
     assert sorted(named) == sorted(results)
 
 
+def test_the_index_names_every_folder_of_results() -> None:
+    folders = [path.name for path in (BENCHMARKS / "results").iterdir()]
+    assert sorted(re.findall(r"`results/([^/`]+)/`", INDEX)) == sorted(folders)
+
+
 def test_pages_of_the_index_exist() -> None:
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", INDEX):
         assert (BENCHMARKS / link).exists(), link

@@ -53,7 +53,7 @@ def test_through_an_endpoint(run: Run, chats: Path, tmp_path: Path, monkeypatch:
         done = run(*words, "--output", tmp_path / "out.jsonl", "--api-key-env", "KEY_OF_TEST")
         assert done.exit_code == 1
         assert "error: chat c2: " in done.stderr
-        assert "1 chats got no answer (the same command tries them again)" in done.stderr
+        assert "1 chat got no answer (the same command tries them again)" in done.stderr
         assert server.headers[0]["Authorization"] == "Bearer abc"
         server.script = lambda *_: Said(body=completion({"content": "yes", "reasoning_content": "hm"}))
         again = run(*words, "--output", tmp_path / "out.jsonl")

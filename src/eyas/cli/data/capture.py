@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def capture(
     model: Annotated[str, Option(help="The target: a directory or Hub id.")],
     chats: Annotated[Path, Option(exists=True, help="A chat folder (`eyas data prepare`) or a .jsonl file of chats.")],
-    output: Annotated[Path, Option(file_okay=False, help="The store's folder.")],
+    output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The store's folder.")],
     taps: Taps = "auto",
     states: States = "fp8",
     final: Final = "answers",

@@ -66,7 +66,7 @@ def regenerate(
         typer.echo(jsonlib.dumps(as_dict(summary, progress.tally), ensure_ascii=False))
     else:
         show(summary, progress.tally)
-    complain(summary)
+    report_errors(summary)
     if isinstance(answerer, BatchAnswerer) and answerer.unreadable:
         note(f"{answerer.unreadable} lines of the result files are no results; they were passed over")
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
@@ -153,7 +153,7 @@ def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> No
     output().print(table)
 
 
-def complain(summary: RegenerationSummary) -> None:
+def report_errors(summary: RegenerationSummary) -> None:
     """Report chats without an answer and rows that are no chats on standard error: how many, and the first few."""
     for reason in summary.unreadable[:SHOWN]:
         note(f"error: {reason}")
@@ -161,9 +161,13 @@ def complain(summary: RegenerationSummary) -> None:
         note(f"error: chat {name}: {reason}")
     if summary.unreadable or summary.unanswered:
         note(
-            f"{len(summary.unanswered)} chats got no answer (the same command tries them again), "
-            f"{len(summary.unreadable)} rows can't be used; the first of them are above"
+            f"{_counted(len(summary.unanswered), 'chat')} got no answer (the same command tries them again), "
+            f"{_counted(len(summary.unreadable), 'row')} can't be used; the first of them are above"
         )
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def as_dict(summary: RegenerationSummary, tally: RegenerationProgress | None) -> dict[str, Any]:

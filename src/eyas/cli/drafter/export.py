@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def export(
     drafter: Annotated[str, Argument(help="A drafter directory, GGUF file or Hub id.", metavar="DRAFTER")],
     to: Annotated[str, Option(help="safeailab, sglang, vllm, speculators, atom, tensorrt-llm or gguf (llama.cpp).")],
-    output: Annotated[Path, Option(help="The folder to write.")],
+    output: Annotated[Path, Option("--output", "-o", help="The folder to write.")],
     files: DrafterFileOptions,
     target: Annotated[
         str | None, Option(help="The target it drafts for: checked, and copied from where the consumer needs it.")

@@ -76,7 +76,7 @@ def plan(
     speed = plans.plain_speed(size, on)
     console.print(
         f"expected speedup at batch 1: {gain.low:.1f}x to {gain.high:.1f}x, an estimate: "
-        f"plain decoding {speed:.3g} tokens/s, speculative {speed * gain.low:.3g} to {speed * gain.high:.3g}"
+        f"plain decoding {_rate(speed)} tokens/s, speculative {_rate(speed * gain.low)} to {_rate(speed * gain.high)}"
     )
     console.print("Assumed:")
     for line in (
@@ -126,6 +126,11 @@ def _amount(count: int) -> str:
     thousands = _thousands(count)
     prefix = _PREFIXES[thousands]
     return f"{count / 1000**thousands:.2f} {prefix}B ({count / 1024**thousands:.2f} {prefix}iB)"
+
+
+def _rate(speed: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
 def _hours(hours: float) -> str:
