@@ -130,7 +130,7 @@ def test_inspect_reports_it(saved: Path) -> None:
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_a_kind_of_no_family_is_exported_to_nobody(consumer: str, saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"(?s)kind: it has no drafter of kind sum|target: "):
+    with pytest.raises(ExportError, match=r"(?s)kind: it doesn't support drafters of kind sum|target: "):
         export(saved, consumer, tmp_path / "out")
 
 
@@ -147,7 +147,7 @@ def test_rules_are_about_families(monkeypatch: pytest.MonkeyPatch) -> None:
         found = consumer.prepare(DrafterToExport(config, tensors))[1]
         assert [each.field for each in found] == [each.field for each in expected]
         if found and found[0].field == "kind":
-            assert found[0].reason == "it has no drafter of kind twin"
+            assert found[0].reason == "it doesn't support drafters of kind twin"
         else:
             assert found == expected
             broken += len(found)

@@ -1,1 +1,1 @@
-"""Which reading of a drafter's files its weights were trained for, decided by measurement."""
+"""`eyas doctor`: measures which reading of a drafter's files its weights were trained for."""

@@ -1,4 +1,4 @@
-"""Changes of a reading's configuration: taps and their order, norms, RoPE, whose embedding and head."""
+"""Changes of a reading's config: taps and their order, norms, RoPE, and whose embedding and head are used."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from eyas.errors import ConfigError
 from eyas.targets import Target
 
 THETAS = (10000.0, 500000.0, 1000000.0)
-"""RoPE thetas of common models."""
+"""RoPE thetas of common models, which are tried besides the target's."""
 _ALL_ORDERS = 3
-"""Most taps of which every order is tried."""
+"""The most taps of which every order is tried; of more, only reversal and swaps of neighbours."""
 
 
 def taps(reading: Reading, target: Target) -> Iterator[Change]:
-    """Taps one layer later or earlier, or the default; for a single tap, either side of the final norm."""
+    """Taps one layer later, one layer earlier, or the default; for a single tap, before and after the final norm."""
     read, last = reading.taps, target.final_boundary
     config = reading.config
     found = {
@@ -36,25 +36,25 @@ def taps(reading: Reading, target: Target) -> Iterator[Change]:
     written = not reading.kind.fixed_taps
     for other, what in found.items():
         if other != read and len(other) == len(read) and all(0 <= k <= last for k in other):
-            repair = f'"taps": {list(other)}' if written else "none: this kind's files can't say so; train it anew"
+            repair = f'"taps": {list(other)}' if written else "none: files of this kind can't express it; train again"
             yield Change("taps", f"{list(other)}: {what}", repair, _taps(other), written)
 
 
 def tap_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """The taps in another order, in which `fc` would read them."""
+    """The same taps, read by `fc` in another order."""
     read = reading.taps
     orders = permutations(read) if len(read) <= _ALL_ORDERS else _neighbours_swapped(read)
     for order in orders:
         if order != read:
             rising = list(order) == sorted(order)
             repair = f'"taps": {list(order)}' + (
-                "" if rising else ", or fc's columns in the order of rising taps, as other engines need them"
+                "" if rising else ", or reorder fc's columns for ascending taps, as other engines need them"
             )
             yield Change("tap order", f"fc reads {list(order)}", repair, _taps(order))
 
 
 def norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """The residual and the state that is fed back: each taken before its norm, or after it."""
+    """The residual, and the state that is fed back, each taken before or after its norm."""
     if isinstance(reading.config, FusedTapsConfig):
         for key in ("norm_before_residual", "norm_output"):
             value = not getattr(reading.config, key)
@@ -62,7 +62,7 @@ def norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
 
 
 def rope(reading: Reading, target: Target) -> Iterator[Change]:
-    """The target's RoPE, common ones, and the file's own without scaling."""
+    """The target's RoPE, common thetas, and the file's own RoPE without scaling."""
     if not isinstance(reading.config, TransformerConfig):
         return
     read = reading.config.rope_parameters
@@ -75,19 +75,19 @@ def rope(reading: Reading, target: Target) -> Iterator[Change]:
 
 
 def ownership(reading: Reading, target: Target) -> Iterator[Change]:
-    """The target's embedding or head in place of the one in the file."""
+    """The target's embedding or head instead of the one in the file."""
     config = reading.config
     for part, name, theirs in (
         ("embedding", EMBEDDING, target.model.get_input_embeddings()),
         ("head", HEAD, target.model.get_output_embeddings()),
     ):
         if getattr(config, part) == "own" and tuple(theirs.weight.shape) == (config.vocab_size, config.hidden_size):
-            repair = f"leave {name} out: it is then the target's"
+            repair = f"remove {name}, so that the target's is used"
             yield Change(part, "the target's own", repair, _shared(part, name))
 
 
 def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """For latent attention: the channels that are rotated together lie side by side, or half a head apart."""
+    """For latent attention: the channels of a rotated pair are adjacent, or half a head apart."""
     interleaved = getattr(reading.config, "rope_interleave", None)
     if interleaved is not None:
         value = not interleaved
@@ -102,7 +102,7 @@ def _neighbours_swapped(read: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _sections(target: Target) -> Iterator[dict[str, Any]]:
-    """The RoPE sections of the target that a drafter can have, for every attention type."""
+    """The target's RoPE sections that a drafter can have, of every attention type, and each without scaling."""
     whole = getattr(target.config, "rope_parameters", None) or {}
     for section in (whole, *(part for part in whole.values() if isinstance(part, dict))):
         if isinstance(section.get("rope_theta"), int | float):
@@ -112,10 +112,10 @@ def _sections(target: Target) -> Iterator[dict[str, Any]]:
 
 
 def _readable(section: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The section as drafters have it; nothing if no drafter can have it."""
+    """The section in the form that drafters use; nothing if drafters don't support it."""
     try:
         yield read_rope(Fields({"rope_parameters": dict(section)}, "the target"))
-    except ConfigError:  # such as a rotation of a part of the channels
+    except ConfigError:  # for example if only some of the channels are rotated
         return
 
 

@@ -1,4 +1,4 @@
-"""Diagnosing a drafter: it is decoded, examined, decoded again with the best reading, and repaired if wanted."""
+"""Diagnoses a drafter: decodes with it, searches for the best reading, decodes again with that, and may repair it."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams, Stats
 
 _SAME = 0.02
-"""The share by which the accept length of a repaired copy may differ: reordered taps change the order of sums, which
-half precision rounds differently."""
+"""The relative difference that the accept length of a repaired copy may have: reordered taps change the order of
+summation, and so the rounding in half precision."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found about a drafter, and how the engine drafts with it."""
+    """The result of examining a drafter and of decoding with it."""
 
     examined: Examination
     as_is: DecodedAnswers
-    """Decoded as the files are read."""
+    """Answers decoded with the files as eyas reads them."""
     best: DecodedAnswers
-    """Decoded with the best reading; the same as `as_is` unless the drafter is misread."""
+    """Answers decoded with the best reading; the same as `as_is` unless the drafter is misread."""
     prompts: int
-    """How many prompts were answered."""
+    """The number of prompts that were answered."""
     length: int
-    """How many tokens the chains had."""
+    """The number of draft tokens in a chain."""
 
 
 class Doctor:
-    """Diagnoses one drafter for one target, and repairs it."""
+    """Diagnoses one drafter with one target, and repairs it."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target, tokenizer: Any, length: int, max_tokens: int) -> None:
-        """Read the weights; chains have `length` tokens, answers up to `max_tokens`.
+        """Read the weights. Chains have `length` tokens, answers up to `max_tokens`.
 
-        Raises CheckpointError, DrafterMismatchError, RequestError.
+        Raises CheckpointError, DrafterMismatchError, or RequestError if no prompt fits the target's context.
         """
         self._file = Reading.of(checkpoint, target)
         self._provenance, self._doubts = checkpoint.provenance, checkpoint.report.doubts
@@ -56,7 +56,7 @@ class Doctor:
         self._prompts = encode_prompts(tokenizer, target.max_length)
 
     def diagnose(self, progress: Progress = lambda *_: None) -> Diagnosis:
-        """Decode, search for the best reading by teacher forcing, judge, and decode again if another reading won."""
+        """Decode, search for the best reading with teacher forcing, judge, and decode again if another reading won."""
         reading = self._file.on(self._target)
         progress("decoding", 0, None)
         as_is = best = self._decode(reading)
@@ -70,10 +70,10 @@ class Doctor:
         return Diagnosis(examined, as_is, best, len(self._prompts), self._length)
 
     def fix(self, diagnosis: Diagnosis, path: Path) -> bool:
-        """Write a corrected copy into the new folder `path`. Returns False if none would help, and nothing is written.
+        """Write a corrected copy into the new folder `path`; return False, writing nothing, if a copy wouldn't help.
 
-        A sound drafter is copied only if its files can be read in two ways: the copy can be read in one. Raises
-        ExportError if no file can express what the weights were trained for, UsageError.
+        A sound drafter is copied only if its files can be read in two ways, which the copy can't. Raises ExportError if
+        no file can express what the weights were trained for, and UsageError if the folder isn't free.
         """
         verdict = diagnosis.examined.verdict
         if verdict != "misread" and not (verdict == "sound" and self._doubts):
@@ -83,7 +83,7 @@ class Doctor:
             found, wanted = self._decode(copy.on(self._target)).stats, diagnosis.best.stats
             if abs(found.accept_length - wanted.accept_length) > _SAME * wanted.accept_length:
                 raise ExportError(
-                    f"the corrected copy drafts {found.accept_length:.2f} tokens a pass instead of "
+                    f"the corrected copy drafts {found.accept_length:.2f} tokens per pass instead of "
                     f"{wanted.accept_length:.2f}: nothing was written; this is a bug in eyas"
                 )
 
@@ -95,14 +95,14 @@ class Doctor:
         return decode(reading, self._target, self._tokenizer, self._prompts, self._length, self._max_tokens)
 
     def _other_target(self) -> str:
-        """The fingerprint of the target that it was trained for; empty if it is this one, or not recorded."""
+        """The recorded fingerprint of the drafter's target; empty if it is this target's, or not recorded."""
         recorded = self._provenance.get("target_fingerprint")
         return recorded if isinstance(recorded, str) and recorded != fingerprint(self._target.model) else ""
 
 
 @dataclass(frozen=True)
 class DecodedAnswers:
-    """Greedy answers of the target, decoded with chains."""
+    """Greedy answers of the target, and the statistics of decoding them with chains."""
 
     stats: Stats
     answers: list[list[int]]
@@ -111,7 +111,7 @@ class DecodedAnswers:
 def decode(
     reading: Reading, target: Target, tokenizer: Any, prompts: Sequence[tuple[int, ...]], length: int, max_tokens: int
 ) -> DecodedAnswers:
-    """Answer all prompts in one batch, drafting chains of `length` tokens. The answers don't depend on the reading."""
+    """Answer all prompts in one batch with chains of `length` tokens; the reading doesn't affect the answers."""
     drafter = NetworkDrafter(reading.network(target), reading.taps)
     engine = Engine(target, tokenizer, Speculation(drafter, parse_tree(f"chain:{length}")), batch_size=len(prompts))
     params = SamplingParams(max_tokens=max_tokens)
@@ -119,5 +119,5 @@ def decode(
     for completion in engine.generate([Request(prompt, params) for prompt in prompts]):
         stats.merge(completion.stats)
         answers.append(list(completion.token_ids))
-    target.resize(0)  # what follows needs the memory
+    target.resize(0)  # free the cache's memory
     return DecodedAnswers(stats, answers)

@@ -1,8 +1,8 @@
 """The doctor's verdict, from teacher forcing and the weights.
 
-A drafter that nobody trained, or that was trained for another target, doesn't understand the target's states: shown
-those of other positions it drafts as well, or it is right less often than a drafter that always guesses the most common
-token. That is measured with the best reading. Whether such a drafter was trained at all shows in its matrices.
+An untrained drafter, or one trained for another target, can't use the target's states: it drafts equally well with the
+states of other positions, or it is right less often than if it always guessed the most common token. Both are measured
+with the best reading. Whether such a drafter was trained at all can be seen in its matrices.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from eyas.targets import Target
 
 Verdict = Literal["sound", "misread", "random", "mismatched"]
 """Nothing is wrong; another reading is better; the weights are untrained; they were trained for another target."""
+RANDOM_UNEVENNESS = 1.4
+"""The highest unevenness of matrices that may be random."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What teacher forcing and the weights say about a drafter."""
+    """The verdict on a drafter, with the measurements it is based on."""
 
     verdict: Verdict
     found: SearchResult
     from_taps: Gain
-    """The gain of each position's own states over those of other positions, with the best reading."""
+    """The gain from each position's own states over those of other positions, with the best reading."""
     other_states: Measurement
-    """The best reading, shown the states of other positions."""
+    """The best reading with the states of other positions."""
     chance: float
-    """The share of the most common answer token."""
+    """The share of the most common token among answer tokens."""
     unevenness: float
-    """That of the most uneven matrix; see the function `unevenness`."""
+    """The unevenness of the most uneven matrix; see the function `unevenness`."""
     understands: bool
-    """Whether the target's states help it, and beyond chance."""
+    """Whether the target's states help it, and it drafts better than chance."""
     other_target: str
-    """The fingerprint of the target that it was trained for; empty if it is this one, or not recorded."""
+    """The recorded fingerprint of its target; empty if it is this target's, or not recorded."""
 
     @property
     def faults(self) -> bool:
@@ -71,7 +73,7 @@ def judge(understands: bool, uneven: float, other_target: bool, adopted: bool) -
     """The verdict on a drafter.
 
     `understands`: whether the target's states help it; `uneven`: the unevenness of its matrices; `other_target`:
-    whether it says that it was trained for another target; `adopted`: whether another reading won.
+    whether its provenance names another target; `adopted`: whether another reading won.
     """
     if not understands:
         return "random" if uneven <= RANDOM_UNEVENNESS else "mismatched"
@@ -80,18 +82,14 @@ def judge(understands: bool, uneven: float, other_target: bool, adopted: bool) -
     return "misread" if adopted else "sound"
 
 
-RANDOM_UNEVENNESS = 1.4
-"""Highest unevenness of matrices that may have been drawn at random."""
-
-
 def unevenness(reading: Reading) -> float:
-    """How unequal the lengths of rows and columns are in the most uneven matrix of the drafter's layers.
+    """How much the norms of rows or columns vary in the most uneven matrix of the drafter's layers.
 
-    The rows of a matrix of independent draws are nearly equally long: with n columns and fourth moment k (3 for normal,
-    1.8 for uniform draws) the standard deviation of their lengths is sqrt((k - 1) / (4 n)) of the mean; the same holds
-    for columns. Training makes some rows and columns matter more than others. In units of 1 / sqrt(2 n) the deviation
-    is 1 for normal draws, 0.6 for uniform ones and 0 for orthogonal rows; in trained drafters it is above 2 in rows or
-    columns of nearly every matrix. Embedding and head don't count: they are often copies of the target's.
+    The rows of a random matrix have nearly equal norms: with n columns and fourth moment k (3 for normal, 1.8 for
+    uniform entries) the standard deviation of their norms is sqrt((k - 1) / (4 n)) of the mean; the same holds for
+    columns. Training makes some rows and columns matter more than others. In units of 1 / sqrt(2 n) the deviation is 1
+    for normal entries, 0.6 for uniform ones and 0 for orthogonal rows; in trained drafters it is above 2 in rows or
+    columns of nearly every matrix. Embedding and head are left out, because they are often copies of the target's.
     """
     return max(
         (
@@ -104,6 +102,6 @@ def unevenness(reading: Reading) -> float:
 
 
 def _spread(weight: Tensor, dim: int) -> float:
-    """The deviation of the lengths along `dim`, in units of that of independent normal draws."""
+    """The standard deviation of the norms along `dim`, in units of that of independent normal entries."""
     lengths = weight.float().norm(dim=dim)
     return float(lengths.std() / lengths.mean().clamp(min=1e-12)) * sqrt(2 * weight.shape[dim])

@@ -1,20 +1,21 @@
-"""How well a reading drafts by teacher forcing, and whether it drafts better than another.
+"""Measures how well a reading drafts with teacher forcing, and whether it drafts better than another.
 
-The drafter reads the target's true states along the target's own answers. From every position of an answer a chain is
-drafted. It is fed with the true tokens, which are those that it would be fed as long as it is right, so the greedy
+The drafter reads the target's true states along the target's own answers, and a chain is drafted from every position of
+an answer. It is fed the true tokens, which are those that it would be fed as long as it is right, so the greedy
 acceptance of chains is exact. The *overlap* sum(min(p, q)) of the target's and the drafter's distributions is what
-sampling at temperature 1 accepts: a smooth measure of the same thing, which tells readings apart with far fewer tokens.
+sampling at temperature 1 accepts: a smooth measure of the same quality, which distinguishes readings with far fewer
+tokens.
 
-Two readings are measured on the same answer tokens, so their overlaps are compared token by token. Blocks of 16
-neighbouring tokens are one observation each, as neighbours aren't independent. With the sum D_b of the differences and
-the number n_b of the tokens in each of B blocks:
+Two readings are measured on the same answer tokens, so their overlaps are compared token by token. A block of 16
+neighbouring tokens counts as one observation, because neighbours aren't independent. With the sum D_b of the
+differences and the number n_b of tokens in each of B blocks:
 
     gain = sum D_b / sum n_b,   error^2 = B / (B - 1) * sum (D_b - gain * n_b)^2 / (sum n_b)^2,   z = gain / error
 
-Of m readings that are tried, one wins if its z exceeds the normal quantile of 1 - 0.001 / m (so that any of them wins
-by chance once in a thousand drafters), its gain is at least 0.001, and its greedy acceptance isn't lower.
+Of m readings that are tried, one wins if its z exceeds the normal quantile of 1 - 0.001 / m (so that for one sound
+drafter in a thousand, some reading wins by chance), its gain is at least 0.001, and its greedy acceptance isn't lower.
 
-Shapes: B answers, S positions, H draft hidden, K chain positions, M answer tokens, T likeliest tokens,
+Shapes: B answers, S positions, H draft hidden, K chain positions, M answer tokens, T most probable tokens,
 Vd draft vocabulary.
 """
 
@@ -36,27 +37,33 @@ from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
 BLOCK = 16
 """Neighbouring answer tokens that count as one observation."""
+CHANCE = 0.001
+"""The share of sound drafters for which some other reading may win by chance."""
+MIN_GAIN = 0.001
+"""The least gain in overlap that counts, however certain it is."""
+MIN_GAIN_FROM_TAPS = 0.02
+"""The least gain in overlap from the target's states that shows that a drafter can use them."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a reading drafts on a transcript, token by token, so that readings can be compared in pairs."""
+    """How well a reading drafts on a transcript, token by token, so that two readings can be compared in pairs."""
 
     accepted: tuple[float, ...]
-    """Acceptance by chain position, as `Stats.accepted_by_position` counts it."""
+    """Acceptance by chain position, counted like `Stats.accepted_by_position`."""
     right: Tensor  # [M] share of the chain positions whose first choice is the target's token
-    overlap: Tensor  # [M] mean of the overlap over the chain positions
+    overlap: Tensor  # [M] mean overlap over the chain positions
     blocks: Tensor  # [M] int64: the number of the block that a token is in
 
     @property
     def accept_length(self) -> float:
-        """Tokens a target pass, the bonus token included."""
+        """Tokens per target pass, including the bonus token."""
         return 1.0 + sum(self.accepted)
 
 
 @torch.inference_mode()
 def measure(reading: Reading, transcript: Transcript, target: Target, length: int) -> Measurement:
-    """Draft chains of `length` tokens from every position of the answers."""
+    """Draft a chain of `length` tokens from every position of the answers, and compare it with the target."""
     network = reading.network(target)
     rows = chain_rows(transcript.answers, length)
     truth = transcript.tokens.flatten()[rows.answers + 1]
@@ -79,7 +86,7 @@ def measure(reading: Reading, transcript: Transcript, target: Target, length: in
 
 
 class _Likely:
-    """The target's likeliest tokens before every answer token, by their draft ids."""
+    """The target's most probable tokens at every answer token, as draft ids with probabilities."""
 
     def __init__(self, network: DraftNetwork, transcript: Transcript, rows: ChainRows) -> None:
         self._network, ids = network, network.target_ids
@@ -90,7 +97,7 @@ class _Likely:
         self._p = transcript.likely.flatten(0, 1)[rows.answers] * (likely >= 0)
 
     def compare(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """First choices, as target ids, and overlaps, both [M], of states [M, H] that the head reads."""
+        """First choices (target ids) and overlaps, both [M], of the states [M, H] that the drafter's head reads."""
         ids = self._network.target_ids
         parts = zip(*(torch.split(each, POSITIONS_AT_ONCE) for each in (normed, self._ids, self._p)), strict=True)
         choices, overlaps = [], []
@@ -103,12 +110,12 @@ class _Likely:
 
 
 def _accepted(hits: Tensor, there: Tensor, rows: ChainRows, transcript: Transcript) -> tuple[float, ...]:
-    """The share of chains that are right up to each position; chains that the answer's end cuts off don't count there.
+    """The share of chains that are right up to each position, without chains that the answer's end cuts off there.
 
     hits, there [K, M] are indexed by the token that is guessed.
     """
     steps = len(hits)
-    hit = torch.zeros(steps, transcript.answers.numel(), dtype=torch.bool, device=hits.device)  # by where it starts
+    hit = torch.zeros(steps, transcript.answers.numel(), dtype=torch.bool, device=hits.device)  # by a chain's start
     known = torch.zeros_like(hit)
     for step in range(steps):
         start = (rows.answers - step)[there[step]]
@@ -119,7 +126,7 @@ def _accepted(hits: Tensor, there: Tensor, rows: ChainRows, transcript: Transcri
 
 
 def _blocks(answers: Tensor, rows: ChainRows) -> Tensor:
-    """The number of each answer token's block [M]; no block crosses answers."""
+    """The block number of each answer token [M]; a block never spans two answers."""
     width = answers.shape[1]
     row = rows.answers // width
     index = answers.cumsum(1).flatten()[rows.answers + 1] - 1  # within the answer
@@ -127,24 +134,16 @@ def _blocks(answers: Tensor, rows: ChainRows) -> Tensor:
     return row * blocks + index // BLOCK
 
 
-CHANCE = 0.001
-"""The share of sound drafters of which some other reading may win by chance."""
-MIN_GAIN = 0.001
-"""Smallest gain in overlap that is of use, however certain it is."""
-MIN_GAIN_FROM_TAPS = 0.02
-"""Smallest gain in overlap from the target's states that shows that a drafter understands them."""
-
-
 @dataclass(frozen=True)
 class Gain:
     """The gain of one reading over another."""
 
     mean: float
-    """Mean difference of the overlap, which is the acceptance of a draft token at temperature 1."""
+    """The mean difference in overlap, which is the acceptance of a draft token at temperature 1."""
     error: float
     """The standard error of `mean`."""
     greedy: float
-    """Difference of the share of draft tokens that are right, fed with the true ones."""
+    """The difference in the share of draft tokens that are right, given true tokens before them."""
 
     @property
     def z(self) -> float:
@@ -154,7 +153,7 @@ class Gain:
         return 0.0 if self.mean == 0 else inf if self.mean > 0 else -inf
 
     def convincing(self, tried: int, least: float = MIN_GAIN) -> bool:
-        """Whether the gain is certain and of use, the best of `tried` readings; `least` is the smallest of use."""
+        """Whether the gain of the best of `tried` readings is significant and at least `least`."""
         return self.z > needed_z(tried) and self.mean >= least and self.greedy >= 0
 
 

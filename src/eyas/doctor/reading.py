@@ -1,4 +1,4 @@
-"""Readings: the ways to understand a drafter's files, and the changes that lead from one to another."""
+"""Readings, which are interpretations of a drafter's files, and the changes that lead from one to another."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from eyas.targets import Target
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to understand a drafter's files. Readings of one drafter share the tensors that they have in common."""
+    """One interpretation of a drafter's files; readings of one drafter share unchanged tensors."""
 
     kind: Kind
     config: DrafterConfig
     tensors: Mapping[str, Tensor] = field(repr=False)
-    """By native name, the vocabulary map included."""
+    """Native name -> tensor, including the vocabulary map."""
     taps: tuple[int, ...]
-    """The boundaries of the target that the drafter is shown."""
+    """The target's boundaries whose states the drafter reads (aux hidden states)."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, target: Target) -> Reading:
-        """The reading by which eyas loads the files. Raises CheckpointError, DrafterMismatchError."""
+        """The reading with which eyas loads the files. Raises CheckpointError, DrafterMismatchError."""
         config = checkpoint.config
         check_fit(config, target, str(checkpoint.raw.path))
         tensors = checkpoint.network(target).state_dict()
@@ -44,7 +44,7 @@ class Reading:
         return replace(self, tensors=moved)
 
     def network(self, target: Target) -> DraftNetwork:
-        """The draft network of this reading, which shares with `target` what isn't in the files."""
+        """The draft network of this reading; an embedding or head that isn't in the files is `target`'s."""
         return self.kind.blank(self.config).fill(self.tensors, target).to(target.device)
 
     def changed(
@@ -53,7 +53,7 @@ class Reading:
         tensors: Mapping[str, Tensor | None] | None = None,
         taps: tuple[int, ...] | None = None,
     ) -> Reading:
-        """The reading with other config fields, tensors (None takes one away) or taps."""
+        """The reading with other config fields, tensors (None removes one) or taps."""
         merged = {**self.tensors, **(tensors or {})}
         return replace(
             self,
@@ -65,18 +65,18 @@ class Reading:
 
 @dataclass(frozen=True)
 class Change:
-    """A way in which a reading may be wrong. It can be applied to the same files in another dtype, too."""
+    """A change of a reading that may correct it; it also applies to the same files in another dtype."""
 
     aspect: str
-    """What is read differently; the search changes each aspect at most once."""
+    """The aspect that is read differently; the search changes each aspect at most once."""
     name: str
-    """How it is read instead, for the report."""
+    """How the aspect is read instead, for the report."""
     repair: str
-    """What to change in the files to repair them, for the report."""
+    """How to change the files to repair them, for the report."""
     apply: Callable[[Reading], Reading]
     written: bool = True
     """Whether a drafter's files can express the change."""
 
 
 Aspect = Callable[[Reading, Target], Iterator[Change]]
-"""All changes of a reading in one aspect."""
+"""A function that yields all changes of a reading in one aspect."""

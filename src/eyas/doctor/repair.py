@@ -1,4 +1,4 @@
-"""Writing a corrected copy of a misread drafter."""
+"""Writes a corrected copy of a misread drafter."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from eyas.targets import Target
 
 
 def apply_changes(reading: Reading, changes: Sequence[Change]) -> Reading:
-    """The reading with all changes and its taps in rising order. Raises ExportError if no file can express a change."""
+    """The reading with all changes and ascending taps. Raises ExportError if no file can express a change."""
     for change in changes:
         if not change.written:
-            raise ExportError(f"{change.aspect}: {change.name}: no {reading.kind.name} drafter's files can say that")
+            raise ExportError(f"{change.aspect}: {change.name}: files of {reading.kind.name} drafters can't express it")
         reading = change.apply(reading)
     return _rising(reading)
 
@@ -30,9 +30,9 @@ def apply_changes(reading: Reading, changes: Sequence[Change]) -> Reading:
 def write_repaired(
     reading: Reading, provenance: Mapping[str, Any], path: Path, target: Target, check: Callable[[Reading], None]
 ) -> None:
-    """Write the drafter into the new folder `path`; `check` is called with what is read back, and may raise.
+    """Write the drafter into the new folder `path`, read it back, and call `check` with that.
 
-    Nothing is left behind then. Raises UsageError if `path` exists and isn't empty.
+    If `check` raises, nothing is left behind. Raises UsageError if `path` exists and isn't empty.
     """
     refuse_used(path)
     config = reading.config
@@ -45,13 +45,13 @@ def write_repaired(
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a path of --fix that isn't free for a new folder. Raises UsageError."""
+    """Raise UsageError if the path of --fix exists and isn't an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"--fix {path}: it exists and isn't empty: name a new folder")
+        raise UsageError(f"--fix {path} exists and isn't empty: choose a new folder")
 
 
 def _rising(reading: Reading) -> Reading:
-    """The same network with its taps in rising order, as every engine collects them; `fc` and norms are reordered."""
+    """The same network with ascending taps, as all engines collect them; `fc` and norms are reordered to match."""
     order = sorted(range(len(reading.taps)), key=lambda i: reading.taps[i])
     if order == list(range(len(order))) or not isinstance(reading.config, FusedTapsConfig):
         return reading

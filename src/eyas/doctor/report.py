@@ -1,4 +1,4 @@
-"""The report on a diagnosis: a JSON object with figures and sentences."""
+"""The report on a diagnosis: a JSON object with figures, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eyas.doctor.search import Adopted, TriedChange
 
 
 def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON object; `doubts` are the loader's sentences about what can be read in two ways."""
+    """The JSON object; `doubts` are the loader's messages about files that can be read in two ways."""
     examined = diagnosis.examined
     found = examined.found
     return {
@@ -33,7 +33,7 @@ def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def findings(diagnosis: Diagnosis) -> tuple[Adopted, ...]:
-    """The changes that repair a misread drafter; none for another verdict."""
+    """The changes that repair a misread drafter; empty for other verdicts."""
     return diagnosis.examined.found.adopted if diagnosis.examined.verdict == "misread" else ()
 
 
@@ -42,29 +42,29 @@ def verdict_line(diagnosis: Diagnosis) -> str:
     examined = diagnosis.examined
     length = diagnosis.best.stats.accept_length
     if examined.verdict == "sound":
-        best = "nothing tried reads the weights better"
-        return f"SOUND: {best}; {length:.2f} tokens a target pass, with chains of {diagnosis.length}"
+        best = "no other reading suits the weights better"
+        return f"SOUND: {best}; {length:.2f} tokens per target pass, with chains of {diagnosis.length}"
     if examined.verdict == "misread":
         count = len(examined.found.adopted)
         was = diagnosis.as_is.stats.accept_length
         return (
-            f"MISREAD: {count} {'thing is' if count == 1 else 'things are'} read otherwise than the weights were "
-            f"trained for; {was:.2f} tokens a target pass as the files are read, {length:.2f} put right"
+            f"MISREAD: {count} {'aspect differs' if count == 1 else 'aspects differ'} from what the weights were "
+            f"trained for; {was:.2f} tokens per target pass as the files are read, {length:.2f} when corrected"
         )
     if examined.verdict == "random":
         return (
-            "RANDOM WEIGHTS: under no reading do the target's states help it, and its matrices look as they were "
-            "drawn: nobody trained them, or the trained ones were never loaded into what was saved"
+            "RANDOM WEIGHTS: the target's states don't help it under any reading, and its matrices look random: it was "
+            "never trained, or the trained weights were not in the model that was saved"
         )
     if examined.understands:
         return (
-            f"MISMATCHED: it says itself that it was trained for other weights (fingerprint {examined.other_target}); "
-            f"it understands this target's states all the same, {length:.2f} tokens a target pass: a relative of its "
-            "own target, or the same one in another precision"
+            f"MISMATCHED: its provenance names other target weights (fingerprint {examined.other_target}); yet this "
+            f"target's states help it, {length:.2f} tokens per target pass: the target may be a relative of its own, "
+            "or the same one in another precision"
         )
     return (
-        "MISMATCHED: its matrices were trained, but under no reading do this target's states help it: it was trained "
-        "for another target, or damaged since"
+        "MISMATCHED: its matrices were trained, but this target's states don't help it under any reading: it was "
+        "trained for another target, or damaged since"
     )
 
 

@@ -1,8 +1,8 @@
 """The search for the reading that the weights were trained for.
 
-Every other reading is tried on a part of the answers, and on all of them if it may be the best after that. The best of
-those that win is adopted and the search goes on from it, so several faults are found one by one. What was clearly worse
-isn't tried again: a change that did harm beside another fault wasn't needed.
+Every other reading is tried on a part of the answers, and on all of them if it may still be the best. The best winner
+is adopted, and the search continues from it, so that several faults are found one after another. Changes that were
+clearly worse are not tried again: one that does harm beside another fault isn't needed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from eyas.doctor.transcript import Transcript
 from eyas.targets import Target
 
 PART = 4
-"""All readings are tried on one of this many answers first."""
+"""Readings are tried on one in this many answers first."""
 _SURE = 3.0
-"""Standard errors by which a gain on that part may be off."""
+"""The standard errors by which a gain on that part may be off."""
 MOST_FAULTS = 4
-"""Most faults that are looked for, one after another."""
+"""The most faults that are searched for, one after another."""
 
 ASPECTS: tuple[Aspect, ...] = (
     config_changes.taps,
@@ -36,27 +36,27 @@ ASPECTS: tuple[Aspect, ...] = (
     tensor_changes.swapped_norms,
     tensor_changes.centred_norms,
 )
-"""Everything that may have been misread, in the order in which it is tried."""
+"""The aspects that may have been misread, in the order in which they are tried."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the stage, how many steps of it are done, and how many there are if that is known."""
+"""Called with the stage's name, the number of its steps done, and their total (None if unknown)."""
 
 
 @dataclass(frozen=True)
 class TriedChange:
-    """A change of a reading, and what it gained."""
+    """A change of a reading and its gain."""
 
     change: Change
     gain: Gain
     accepted: tuple[float, ...]
-    """Acceptance by chain position; for a change given up early, the base's plus the difference on the part."""
+    """Acceptance by chain position; for a change dropped early, that of the base plus the difference on the part."""
     wins: bool
     """Whether the gain is convincing."""
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """A change that won, and the reading with it."""
+    """A change that won, and the measurement of the reading with it."""
 
     trial: TriedChange
     measured: Measurement
@@ -64,22 +64,22 @@ class Adopted:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best reading, and how it was found."""
+    """The best reading and how it was found."""
 
     as_is: Measurement
-    """The reading that the search began with."""
+    """Measurement of the reading that the search began with."""
     tried: tuple[TriedChange, ...]
     """All changes of that reading that were tried."""
     adopted: tuple[Adopted, ...]
     """The changes that led to the best reading, in order."""
     reading: Reading
-    """The best reading, which may be the first."""
+    """The best reading, which may be the one that the search began with."""
     measured: Measurement
-    """The best reading on all answers."""
+    """Measurement of the best reading on all answers."""
 
 
 class ReadingSearch:
-    """Searches the readings of one drafter, on one transcript and with chains of `length` tokens."""
+    """Searches the readings of one drafter on one transcript, with chains of `length` tokens."""
 
     def __init__(self, target: Target, transcript: Transcript, length: int, progress: Progress = lambda *_: None):
         self._target, self._length, self._progress = target, length, progress
@@ -92,7 +92,7 @@ class ReadingSearch:
         return measure(reading, self._whole, self._target, self._length)
 
     def run(self, reading: Reading) -> SearchResult:
-        """Search from `reading`, that of the files as they are, until no change wins."""
+        """Search from `reading`, the one with which eyas loads the files, until no change wins."""
         as_is = here = self.measure(reading)
         adopted: list[Adopted] = []
         first: tuple[TriedChange, ...] = ()
@@ -109,7 +109,7 @@ class ReadingSearch:
         return SearchResult(as_is, first, tuple(adopted), reading, here)
 
     def _try_all(self, reading: Reading, base: Measurement, settled: list[str]) -> list[TriedChange]:
-        """Try all changes of `reading` but those in `settled` aspects; `base` is the reading on all answers."""
+        """Try all changes of `reading` except in `settled` aspects; `base` is its measurement on all answers."""
         found = other_readings(reading, self._target, settled)
         changes = [change for change in found if (change.aspect, change.name) not in self._given_up]
         before = measure(reading, self._part, self._target, self._length)
@@ -118,7 +118,7 @@ class ReadingSearch:
             self._progress(f"readings, round {len(settled) + 1}", number, len(changes))
             other = measure(change.apply(reading), self._part, self._target, self._length)
             on_part.append((change, other, gain(other, before)))
-        # only those that may gain more than the best of them surely does are worth measuring on all answers
+        # measure on all answers only those that may gain more than the best of them certainly does
         least = max((gained.mean - _SURE * gained.error for _, _, gained in on_part), default=0.0)
         trials = []
         for change, other, gained in on_part:
@@ -138,11 +138,11 @@ class ReadingSearch:
 
 
 def other_readings(reading: Reading, target: Target, settled: Collection[str] = ()) -> list[Change]:
-    """All changes of a reading in aspects that aren't settled yet."""
+    """All changes of a reading, except in `settled` aspects."""
     return [change for aspect in ASPECTS for change in aspect(reading, target) if change.aspect not in settled]
 
 
 def needed_boundaries(reading: Reading, target: Target) -> set[int]:
-    """All boundaries that a reading, or any that the search may come to from it, reads."""
+    """All boundaries that are read by a reading, or by any that the search may reach from it."""
     shifted = [change.apply(reading).taps for change in config_changes.taps(reading, target)]
     return set(reading.taps).union(*shifted)

@@ -1,4 +1,4 @@
-"""Changes of a reading's tensors, which undo what a converter may have done: maps, layouts, orders, names.
+"""Changes of a reading's tensors, which undo possible mistakes of converters: maps, layouts, orders and names.
 
 Shapes: N heads, D head size, H hidden.
 """
@@ -18,35 +18,35 @@ from eyas.targets import Target
 
 
 def vocabulary(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """`d2t` holds target ids that were read as offsets, or offsets that were read as ids."""
+    """`d2t` holds target ids that were read as offsets, or offsets that were read as target ids."""
     d2t, config = reading.tensors["d2t"], reading.config
     if config.draft_vocab_size == config.vocab_size:
         return
     steps = torch.arange(len(d2t), device=d2t.device)
     for ids, name, repair in (
-        (d2t, "target ids, read as offsets", "subtract its own index from every number of d2t"),
-        (d2t + 2 * steps, "offsets, read as target ids", "add its own index to every number of d2t"),
+        (d2t, "target ids, read as offsets", "subtract the index from every entry of d2t"),
+        (d2t + 2 * steps, "offsets, read as target ids", "add the index to every entry of d2t"),
     ):
         if names_tokens(ids, config.vocab_size):
             yield Change("d2t", name, repair, _mapped(ids))
 
 
 def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """The rows of queries and keys are in llama.cpp's order (pairs side by side), or were reordered once too often."""
+    """The rows of queries and keys are in llama.cpp's order (adjacent pairs), or were reordered once too often."""
     config = reading.config
     if not isinstance(config, GroupedConfig) or any(name.endswith("q_norm.weight") for name in reading.tensors):
         return
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for order, name in (
-        (to_halves, "pairs side by side in the file"),
-        (to_interleaved, "halves, brought apart once too often"),
+        (to_halves, "adjacent pairs in the file"),
+        (to_interleaved, "halves, separated once too often"),
     ):
-        repair = "bring the rows of q_proj and k_proj into the order of halves"
+        repair = "reorder the rows of q_proj and k_proj so that pairs are half a head apart"
         yield Change("rotary layout", name, repair, _rows(heads, order))
 
 
 def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """State and embedding are in the other order where a tensor reads the two side by side."""
+    """State and embedding are in the other order in tensors that read both, concatenated."""
     if reading.config.embedding == "none":
         return
     names = [name for name in reading.kind.paired_inputs if name in reading.tensors]
@@ -55,23 +55,23 @@ def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: 
 
 
 def swapped_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """The norms of the first layer's two inputs have each other's name."""
+    """The names of the norms of the first layer's two inputs are swapped."""
     one, other = "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
     if isinstance(reading.config, FusedTapsConfig):
         yield Change(
             "input norms",
             "input_layernorm and hidden_norm swapped",
-            "give the two tensors each other's name",
+            "swap the names of the two tensors",
             lambda read: read.changed(tensors={one: read.tensors[other], other: read.tensors[one]}),
         )
 
 
 def centred_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """Norm weights are stored less 1, as in Gemma's models."""
+    """Norm weights are stored minus 1, as in Gemma's models."""
     names = [name for name in reading.tensors if name.endswith("norm.weight")]
     if names:
         yield Change(
-            "norm weights", "stored less 1, as Gemma's are", "add 1 to every norm's weight", _each(names, _plus_one)
+            "norm weights", "stored minus 1, as in Gemma", "add 1 to the weights of all norms", _each(names, _plus_one)
         )
 
 
@@ -104,7 +104,7 @@ def _each(names: list[str], function: Callable[[Tensor], Tensor]) -> Callable[[R
 
 
 def _halves_swapped(weight: Tensor) -> Tensor:
-    """The weight [., 2H] with its two halves of columns swapped."""
+    """The weight [., 2H] with the two halves of its columns swapped."""
     return weight.roll(weight.shape[1] // 2, dims=1)
 
 

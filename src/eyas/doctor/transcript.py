@@ -1,6 +1,6 @@
-"""The answers that readings are measured on, with the states and probabilities that the target had while writing them.
+"""The answers on which readings are measured, with the target's states and probabilities at every position.
 
-Shapes: B answers, S positions (prompt and answer, right-padded), A taps, Ht target hidden, T likeliest tokens.
+Shapes: B answers, S positions (prompt and answer, right-padded), A taps, Ht target hidden, T most probable tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
 
 LIKELIEST = 64
-"""Tokens of the target's distribution that are kept: all but a percent or so of its mass, in any vocabulary."""
+"""Tokens of the target's distribution that are kept; they hold all but about one percent of its probability."""
 
 POSITIONS_AT_ONCE = 512
 """Positions whose logits over the whole vocabulary are in memory at once."""
@@ -27,16 +27,16 @@ POSITIONS_AT_ONCE = 512
 
 @dataclass
 class Transcript:
-    """The target's own answers, teacher-forced through it once more."""
+    """The target's own answers, with its states and probabilities from another pass with teacher forcing."""
 
     tokens: Tensor  # [B, S]
     lengths: Tensor  # [B]
-    answers: Tensor  # [B, S] bool: the tokens the target wrote
-    likely_ids: Tensor = field(repr=False)  # [B, S, T] the likeliest tokens after each position
+    answers: Tensor  # [B, S] bool: tokens written by the target
+    likely_ids: Tensor = field(repr=False)  # [B, S, T] the most probable tokens after each position
     likely: Tensor = field(repr=False)  # [B, S, T] float32: the target's probability of each, at temperature 1
-    """Both are 0 where no answer token follows."""
+    """The target's probabilities of `likely_ids`; both are 0 where no answer token follows."""
     _states: dict[int, Tensor] = field(repr=False, default_factory=dict)  # boundary -> [B, S, Ht]
-    _source: Tensor | None = None  # [B, S] int64: the flat position whose states each position is shown; None = its own
+    _source: Tensor | None = None  # [B, S] int64: the flat position whose states each position gets; None = its own
 
     @classmethod
     @torch.inference_mode()
@@ -67,21 +67,21 @@ class Transcript:
 
     @property
     def answer_tokens(self) -> int:
-        """How many tokens the answers have, all together."""
+        """The number of tokens in all answers."""
         return int(self.answers.sum())
 
     @property
     def most_common_share(self) -> float:
-        """The share of the most common answer token: the acceptance of a drafter that always guesses it."""
+        """The share of the most common answer token, which is the acceptance of always guessing it."""
         return int(torch.bincount(self.tokens[self.answers]).max()) / self.answer_tokens
 
     def states(self, taps: Sequence[int]) -> Tensor:
-        """The states [B, S, A, Ht] at these boundaries that a drafter is shown at each position."""
+        """The states [B, S, A, Ht] at these boundaries, as a drafter reads them at each position."""
         shown = torch.stack([self._states[tap] for tap in taps], dim=2)
         return shown if self._source is None else shown.flatten(0, 1)[self._source]
 
     def every(self, step: int) -> Transcript:
-        """The first of every `step` answers, cut to the longest of them."""
+        """A transcript with one in `step` answers, cut to the longest of these."""
         width = int(self.lengths[::step].max())
 
         def cut(tensor: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Transcript:
         )
 
     def with_other_states(self) -> Transcript:
-        """The same tokens, but each position is shown the states of another one, half of the text away."""
+        """The same tokens, but every position gets the states of another one, half of the text away."""
         batch, width = self.tokens.shape
         real = torch.arange(width, device=self.device) < self.lengths.unsqueeze(1)
         source = torch.arange(batch * width, device=self.device).view(batch, width)
@@ -103,7 +103,10 @@ class Transcript:
 
 
 def _likeliest(target: Target, final: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens and probabilities [B, S, T] wherever an answer token follows; final [B, S, Ht], written [B, S] bool."""
+    """The most probable tokens and their probabilities [B, S, T], where an answer token follows.
+
+    final [B, S, Ht]; written [B, S] bool is true at answer tokens.
+    """
     before = torch.nn.functional.pad(written[:, 1:], (0, 1))
     top = min(LIKELIEST, target.vocab_size)
     ids = torch.zeros(*written.shape, top, dtype=torch.int64, device=final.device)
@@ -140,18 +143,18 @@ PROMPTS: tuple[str, ...] = (
     "Translate 'good morning' into French, Spanish and German.",
     "Give me a simple recipe for pancakes.",
 )
-"""What the target is asked: short tasks of many sorts, written for the doctor; none is part of an evaluation set."""
+"""The prompts: short tasks of many kinds, written for the doctor; none is part of an evaluation set."""
 
 
 def encode_prompts(tokenizer: Any, longest: int | None) -> list[tuple[int, ...]]:
-    """The prompts that are shorter than `longest` tokens, as chats if the tokenizer has a template, else as plain text.
+    """The prompts of fewer than `longest` tokens, as chats if the tokenizer has a template, else as plain text.
 
-    Raises RequestError if none is.
+    Raises RequestError if all are longer.
     """
     encoded = [_encode(tokenizer, text) for text in PROMPTS]
     fitting = [prompt for prompt in encoded if longest is None or len(prompt) < longest]
     if not fitting:
-        raise RequestError(f"the target's context holds {longest} tokens: too few for any of the doctor's prompts")
+        raise RequestError(f"the target's context of {longest} tokens is too short for the doctor's prompts")
     return fitting
 
 

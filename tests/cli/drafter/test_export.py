@@ -24,7 +24,7 @@ def test_the_demo_leaves_and_decodes_as_before(run: Run, tmp_path: Path) -> None
     assert '"num_speculative_tokens": 5' in result.stdout
     assert "reads back as the same drafter" in result.stderr
     readme = (tmp_path / "out" / "README.md").read_text()
-    for words in ("24cf43a21be0fed1", "boundaries [2, 16, 29]", "4.00 tokens a target pass", result.stdout.strip()):
+    for words in ("24cf43a21be0fed1", "boundaries [2, 16, 29]", "4.00 tokens per target pass", result.stdout.strip()):
         assert words in readme
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
@@ -59,10 +59,10 @@ def test_what_is_refused(run: Run, pair: Pair, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
     refused(2, "unknown consumer 'mlx'", *CONSUMERS, to="mlx")
-    refused(1, "SafeAILab/EAGLE can't represent", "taps: ", "Nearest way out: serve it with", to="safeailab")
+    refused(1, "SafeAILab/EAGLE can't represent", "taps: ", "What you can do: serve it with", to="safeailab")
     refused(1, "its config names the target: give --target", to="speculators")
     refused(2, "--taps '2;3'", taps="2;3")
-    refused(2, "--taps names 2 boundaries, the drafter reads 3", taps="1,2")
+    refused(2, "--taps has 2 boundaries, but the drafter reads 3", taps="1,2")
     refused(2, "without rounding", dtype="bfloat16")
     refused(2, "unknown dtype", dtype="int4")
     refused(

@@ -62,7 +62,7 @@ def test_an_unusable_target_says_why(run: Run, tmp_path: Path) -> None:
     assert report["usable"] is False
     assert "mamba keeps a recurrent state" in report["problems"][0]
     assert report["attention"] == {}
-    assert "no weights: a target is loaded from safetensors" in report["problems"]
+    assert "no weights: targets are loaded from safetensors" in report["problems"]
 
 
 def test_what_is_neither(run: Run, tmp_path: Path) -> None:

@@ -37,5 +37,5 @@ def test_the_files_say_what_it_is(kind: str, run: Run, pair: Pair, tmp_path: Pat
 def test_inspect_compares_fingerprints(run: Run, pair: Pair, tmp_path: Path) -> None:
     result = run("inspect", made(tmp_path, "eagle1"), "--model", pair.model)
     assert result.exit_code == 0
-    assert "trained for other weights than this target's: fingerprint made up" in result.stdout
+    assert "trained for other weights than this target's: its fingerprint is made up" in result.stdout
     assert "trained for other weights" not in run("inspect", tmp_path).stdout

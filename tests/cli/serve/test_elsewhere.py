@@ -90,11 +90,11 @@ def test_exported_first(serve: Run, tmp_path: Path) -> None:
     ("engine", "options", "code", "words"),
     [
         ("mlx", [], 2, "unknown engine 'mlx': write eyas, vllm, sglang, llama.cpp"),
-        ("vllm", ["--drain-seconds", 30, "--max-body-bytes", 9], 2, "vLLM has no counterpart of --max-body-bytes"),
+        ("vllm", ["--drain-seconds", 30, "--max-body-bytes", 9], 2, "vLLM has no counterpart to --max-body-bytes"),
         ("vllm", ["--tree", "chain:2"], 2, "needs a drafter"),
         ("vllm", ["--draft-model", "demo", "-n", "auto"], 2, "not --num-speculative-tokens auto"),
         ("vllm", ["--draft-model", "demo", "--tree", "chain:x"], 2, "unknown tree"),
-        ("vllm", ["--draft-model", "demo", "--coupled"], 2, "no counterpart of --coupled"),
+        ("vllm", ["--draft-model", "demo", "--coupled"], 2, "no counterpart to --coupled"),
         ("vllm", ["--method", "none", "--draft-model", "demo"], 2, "would be ignored"),
         ("vllm", ["--export-to", "x"], 2, "--export-to is about a drafter"),
         ("vllm", ["--draft-model", "demo", "--export-target", "x"], 2, "--export-target is for llama.cpp"),
@@ -115,7 +115,7 @@ def test_a_drafter_the_engine_would_misread(serve: Run, pair: Pair, tmp_path: Pa
     drafter = save_drafter(tmp_path / "drafter", taps=[1, 2, 3], embedding="shared")
     result = serve("sglang", "--draft-model", drafter)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "read as boundaries [2, 3, 4], the drafter's are [1, 2, 3]" in result.stderr
+    assert "read as boundaries [2, 3, 4], but the drafter has boundaries [1, 2, 3]" in result.stderr
     assert f"eyas export {drafter} --to sglang --output DIR --target {pair.model}" in result.stderr
 
 

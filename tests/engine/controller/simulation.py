@@ -35,7 +35,7 @@ class Machine:
     position: float = 0.0008
     column: float = 2e-6
     unequal: float = 0.0
-    """What it takes a pass longer that its rows are of different lengths, and each place they lack to the longest."""
+    """The additional time of a pass whose rows differ in length, and (`padding_unit`) of each padded position."""
     padding_unit: float = 0.0
     row: float = 0.0
     """What each row beyond the fourth adds to a pass."""

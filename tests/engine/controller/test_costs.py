@@ -138,7 +138,7 @@ def test_what_few_rows_showed_says_nothing_of_many() -> None:
 
 
 def test_rows_of_different_lengths_cost_what_padding_costs_and_teach_nothing_else() -> None:
-    machine = Machine(unequal=0.1, place=0.02)
+    machine = Machine(unequal=0.1, padding_unit=0.02)
     costs = CostModel(machine.table())
     assert costs.padding_seconds(np.array([0.0, 8.0, 16.0]), 8) == pytest.approx(
         [0.0, machine.padding_seconds(8), machine.padding_seconds(16)]

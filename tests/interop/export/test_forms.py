@@ -54,7 +54,7 @@ def test_vllm(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> Non
     assert {"layers.0.hidden_norm.weight", "d2t", "t2d"} <= set(tensors)
     assert '"method": "eagle3"' in command
     assert '"num_speculative_tokens": 4' in command
-    assert "3.25 tokens a target pass" in (tmp_path / "README.md").read_text()
+    assert "3.25 tokens per target pass" in (tmp_path / "README.md").read_text()
 
 
 def test_sglang_counts_outputs(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_round_trip_or_a_refusal(name: str, consumer: str, served_target: Serv
             export(tmp_path / "drafter", consumer, output, served_target)
         lines = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
         assert {line.partition(":")[0] for line in lines} == set(refused.split())
-        assert "Nearest way out: serve it with" in str(caught.value)
+        assert "What you can do: serve it with" in str(caught.value)
         assert not output.exists()
         return
     done = export(tmp_path / "drafter", consumer, output, served_target)

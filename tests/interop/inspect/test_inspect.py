@@ -119,7 +119,7 @@ def test_what_is_suspicious(tmp_path: Path) -> None:
     assert report.taps is None
     assert "the kind's default" in report.tap_source
     for words in (
-        "no tap list",
+        "no taps in config.json",
         "max_position_embeddings is 2048",
         "no rope_theta",
         "no provenance",

@@ -49,10 +49,10 @@ def test_weights_elsewhere_or_pickled(tmp_path: Path) -> None:
     away = report_target(path, None)
     assert (away.parameters, away.dtypes, away.problems, away.warnings) == (None, [], [], [])
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    assert examine(path).problems == ["only pickles (pytorch_model.bin): a target is loaded from safetensors"]
+    assert examine(path).problems == ["only pickles (pytorch_model.bin): targets are loaded from safetensors only"]
 
 
 def test_what_transformers_does_not_decode_with(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_hidden_layers": 2}), encoding="utf-8")
-    with pytest.raises(ModelError, match="no causal language model for vit"):
+    with pytest.raises(ModelError, match="no causal language model of type vit"):
         report_target(tmp_path, None)

@@ -143,7 +143,7 @@ def test_exported_first_and_found_again(served_target: ServedTarget, tmp_path: P
     again = served_drafter(ENGINES["sglang"], request_for(path, served_target, export_to=output))
     assert (again, (output / "model.safetensors").stat().st_mtime_ns) == (first, written)
     other = drafter(tmp_path / "other", served_target, "eagle3")
-    with pytest.raises(UsageError, match="holds something else"):
+    with pytest.raises(UsageError, match="doesn't hold"):
         served_drafter(ENGINES["sglang"], request_for(other, served_target, export_to=output))
 
 
@@ -199,7 +199,7 @@ def test_llama_cpp(served_target: ServedTarget, tmp_path: Path) -> None:
         serve(output, gguf_target(tmp_path / "v.gguf", vocab_size=vocab, block_count=4))
     with pytest.raises(ModelError, match=r"convert_hf_to_gguf\.py"):
         serve(output, served_target.name)
-    with pytest.raises(ModelError, match="doesn't say how many"):
+    with pytest.raises(ModelError, match="lacks the target's number of"):
         serve(output, gguf_target(tmp_path / "w.gguf", block_count=None))
     with pytest.raises(ModelError, match="is a drafter"):
         serve(output, str(output / "drafter.gguf"))

@@ -1,1 +1,1 @@
-"""Drafters written in the forms that other engines read."""
+"""`eyas export`: writes drafters in the forms that other engines read."""

@@ -1,6 +1,7 @@
 """The engines that read exported drafters (consumers): what each can represent, and the form that it reads.
 
-All facts are about the versions named here. docs/formats.md says which were run and which follow specifications only.
+Everything applies to the versions named here. docs/formats.md says which consumers were run, and which are supported
+from their specifications only.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ class Consumer:
 
     name: str
     title: str
-    """Its name as its authors write it."""
+    """Its name as its authors spell it."""
     version: str
     families: Families
-    """The drafters that it can run."""
+    """The families of drafters that it can run."""
     rules: tuple[Rule, ...]
     needs: tuple[Need, ...]
     convention: str
-    """How it numbers the target's layers, in words."""
+    """How it numbers the target's layers, as text for the README."""
     form: Callable[[DrafterToExport], forms.Form] | None
-    """What is written for it; None = a GGUF file."""
+    """The function that makes its config and tensors; None = a GGUF file."""
     target_needed: str = ""
-    """Why nothing can be written for it without --target; empty if something can."""
+    """Why an export needs --target; empty if it doesn't."""
 
     def prepare(self, drafter: DrafterToExport) -> tuple[DrafterToExport, list[Refusal]]:
-        """The drafter as this consumer can read it, or what stands in the way."""
+        """The drafter in a form that this consumer can read, and the reasons why it can't, if any."""
         if self.target_needed and drafter.target is None:
             return drafter, [Refusal("target", f"{self.target_needed}: give --target")]
         broken = refusals(drafter, self.families, self.rules)
@@ -71,7 +72,7 @@ _LATENT_YARN = _PLAIN_YARN | {"mscale", "mscale_all_dim"}
 
 
 def _yarn_keys(drafter: DrafterToExport) -> set[str]:
-    """The keys of a YaRN section, without type and theta; none for another type of RoPE."""
+    """The keys of a YaRN section without type and theta; empty for other types of RoPE."""
     rope = drafter.get("rope_parameters")
     keys = {key for key, value in rope.items() if value is not None} - {"rope_type", "rope_theta"}
     return keys if rope["rope_type"] == "yarn" else set()
@@ -94,7 +95,7 @@ _YARN = Rule(
 )
 _LATENT = (
     Rule("rope_parameters", _latent_yarn, "its YaRN takes mscale and mscale_all_dim together, or none", _MLA),
-    only("rope_interleave", True, why="its rotated pairs lie side by side", families=_MLA),
+    only("rope_interleave", True, why="it rotates adjacent channels", families=_MLA),
     *off("attention_bias", "mlp_bias", why="its latent attention and MLP have no", families=_MLA),
 )
 _QUERY_LATENT = Rule("q_lora_rank", lambda d: d.get("q_lora_rank") is not None, "it needs a query latent", _MLA)
@@ -116,7 +117,7 @@ _SHARED_HEAD_E1 = replace(NEEDS_SHARED_HEAD, families=_E1)
 
 
 def _usual_taps(drafter: DrafterToExport) -> bool:
-    """Whether the taps are EAGLE-3's default ones, of this target or, if it isn't known, of some target."""
+    """Whether the taps are EAGLE-3's defaults for this target or, if it is unknown, for some target."""
     taps = drafter.config.taps
     n = (taps[2] + 3 if taps and len(taps) == 3 else 7) if drafter.layers is None else drafter.layers
     return n >= 7 and taps in (None, (2, n // 2, n - 3))

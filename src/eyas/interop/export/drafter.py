@@ -26,21 +26,21 @@ class ServedTarget:
     """The target that a drafter is exported for, or served with."""
 
     name: str
-    """As the exported files and the command name it."""
+    """Its name in the exported files and the command."""
     partial: Target
-    """Its sizes, embedding and head; its layers need not be loaded."""
+    """Its sizes, embedding and head; the layers needn't be loaded."""
     tokenizer: Any = None
-    """The tokenizer of transformers, for formats that carry one."""
+    """The transformers tokenizer, for formats that contain one."""
 
     @property
     def embedding(self) -> Tensor:
-        """The weight of its embedding [V, H]."""
+        """The weight of the target's embedding [V, H]."""
         weight: Tensor = self.partial.model.get_input_embeddings().weight
         return weight.detach()
 
     @property
     def head(self) -> Tensor | None:
-        """The weight of its head [V, H]; None if logits are more than the product of weight and state."""
+        """The weight of its head [V, H]; None if the head has a bias, or logits are scaled or capped."""
         layer = self.partial.model.get_output_embeddings()
         probe = torch.full((1,), 0.5)
         finished = torch.equal(logit_finish(self.partial.config)(probe), probe)
@@ -50,15 +50,15 @@ class ServedTarget:
 
 @dataclass(frozen=True)
 class DrafterToExport:
-    """A drafter taken apart, as it is or already changed for a consumer."""
+    """The config and tensors of a drafter, original or changed for a consumer."""
 
     config: DrafterConfig
     tensors: Mapping[str, Tensor]
-    """By native name, the vocabulary map included."""
+    """Native name -> tensor, including the vocabulary map."""
     target: ServedTarget | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
-    """What was changed so that the consumer can read it, in words; no logit moves by it."""
+    """Descriptions of the changes made for the consumer, none of which changes logits beyond rounding."""
 
     @property
     def kind(self) -> Kind:
@@ -67,12 +67,12 @@ class DrafterToExport:
 
     @property
     def layers(self) -> int | None:
-        """How many layers the target has; None if it isn't known."""
+        """The number of the target's layers; None if the target is unknown."""
         return None if self.target is None else self.target.partial.num_layers
 
     @property
     def reduced(self) -> bool:
-        """Whether it drafts only a part of the vocabulary."""
+        """Whether its draft vocabulary is smaller than the target's."""
         return self.config.draft_vocab_size < self.config.vocab_size
 
     @property
@@ -81,14 +81,14 @@ class DrafterToExport:
         return next(t.dtype for t in self.tensors.values() if t.is_floating_point())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field of the configuration, or `default` where this kind has no such field."""
+        """A field of the config, or `default` if this kind doesn't have it."""
         return getattr(self.config, name, default)
 
 
 def drafter_to_export(
     network: DraftNetwork, target: ServedTarget | None, provenance: Mapping[str, Any]
 ) -> DrafterToExport:
-    """Take a loaded network apart; default taps are written down if the target is known."""
+    """The config and tensors of a loaded network; if the target is known, default taps are made explicit."""
     drafter = DrafterToExport(network.config, network.state_dict(), target, provenance)
     config = network.config
     if isinstance(config, FusedTapsConfig) and config.taps is None and target is not None:
@@ -98,7 +98,7 @@ def drafter_to_export(
 
 
 def raise_max_length(drafter: DrafterToExport) -> DrafterToExport:
-    """Raise `max_position_embeddings` to the target's where that changes no rotation: engines size tables by it."""
+    """Raise `max_position_embeddings`, by which engines size tables, to the target's, unless RoPE depends on it."""
     have = drafter.get("max_position_embeddings")
     need = None if drafter.target is None else drafter.target.partial.max_length
     if have is None or need is None or have >= need:
@@ -119,9 +119,9 @@ def copy_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
 
 
 def copy_head(drafter: DrafterToExport) -> DrafterToExport | None:
-    """Copy the target's head, of the draft tokens, into the drafter if it has none.
+    """Copy the rows of the target's head for the draft tokens into the drafter if it has no head.
 
-    None if the target is unknown, or if its logits are more than the product of weight and state.
+    None if the target is unknown, or if its head has a bias or its logits are scaled or capped.
     """
     if drafter.config.head == "own":
         return drafter
@@ -134,7 +134,7 @@ def copy_head(drafter: DrafterToExport) -> DrafterToExport | None:
 
 
 def leave_out_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
-    """Leave out the drafter's embedding; None unless it is the target's, number for number."""
+    """Remove the drafter's embedding; None unless it equals the target's exactly."""
     if drafter.config.embedding == "shared":
         return drafter
     own = drafter.tensors.get(EMBEDDING)
@@ -144,7 +144,7 @@ def leave_out_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
 
 
 def leave_out_head(drafter: DrafterToExport) -> DrafterToExport | None:
-    """Leave out the drafter's head; None unless it is the target's, number for number."""
+    """Remove the drafter's head; None unless it equals the target's exactly."""
     if drafter.config.head == "shared":
         return drafter
     head = None if drafter.target is None else drafter.target.head
@@ -161,7 +161,7 @@ def _same(own: Tensor, theirs: Tensor) -> bool:
 def _changed(
     drafter: DrafterToExport, fields: Mapping[str, Any], tensors: Mapping[str, Tensor | None], what: str
 ) -> DrafterToExport:
-    """The drafter with other fields and tensors; None takes a tensor away."""
+    """The drafter with changed fields and tensors; None removes a tensor. `what` describes the change."""
     merged = {**drafter.tensors, **tensors}
     kept = {name: tensor for name, tensor in merged.items() if tensor is not None}
     config = drafter.config.model_copy(update=dict(fields))
@@ -169,18 +169,18 @@ def _changed(
 
 
 DEFAULT_CHAIN = 3
-"""Tokens to draft with a drafter that names no tree: what engines that draft chains are usually run with."""
+"""Tokens to draft for a drafter without a default tree, as usual in engines that draft chains."""
 
 
 class TreePlan(NamedTuple):
-    """How much a consumer is to draft."""
+    """The size of the drafts that a consumer is configured for."""
 
     depth: int
-    """How many steps, one after another."""
+    """Levels of the tree, which are sequential draft steps."""
     width: int
-    """Children that a node has at most; 1 = a chain."""
+    """The most children of a node; 1 = a chain."""
     nodes: int
-    """Draft tokens in all, without the root."""
+    """Draft tokens in the whole tree, without the root."""
 
 
 def plan_of(text: str) -> TreePlan | None:
@@ -196,6 +196,6 @@ def plan_of(text: str) -> TreePlan | None:
 
 
 def tree_plan(drafter: DrafterToExport) -> TreePlan:
-    """The plan of the drafter's own tree; a chain of `DEFAULT_CHAIN` if it has none, or one of another sort."""
+    """The plan of the drafter's default tree; a chain of `DEFAULT_CHAIN` if it has none, or one of another type."""
     own = plan_of(drafter.config.default_tree or "")
     return TreePlan(DEFAULT_CHAIN, 1, DEFAULT_CHAIN) if own is None else own

@@ -1,4 +1,4 @@
-"""Exporting a drafter in the form that another engine reads; it is read back and compared before it is published."""
+"""Exports a drafter in the form that another engine reads; the files are read back and compared before they appear."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, ten
 from eyas.targets.attention import grouped_attention
 
 _ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-3}
-"""Largest relative difference of logits where a copy of the target's head or embedding changes the order of sums."""
+"""The largest relative difference of logits if a copied head or embedding changes the order of summation."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written, for whom, and how it is served."""
+    """What was written, for which consumer, and how it is served."""
 
     path: Path
     consumer: Consumer
     command: str
-    """The shell command that serves it there."""
+    """The shell command that serves it with the consumer."""
     changes: tuple[str, ...]
-    """What was changed so that the consumer can read it, in words."""
+    """Descriptions of the changes made for the consumer."""
     difference: float
-    """Largest difference of a logit to the original's, as a share of the largest logit."""
+    """The largest difference of a logit from the original's, relative to the largest logit."""
 
 
 def export(
@@ -54,12 +54,13 @@ def export(
 ) -> ExportResult:
     """Write the drafter at `path` for consumer `to` into the new folder `output`.
 
-    `taps` names the boundaries of a file that can be read in two ways; `dtype` is a wider type for the weights. Raises
-    ExportError for what the consumer can't represent, UsageError, CheckpointError, ConfigError, DrafterMismatchError.
+    `taps` settles the boundaries of a file that can be read in two ways; `dtype` is a wider type for the weights.
+    Raises ExportError for a drafter that the consumer can't represent, UsageError, CheckpointError, ConfigError,
+    DrafterMismatchError.
     """
     consumer = consumer_named(to)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} exists and isn't empty: name a new folder")
+        raise UsageError(f"{output} exists and isn't empty: choose a new folder")
     original, drafter = load_to_export(path, target, taps, weights, ignore)
     if dtype is not None:
         drafter = _widened(drafter, dtype)
@@ -74,9 +75,9 @@ def export(
 
 
 def consumer_named(name: str) -> Consumer:
-    """The consumer of this name. Raises UsageError, which lists the names."""
+    """The consumer of this name; UsageError, listing all names, if there is none."""
     if name not in CONSUMERS:
-        raise UsageError(f"unknown consumer {name!r}: write one of {', '.join(CONSUMERS)}")
+        raise UsageError(f"unknown consumer {name!r}: use one of {', '.join(CONSUMERS)}")
     return CONSUMERS[name]
 
 
@@ -87,7 +88,10 @@ def load_to_export(
     weights: str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[DraftNetwork, DrafterToExport]:
-    """Load a drafter and take it apart, if it can be read in one way only and fits its target. Raises as `export`."""
+    """Load a drafter that can be read in only one way and fits its target; the network and its parts.
+
+    Raises the errors of `export`.
+    """
     layers = None if target is None else target.partial.num_layers
     checkpoint = open_checkpoint(path, weights=weights, ignore=ignore, layers=layers)
     doubts = [doubt for doubt in checkpoint.report.doubts if taps is None or not doubt.startswith("taps")]
@@ -95,7 +99,7 @@ def load_to_export(
         raise ExportError(
             f"{path} can be read in two ways, and the wrong one would cost acceptance without an error:\n  "
             + "\n  ".join(doubts)
-            + "\nSettle it there, or name the boundaries with --taps."
+            + "\nCorrect the file, or give the boundaries with --taps."
         )
     if target is None and "shared" in (checkpoint.config.embedding, checkpoint.config.head):
         raise UsageError(f"{path} uses its target's embedding or head: give --target")
@@ -103,7 +107,7 @@ def load_to_export(
     drafter = drafter_to_export(network, target, checkpoint.provenance)
     if taps is not None:
         if len(taps) != network.config.tap_count:
-            raise UsageError(f"--taps names {len(taps)} boundaries, the drafter reads {network.config.tap_count}")
+            raise UsageError(f"--taps has {len(taps)} boundaries, but the drafter reads {network.config.tap_count}")
         drafter = replace(drafter, config=drafter.config.model_copy(update={"taps": tuple(taps)}))
     if target is not None:
         check_fit(drafter.config, target.partial, str(path))
@@ -111,7 +115,7 @@ def load_to_export(
 
 
 def _widened(drafter: DrafterToExport, dtype: torch.dtype) -> DrafterToExport:
-    """The drafter with float tensors of another type. Raises UsageError if a number would be rounded."""
+    """The drafter with floating-point tensors in `dtype`. Raises UsageError if a value would be rounded."""
     tensors = {}
     for name, tensor in drafter.tensors.items():
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -121,7 +125,7 @@ def _widened(drafter: DrafterToExport, dtype: torch.dtype) -> DrafterToExport:
 
 
 def prepare_for(consumer: Consumer, drafter: DrafterToExport, name: str) -> DrafterToExport:
-    """The drafter as a consumer can read it. Raises ExportError, which names every field that stands in the way."""
+    """The drafter in a form that a consumer can read. Raises ExportError naming every field that prevents it."""
     prepared, broken = consumer.prepare(raise_max_length(drafter))
     if broken:
         raise ExportError(refusal_text(consumer, broken, drafter, name))
@@ -129,18 +133,18 @@ def prepare_for(consumer: Consumer, drafter: DrafterToExport, name: str) -> Draf
 
 
 def refusal_text(consumer: Consumer, broken: list[Refusal], drafter: DrafterToExport, name: str) -> str:
-    """The message of a refusal: every reason, and what to do instead."""
+    """The error message for a drafter that a consumer can't represent: all reasons, and what to do instead."""
     reasons = "\n  ".join(f"{refusal.field}: {refusal.reason}" for refusal in broken)
     others = [CONSUMERS[other].title for other in who_can(drafter) if other != consumer.name]
-    way_out = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"
+    advice = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"
     fields = ", ".join(dict.fromkeys(refusal.field for refusal in broken))
     if broken[0].field not in ("kind", "target"):
-        way_out += f", or train one with other {fields}"
-    return f"{consumer.title} can't represent the drafter {name}:\n  {reasons}\nNearest way out: {way_out}."
+        advice += f", or train one with other {fields}"
+    return f"{consumer.title} can't represent the drafter {name}:\n  {reasons}\nWhat you can do: {advice}."
 
 
 def _write(drafter: DrafterToExport, consumer: Consumer, folder: Path, final: Path) -> None:
-    """Write everything but the README into `folder`, which will lie at `final`."""
+    """Write everything but the README into `folder`, which is moved to `final` afterwards."""
     if consumer.form is None:
         write_gguf(drafter, folder / GGUF_FILE)
         return
@@ -151,9 +155,9 @@ def _write(drafter: DrafterToExport, consumer: Consumer, folder: Path, final: Pa
 
 
 def read_back(folder: Path, drafter: DrafterToExport, original: DraftNetwork) -> float:
-    """Load what was written and compare configuration, weights and logits with the original's.
+    """Load the exported files and compare config, weights and logits with the original's.
 
-    Returns the largest difference of a logit, relative to the largest logit. Raises ExportError.
+    Returns the largest difference of a logit, relative to the largest logit. Raises ExportError if anything differs.
     """
     checkpoint = open_checkpoint(folder, layers=drafter.layers)
     if checkpoint.config != drafter.config:
@@ -173,7 +177,7 @@ def read_back(folder: Path, drafter: DrafterToExport, original: DraftNetwork) ->
 
 
 def _unlike(found: DrafterConfig, drafter: DrafterToExport) -> str:
-    """The fields that differ, in words."""
+    """The fields that differ, as `name found-value for written-value`."""
     return ", ".join(
         f"{key} {getattr(found, key)} for {value}"
         for key, value in drafter.config.model_dump().items()
@@ -182,12 +186,12 @@ def _unlike(found: DrafterConfig, drafter: DrafterToExport) -> str:
 
 
 POSITIONS, STEPS = 24, 3
-"""How many positions and steps the logits of two networks are compared on."""
+"""The number of positions and steps on which the logits of two networks are compared."""
 
 
 @torch.inference_mode()
 def some_logits(network: DraftNetwork) -> Tensor:
-    """Logits [STEPS, S, Vd] in float32: of a pass over random taps and tokens, then of its own outputs fed back."""
+    """Logits [STEPS, S, Vd] in float32 for random taps and tokens; later steps are fed the network's own output."""
     config, draw = network.config, torch.Generator().manual_seed(11)
     taps = torch.randn(1, POSITIONS, config.tap_count, config.target_hidden_size, generator=draw).to(network.dtype)
     hidden, found = network.fuse(taps), []
@@ -210,7 +214,7 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
 
 
 def readme(drafter: DrafterToExport, consumer: Consumer, command: str) -> str:
-    """The README of an exported directory: what it drafts for, how it was read and written, how to serve it."""
+    """The README of an exported folder: its target, how it was converted, and how to serve it."""
     provenance, measured = drafter.provenance, accept_length(drafter)
     target_name = provenance.get("target", "not recorded") if drafter.target is None else drafter.target.name
     fingerprint = provenance.get("target_fingerprint")
@@ -225,10 +229,10 @@ def readme(drafter: DrafterToExport, consumer: Consumer, command: str) -> str:
         ("draft vocabulary", f"{drafter.config.draft_vocab_size:,} of {drafter.config.vocab_size:,}"),
         ("embedding, head", f"{drafter.config.embedding}, {drafter.config.head} (shared = the target's)"),
         ("accept length", "not measured" if measured is None else
-         f"{measured:.2f} tokens a target pass, decoded by eyas with `{drafter.config.default_tree or 'its tree'}` "
+         f"{measured:.2f} tokens per target pass, decoded by eyas with `{drafter.config.default_tree or 'its tree'}` "
          "while training"),
         ("written for", f"{consumer.title} {consumer.version}, by `eyas export --to {consumer.name}`"),
-        ("changed on the way", "; ".join(drafter.changes) or "nothing"),
+        ("changed", "; ".join(drafter.changes) or "nothing"),
     ]  # fmt: skip
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     text = f"# A drafter for {target_name}\n\n| | |\n|---|---|\n{table}\n\nServe it:\n\n```bash\n{command}\n```\n"
@@ -238,7 +242,7 @@ def readme(drafter: DrafterToExport, consumer: Consumer, command: str) -> str:
 
 
 def accept_length(drafter: DrafterToExport) -> float | None:
-    """The accept length that was measured by decoding when the drafter was trained; None if none is recorded."""
+    """The accept length measured by decoding in training; None if the provenance doesn't hold one."""
     for record in (drafter.provenance.get("validation"), drafter.provenance):
         found = record.get("decoded_accept_length") if isinstance(record, dict) else None
         if isinstance(found, int | float):

@@ -1,7 +1,7 @@
-"""The directories that consumers read: config.json and tensors, under the keys and names that each looks for.
+"""The forms that consumers read: config.json and tensors, under the keys and names that each of them expects.
 
-RoPE is written where older readers look (`rope_theta`, `rope_scaling`) and where newer ones do (`rope_parameters`); the
-boundaries also under `taps`, which has only one meaning.
+RoPE is written under the keys of older readers (`rope_theta`, `rope_scaling`) and of newer ones (`rope_parameters`);
+boundaries are also written as `taps`, which is unambiguous.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from eyas.interop.export.drafter import DrafterToExport, tree_plan
 
 
 class Form(NamedTuple):
-    """What is written into the directory."""
+    """The content of an exported folder: the config, and tensors by name."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
 def safeailab(drafter: DrafterToExport) -> Form:
-    """SafeAILab/EAGLE, which copies the target's embedding unless the config names `target_hidden_size`."""
+    """SafeAILab/EAGLE, which copies the target's embedding unless the config has `target_hidden_size`."""
     config = _native(drafter)
     if drafter.config.embedding == "shared":
         config.pop("target_hidden_size", None)
@@ -37,7 +37,7 @@ def sglang(drafter: DrafterToExport) -> Form:
     """SGLang: layer numbers are outputs, and nested; a draft vocabulary size of null means the target's head."""
     config = _native(drafter)
     if drafter.kind.family == EAGLE:
-        # SGLang's fc always has a bias; a `bias` key would be taken for one of the attention
+        # SGLang's fc always has a bias; it would apply a `bias` key to attention
         config.pop("bias")
         config["architectures"] = ["LlamaForCausalLMEagle"]
         return Form(config, _named(drafter, first_layer=FIRST_LAYER))
@@ -66,7 +66,7 @@ def tensorrt_llm(drafter: DrafterToExport) -> Form:
 
 
 def speculators(drafter: DrafterToExport) -> Form:
-    """The speculators library's nested form. Every toggle is written, as readers disagree about defaults."""
+    """The nested form of the speculators library. All toggles are written, because readers have different defaults."""
     native = _native(drafter)
     toggles = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     layer_keys = {
@@ -103,7 +103,7 @@ def speculators(drafter: DrafterToExport) -> Form:
 
 
 def _native(drafter: DrafterToExport) -> dict[str, Any]:
-    """Our own configuration without layer numbers, with RoPE in all its places."""
+    """The native config without layer numbers, with RoPE under all of its keys."""
     config = drafter.kind.write(drafter.config) | {"dtype": str(drafter.dtype).removeprefix("torch.")}
     for key in ("taps", IDS, "eagle_config"):
         config.pop(key, None)
@@ -118,7 +118,7 @@ def _native(drafter: DrafterToExport) -> dict[str, Any]:
 
 
 def _taps(drafter: DrafterToExport, *, shift: int, flat: bool) -> dict[str, Any]:
-    """The layer numbers, boundaries plus `shift`: nested, and at the top level too if `flat`."""
+    """The layer numbers (boundaries plus `shift`), nested in `eagle_config` and, if `flat`, also at the top level."""
     if drafter.config.taps is None:
         return {}
     ids = [tap + shift for tap in drafter.config.taps]
@@ -127,7 +127,7 @@ def _taps(drafter: DrafterToExport, *, shift: int, flat: bool) -> dict[str, Any]
 
 
 def _named(drafter: DrafterToExport, *, first_layer: str) -> dict[str, Tensor]:
-    """Tensors under the consumer's names; the vocabulary map only if the draft vocabulary is reduced."""
+    """The tensors under the consumer's names; the vocabulary map is included only for a reduced draft vocabulary."""
     return {
         name_in_file(name, first_layer): tensor
         for name, tensor in drafter.tensors.items()

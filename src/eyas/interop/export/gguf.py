@@ -1,7 +1,7 @@
-"""Writing an `eagle3` file for llama.cpp.
+"""Writes `eagle3` GGUF files for llama.cpp.
 
-In it layer numbers are boundaries, `d2t` holds target ids, the rotated pairs of queries and keys lie side by side, and
-the target's tokenizer is a byte-level BPE in GGUF's keys.
+Layer numbers are boundaries, `d2t` holds target ids, rotated pairs of query and key channels are adjacent, and the
+target's byte-level BPE tokenizer is stored in GGUF's keys.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ from eyas.errors import ExportError
 from eyas.interop.export.drafter import DrafterToExport
 
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
+_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
+"""Token types, as GGUF numbers them."""
 
 
 def write_gguf(drafter: DrafterToExport, file: Path) -> None:
-    """Write the file. Raises ExportError, and UsageError if the gguf package isn't installed."""
+    """Write a prepared drafter. Raises ExportError, or UsageError if the gguf package isn't installed."""
     gguf = gguf_package()
     config = drafter.config
     assert isinstance(config, GroupedConfig)
     assert drafter.target is not None
     if drafter.dtype not in _FILE_TYPES:
-        raise ExportError(f"weights of type {drafter.dtype}: llama.cpp reads float32, float16 and bfloat16")
+        raise ExportError(f"the weights are {drafter.dtype}, but llama.cpp reads float32, float16 and bfloat16")
     tokenizer = tokenizer_keys(drafter.target.tokenizer, config.vocab_size)
     writer = gguf.GGUFWriter(file, ARCHITECTURE)
     writer.add_name("EAGLE-3 drafter")
     writer.add_file_type(_FILE_TYPES[drafter.dtype])
     _write_config(writer, drafter)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")  # the engine tokenises with the target's own; this one is never used
+    writer.add_tokenizer_pre("default")  # never used: llama.cpp tokenizes with the target's own tokenizer
     writer.add_token_list(tokenizer.tokens)
     writer.add_token_types(tokenizer.types)
     writer.add_token_merges(tokenizer.merges)
@@ -94,7 +96,7 @@ def _write_config(writer: Any, drafter: DrafterToExport) -> None:
 
 
 def _tensors(drafter: DrafterToExport, config: GroupedConfig) -> dict[str, Tensor]:
-    """All tensors under llama.cpp's names."""
+    """All tensors under llama.cpp's names and in its layout."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found = {}
     for theirs, ours in TENSORS.items():
@@ -111,7 +113,7 @@ def _tensors(drafter: DrafterToExport, config: GroupedConfig) -> dict[str, Tenso
 
 
 def llama3_factors(config: GroupedConfig) -> Tensor:
-    """The factors [D / 2] that llama3 scaling divides each frequency by."""
+    """The factors [D / 2] by which llama3 scaling divides each RoPE frequency."""
     rope = config.rope_parameters
     plain = rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
     turns = rope["original_max_position_embeddings"] * plain / (2 * pi)  # within the original context
@@ -122,7 +124,7 @@ def llama3_factors(config: GroupedConfig) -> Tensor:
 
 
 def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
-    """Add one tensor; vectors in float32, as llama.cpp's kernels need them."""
+    """Add one tensor; vectors are written in float32, which llama.cpp's kernels require."""
     if tensor.dtype == torch.int64:
         writer.add_tensor(name, tensor.numpy(), raw_dtype=gguf.GGMLQuantizationType.I64)
     elif tensor.ndim == 1:
@@ -134,13 +136,9 @@ def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
         writer.add_tensor(name, tensor.contiguous().numpy())
 
 
-_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
-"""The types of tokens, as GGUF numbers them."""
-
-
 @dataclass(frozen=True)
 class TokenizerKeys:
-    """The values of the keys `tokenizer.ggml.*`."""
+    """The values of GGUF's keys `tokenizer.ggml.*`."""
 
     tokens: list[str]
     types: list[int]
@@ -151,14 +149,14 @@ class TokenizerKeys:
 
 
 def tokenizer_keys(tokenizer: Any, size: int) -> TokenizerKeys:
-    """The keys of a transformers tokenizer, for an embedding of `size` rows. Raises ExportError for other kinds."""
+    """The keys for a byte-level BPE tokenizer and an embedding of `size` rows; ExportError for other tokenizers."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     described = {} if backend is None else json.loads(backend.to_str())
     model = described.get("model", {})
     if model.get("type") != "BPE" or '"ByteLevel"' not in json.dumps(described.get("pre_tokenizer")):
         raise ExportError(
-            "the target's tokenizer is no byte-level BPE, the only kind eyas writes into GGUF: export with --to vllm "
-            "and let llama.cpp's convert_hf_to_gguf.py --target-model-dir convert that directory"
+            "the target's tokenizer is not a byte-level BPE, the only type that eyas writes into GGUF: export with "
+            "--to vllm and convert that folder with llama.cpp's convert_hf_to_gguf.py --target-model-dir"
         )
     tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size
     for token, number in model["vocab"].items():

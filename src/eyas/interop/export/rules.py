@@ -1,4 +1,4 @@
-"""Rules about what a consumer can represent, each about one field and with its reason."""
+"""Rules for what a consumer can represent, each with the field that it concerns and a reason for users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPED: Families = (EAGLE, EAGLE3)
 
 @dataclass(frozen=True)
 class Refusal:
-    """A field that keeps a consumer from representing a drafter."""
+    """A field that prevents a consumer from representing a drafter, and why."""
 
     field: str
     reason: str
@@ -31,42 +31,42 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on one field that a consumer needs."""
+    """A condition on one field that a consumer requires."""
 
     field: str
     holds: Callable[[DrafterToExport], bool]
     """Whether a drafter meets the condition."""
     reason: str
     families: Families = EVERY
-    """The drafters that it is about; it holds for all others."""
+    """The families of drafters that it applies to."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """A condition that a change of the drafter can meet: the target's embedding or head copied, or left out."""
+    """A requirement that can be met by a change: copying or removing an embedding or a head."""
 
     field: str
     change: Callable[[DrafterToExport], DrafterToExport | None]
-    """Returns the drafter itself if it meets the condition already, None if it can't be changed so."""
+    """Returns the changed drafter, the drafter itself if no change is needed, or None if the change is impossible."""
     reason: str
     families: Families = EVERY
-    """The drafters that it is about."""
+    """The families of drafters that it applies to."""
     when: Callable[[DrafterToExport], bool] = lambda _: True
-    """Which drafters of these families it is about."""
+    """Whether it applies to a drafter of these families."""
 
 
 def only(field: str, *allowed: Any, why: str, families: Families = EVERY) -> Rule:
-    """A rule that a field has one of a few values; a kind without the field passes."""
+    """A rule that a field has one of the allowed values; kinds without the field pass."""
     return Rule(field, lambda drafter: drafter.get(field, allowed[0]) in allowed, why, families)
 
 
 def off(*fields: str, why: str, families: Families = EVERY) -> list[Rule]:
-    """Rules that toggles are off; `why` is completed by the name of the field."""
+    """Rules that toggles are off; the reason is `why` followed by the field's name."""
     return [only(field, False, why=f"{why} {field}", families=families) for field in fields]
 
 
 def rotations(*types: str, families: Families = EVERY) -> Rule:
-    """A rule that RoPE is of one of these types."""
+    """A rule that RoPE has one of these types."""
 
     def holds(drafter: DrafterToExport) -> bool:
         return drafter.get("rope_parameters", {"rope_type": types[0]})["rope_type"] in types
@@ -75,7 +75,7 @@ def rotations(*types: str, families: Families = EVERY) -> Rule:
 
 
 def rising_taps(lowest: int = 0, beyond: int = 0) -> list[Rule]:
-    """Rules that taps rise and lie between `lowest` and the target's number of layers less `beyond`."""
+    """Rules that taps ascend, from at least `lowest` to at most the target's number of layers minus `beyond`."""
 
     def known(drafter: DrafterToExport) -> tuple[int, ...]:
         return drafter.config.taps or ()
@@ -84,19 +84,19 @@ def rising_taps(lowest: int = 0, beyond: int = 0) -> list[Rule]:
         most = 2**30 if drafter.layers is None else drafter.layers - beyond
         return all(lowest <= tap <= most for tap in known(drafter))
 
-    span = f"{lowest} to the number of layers" + (f" less {beyond}" if beyond else "")
+    span = f"{lowest} to the number of layers" + (f" minus {beyond}" if beyond else "")
     return [
-        Rule("taps", lambda d: list(known(d)) == sorted(set(known(d))), "it reads taps in rising order", FUSED),
+        Rule("taps", lambda d: list(known(d)) == sorted(set(known(d))), "it reads taps in ascending order", FUSED),
         Rule("taps", within, f"its taps lie at boundaries {span}", FUSED),
     ]
 
 
 def identity_map() -> Rule:
-    """A rule that a full draft vocabulary is in the target's order: consumers read no map then."""
+    """A rule that a full draft vocabulary has the target's order, because consumers don't read a map for it."""
     return Rule(
         "d2t",
         lambda d: d.reduced or not bool(d.tensors["d2t"].any()),
-        "it reads no vocabulary map where the draft vocabulary is full, and this one reorders it",
+        "it doesn't read the vocabulary map of a full draft vocabulary, but this one reorders tokens",
     )
 
 
@@ -104,31 +104,31 @@ NEEDS_OWN_EMBEDDING = Need("embedding", copy_embedding, "it expects an embedding
 NEEDS_OWN_HEAD = Need(
     "head",
     copy_head,
-    "it expects a head in the file: give --target to copy it (not one that scales or caps its logits)",
+    "it expects a head in the file: give --target to copy it (impossible if the target scales or caps its logits)",
 )
 NEEDS_OWN_REDUCED_HEAD = Need(
     "head",
     copy_head,
-    "it can't take rows of the target's head for a reduced draft vocabulary: give --target to copy them (not one that "
-    "scales or caps its logits)",
+    "it can't use rows of the target's head for a reduced draft vocabulary: give --target to copy them (impossible if "
+    "the target scales or caps its logits)",
     when=lambda drafter: drafter.reduced,
 )
 NEEDS_SHARED_EMBEDDING = Need(
     "embedding",
     leave_out_embedding,
-    "it always uses the target's embedding, and this drafter's own is not known to be that: give --target to compare",
+    "it always uses the target's embedding, but this drafter has its own: give --target to compare the two",
 )
 NEEDS_SHARED_HEAD = Need(
     "head",
     leave_out_head,
-    "it always uses the target's head, and this drafter's own is not known to be that: give --target to compare",
+    "it always uses the target's head, but this drafter has its own: give --target to compare the two",
 )
 
 
 def refusals(drafter: DrafterToExport, families: Families, rules: Iterable[Rule]) -> list[Refusal]:
-    """A refusal for every rule that a drafter breaks; for a kind outside `families` just one, of the field `kind`."""
+    """A refusal for every rule that a drafter breaks; for kinds outside `families` only one, for the field `kind`."""
     if drafter.kind.family not in families:
-        return [Refusal("kind", f"it has no drafter of kind {drafter.kind.name}")]
+        return [Refusal("kind", f"it doesn't support drafters of kind {drafter.kind.name}")]
     return [
         Refusal(rule.field, rule.reason)
         for rule in rules
@@ -137,7 +137,7 @@ def refusals(drafter: DrafterToExport, families: Families, rules: Iterable[Rule]
 
 
 def meet_needs(drafter: DrafterToExport, needs: Iterable[Need]) -> tuple[DrafterToExport, list[Refusal]]:
-    """The drafter changed to meet every need, and a refusal for each need that can't be met."""
+    """The drafter changed to meet all needs, and a refusal for each need that can't be met."""
     unmet = []
     for need in needs:
         if drafter.kind.family not in need.families or not need.when(drafter):

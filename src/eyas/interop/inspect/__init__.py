@@ -1,1 +1,1 @@
-"""Reports on checkpoint directories: targets and drafters."""
+"""`eyas inspect`: reports on the checkpoints of targets and drafters."""

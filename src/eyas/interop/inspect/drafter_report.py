@@ -1,4 +1,4 @@
-"""Reporting on a drafter: what its files hold, and anything about them that could silently cost acceptance."""
+"""Reports on drafters: the contents of their files, and anything that could lower acceptance without an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONVENTION = "tap k is the residual stream entering target layer k (0 = embeddin
 
 @dataclass
 class DrafterReport(Report):
-    """What a drafter is, problems (it won't load or doesn't fit its target) and warnings (it may draft badly)."""
+    """The facts about a drafter, with problems (it won't load or doesn't fit) and warnings (it may draft badly)."""
 
     role = "drafter"
 
@@ -50,15 +50,15 @@ class DrafterReport(Report):
 
     @property
     def target_fingerprint(self) -> str | None:
-        """The fingerprint of the target it was trained for; None if the drafter doesn't say."""
+        """The fingerprint of the target that it was trained for; None if the provenance doesn't hold one."""
         found = self.provenance.get("target_fingerprint") if isinstance(self.provenance, dict) else None
         return found if isinstance(found, str) else None
 
 
 def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterReport:
-    """Examine a drafter directory or GGUF file, with `target` also whether they fit; problems are reported, not raised.
+    """Examine a drafter's folder or GGUF file and, given `target`, whether the two fit.
 
-    Raises CheckpointError only where there is no configuration to report on.
+    Problems are reported rather than raised; CheckpointError is raised only if there is no config to report on.
     """
     raw, problem = _open(path)
     names = {native_name(name) for name in raw.headers.tensors}
@@ -98,7 +98,10 @@ def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterRe
 
 
 def _open(path: Path) -> tuple[RawCheckpoint, str]:
-    """The opened checkpoint, and why its weights can't be read: it has none then. Empty if they can."""
+    """The checkpoint and the reason why its weights can't be read, which is empty if they can.
+
+    Without readable weights the checkpoint has none.
+    """
     try:
         return open_raw(path), ""
     except CheckpointError as error:
@@ -114,7 +117,7 @@ def _tap_source(config: dict[str, Any]) -> str:
     nested = nested if isinstance(nested, dict) else {}
     keys = [key for key in ("taps", IDS) if config.get(key) is not None]
     keys += [f"eagle_config.{key}" for key in (IDS, "layer_ids") if nested.get(key) is not None]
-    return ", ".join(keys) or "not written: the kind's default"
+    return ", ".join(keys) or "not in the config: the kind's default"
 
 
 def _check_tensors(report: DrafterReport, checkpoint: Checkpoint) -> None:
@@ -128,7 +131,7 @@ def _check_tensors(report: DrafterReport, checkpoint: Checkpoint) -> None:
 
 
 def _check_map(report: DrafterReport, checkpoint: Checkpoint) -> None:
-    """Read the vocabulary map, but no weights."""
+    """Check the vocabulary map, the only tensors that are read."""
     try:
         tensors = checkpoint.raw.load_some([name for name in sorted(VOCABULARY_MAP) if name in checkpoint.tensors])
         report.notes += complete_vocabulary(tensors, checkpoint.config, report.path)
@@ -141,24 +144,24 @@ def _warn(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> 
         report.problems.append(f"reads {config.tap_count} different taps, but the config names {list(config.taps)}")
     if config.taps is None and isinstance(config, FusedTapsConfig):
         report.warnings.append(
-            "no tap list in config.json: every reader falls back on its own default, and the defaults differ by one "
-            "between projects (boundaries or layer outputs)"
+            "no taps in config.json: every reader uses its own default, and defaults differ by one between projects "
+            "(boundaries or layer outputs)"
         )
     if isinstance(config, TransformerConfig):
         _warn_of_positions(report, config, raw)
     if report.provenance is None:
-        report.warnings.append("no provenance (key `eyas`): nothing says what it was trained for or on")
+        report.warnings.append("no provenance (key `eyas`): its target and training data are unknown")
 
 
 def _warn_of_positions(report: DrafterReport, config: TransformerConfig, raw: dict[str, Any]) -> None:
     if config.max_position_embeddings <= 2048:
         report.warnings.append(
-            f"max_position_embeddings is {config.max_position_embeddings}: eyas goes on past it, two other engines "
-            "crash on longer prompts"
+            f"max_position_embeddings is {config.max_position_embeddings}: eyas continues beyond it, but two other "
+            "engines crash on longer prompts"
         )
     if not any(raw.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling")):
         report.warnings.append(
-            "no rope_theta: 10000 is assumed; if the drafter was trained with another, it drafts badly"
+            "no rope_theta: 10000 is assumed; if the drafter was trained with another value, it drafts badly"
         )
 
 
@@ -168,7 +171,7 @@ def _compare_with(report: DrafterReport, config: DrafterConfig, target: TargetPr
         ("vocabulary", config.vocab_size, target.vocab_size),
     ):
         if mine != theirs:
-            report.problems.append(f"doesn't fit the target: {what} of {mine}, the target's {theirs}")
+            report.problems.append(f"doesn't fit the target: {what} of {mine}, but the target's is {theirs}")
     if config.embedding == "shared" and config.hidden_size != target.hidden_size:
         report.problems.append(
             f"no embedding of its own, and the target's is {target.hidden_size} wide, not {config.hidden_size}"
@@ -183,7 +186,8 @@ def _compare_with(report: DrafterReport, config: DrafterConfig, target: TargetPr
     recorded = report.target_fingerprint
     if target.fingerprint is not None and recorded is not None and recorded != target.fingerprint:
         report.warnings.append(
-            f"trained for other weights than this target's: fingerprint {recorded}, the target's {target.fingerprint}"
+            f"trained for other weights than this target's: its fingerprint is {recorded}, the target's "
+            f"{target.fingerprint}"
         )
 
 
@@ -191,7 +195,7 @@ def _compare_positions(report: DrafterReport, config: TransformerConfig, target:
     theta = float(config.rope_parameters["rope_theta"])
     if target.rope_theta is not None and theta != target.rope_theta:
         report.warnings.append(
-            f"rope_theta is {theta:g}, the target's {target.rope_theta:g}: usual only if it was trained so"
+            f"rope_theta is {theta:g}, but the target's is {target.rope_theta:g}: correct only if it was trained so"
         )
     if target.max_length is not None and config.max_position_embeddings < target.max_length:
         report.warnings.append(

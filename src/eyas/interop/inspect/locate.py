@@ -1,4 +1,4 @@
-"""Finding what `eyas inspect` is given: a directory, GGUF file or Hub id, and whether it is a target or a drafter."""
+"""Finds the model given to `eyas inspect` (a folder, GGUF file or Hub id), and whether it is a target or a drafter."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSErr
 
 
 class Located(NamedTuple):
-    """A model's configuration, and where its weights are."""
+    """A model's config and the location of its weights."""
 
     config: dict[str, Any]
     path: Path | None
-    """The directory or GGUF file; None = the weights aren't on this machine."""
+    """The folder or GGUF file; None = the weights aren't on this machine."""
 
 
 def locate(source: str) -> Located:
-    """Find a model. A drafter named by a Hub id is downloaded, as it is small; the weights of a target aren't.
+    """Find a model. For a Hub id, a drafter is downloaded, because it is small; a target's weights are not.
 
     Raises CheckpointError if there is no such model.
     """
@@ -51,12 +51,12 @@ def locate(source: str) -> Located:
 
 def _config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
-        raise CheckpointError(f"{path} has no config.json: it is neither a target nor a drafter directory")
+        raise CheckpointError(f"{path} has no config.json, so it is neither a target nor a drafter")
     return read_json(path / "config.json")
 
 
 def detect(config: dict[str, Any], headers: Headers) -> str:
-    """`target`, the kind of a drafter (one that eyas loads, or knows by name) or `unknown`."""
+    """`target`, the kind of a drafter that eyas loads or knows by name, or `unknown`."""
     kind = kind_name(config, headers.tensors)
     if kind == UNKNOWN and (config.get("model_type") or config.get("architectures")):
         return "target"

@@ -1,4 +1,4 @@
-"""Reporting on a target: what it is and whether eyas can speculate on it, from its config and tensor headers."""
+"""Reports on targets: their properties, and whether eyas supports them, from config and tensor headers alone."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from eyas.targets.taps import default_taps
 
 
 class Report:
-    """What reports on targets and on drafters have in common; subclasses are dataclasses."""
+    """The common part of reports on targets and on drafters; subclasses are dataclasses."""
 
     role: ClassVar[str]
-    """What it reports on: `target` or `drafter`."""
+    """The kind of model that it reports on: `target` or `drafter`."""
     problems: list[str]
-    """The reasons why it can't be used; empty if it can."""
+    """The reasons why the model can't be used; empty if it can."""
     warnings: list[str]
-    """What may go wrong although it can be used."""
+    """Possible trouble with a model that can be used."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields as a JSON object, with the role and whether it is usable."""
+        """All fields as a JSON object, with `role` and whether the model is `usable`."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # the subclasses are dataclasses
         return {"role": self.role, "usable": not self.problems} | fields
 
 
 @dataclass(frozen=True)
 class TargetProfile:
-    """What must be known about a target to judge a drafter made for it."""
+    """The properties of a target with which drafters are compared."""
 
     layers: int
     hidden_size: int
     vocab_size: int
     max_length: int | None
-    """Positions that the target's context holds; None = no limit is known."""
+    """Positions in the target's context; None = no known limit."""
     rope_theta: float | None
-    """None = the target has no RoPE, or several."""
+    """RoPE's base; None = the target has no RoPE, or several."""
     fingerprint: str | None = None
-    """Of its weights; None = they were not read."""
+    """Fingerprint of its weights; None = they were not read."""
 
 
 @dataclass
 class TargetReport(Report):
-    """What a target is, and what is wrong with it."""
+    """The facts about a target, with problems (eyas can't use it) and warnings."""
 
     role = "target"
 
     path: str
     architecture: str
     parameters: int | None
-    """How many numbers it has; None = the weights are not on this machine."""
+    """The number of parameters; None = the weights are not on this machine."""
     dtypes: list[str]
     layers: int
     hidden_size: int
     vocab_size: int
     max_length: int | None
     attention: dict[str, int | None]
-    """Attention type -> how many positions it sees; None = all."""
+    """Attention type -> positions in its window; None = all positions."""
     default_taps: list[int]
     rope_theta: float | None
     chat_template: bool
@@ -69,20 +69,20 @@ class TargetReport(Report):
 
     @property
     def profile(self) -> TargetProfile:
-        """What drafters are compared with."""
+        """The properties with which drafters are compared."""
         return TargetProfile(self.layers, self.hidden_size, self.vocab_size, self.max_length, self.rope_theta)
 
 
 def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
-    """Examine the target `name`; `headers` are those of its weights, None if they aren't on this machine.
+    """Examine the target `name`; `headers` are those of its weights, None if these aren't on this machine.
 
-    Raises ModelError, and UnsupportedModelError for what is no decoder LM.
+    Raises ModelError, or UnsupportedModelError if it is not a decoder language model.
     """
     config = read_config(str(name))
     model_class = causal_lm_class(config)
     if model_class is None:
         raise UnsupportedModelError(
-            f"{name}: transformers has no causal language model for {config.model_type}; a target is a decoder LM"
+            f"{name}: transformers has no causal language model of type {config.model_type}; a target must be one"
         )
     text = config.get_text_config()
     report = TargetReport(
@@ -106,14 +106,14 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         report.problems.append(str(error))
     if headers is not None and not headers.files:
         pickles = f"only pickles ({', '.join(headers.pickles)})" if headers.pickles else "no weights"
-        report.problems.append(f"{pickles}: a target is loaded from safetensors")
+        report.problems.append(f"{pickles}: targets are loaded from safetensors only")
     if not report.chat_template:
         report.warnings.append("no chat template: `messages` and `turns` rows, and eyas chat, won't work")
     return report
 
 
 def _rope_theta(config: Any) -> float | None:
-    """One theta, if there is one: hybrid models may have one a layer type."""
+    """RoPE's theta if there is exactly one; hybrid models may have one for each layer type."""
     rope = getattr(config, "rope_parameters", None) or {}
     found = (value.get("rope_theta") for value in (rope, *rope.values()) if isinstance(value, dict))
     thetas = {float(theta) for theta in found if theta is not None}

@@ -1,1 +1,1 @@
-"""Other engines' servers: is a drafter readable there, and which command serves it."""
+"""`eyas serve --engine`: whether another engine can read a drafter, and the command that serves it there."""

@@ -1,4 +1,4 @@
-"""The command that serves a drafter with each consumer: all flags of other engines about target and drafter."""
+"""The commands that serve a drafter with each consumer, with other engines' flags for target and drafter."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
 GGUF_FILE = "drafter.gguf"
 TENSORRT_FILE = "trtllm.yaml"
 TARGET = "TARGET"
-"""Stands for the target in a command where it is not known."""
+"""The placeholder for an unknown target in a command."""
 
 
 class ServedDrafter(NamedTuple):
-    """What a command says about a drafter."""
+    """The properties of a drafter that a command needs."""
 
     method: str
-    """What engines call the way it drafts: `eagle` or `eagle3`."""
+    """The engines' name for its method: `eagle` or `eagle3`."""
     path: str
-    """The directory, or the file for engines that read one."""
+    """The drafter's folder, or its file for engines that read one."""
     plan: TreePlan
 
 
 def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
-    """The shell command that serves an exported drafter; `path` is the directory it was exported to."""
+    """The shell command that serves an exported drafter; `path` is the folder it was exported to."""
     target = TARGET if drafter.target is None else drafter.target.name
-    if consumer == "gguf":  # the target must be GGUF, too
+    if consumer == "gguf":  # the target must be a GGUF file too
         target, path = f"{TARGET}.gguf", path / GGUF_FILE
     assert drafter.kind.family is not None  # no consumer can represent others
     served = ServedDrafter(drafter.kind.family.method, str(path), tree_plan(drafter))
@@ -39,13 +39,13 @@ def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
 def invocation(
     consumer: str, target: str, drafter: ServedDrafter | None, program: Sequence[str] | None = None
 ) -> list[str]:
-    """A consumer's program, or another in its place, with the arguments for target and drafter.
+    """A consumer's program, or `program` instead, with the arguments for target and drafter.
 
-    Without a drafter it decodes plainly; only the engines that eyas starts can be asked for that.
+    Without a drafter the engine decodes plainly, which is supported only for the engines that eyas starts.
     """
     start = list(program or PROGRAMS[consumer])
     rest = _TARGETS[consumer](target) if drafter is None else _DRAFTING[consumer](target, drafter)
-    if consumer == "vllm" and start[-1] != "serve":  # run as a module, it takes no target but by name
+    if consumer == "vllm" and start[-1] != "serve":  # the module takes the target only as an option
         rest = ["--model", *rest]
     return start + rest
 
@@ -108,7 +108,7 @@ def _gguf(target: str, drafter: ServedDrafter) -> list[str]:
         *_TARGETS["gguf"](target),
         *("-md", drafter.path, "--spec-type", "draft-eagle3"),
         *("--spec-draft-n-max", str(drafter.plan.depth)),
-        "--no-spec-draft-backend-sampling",  # with it acceptance collapses as soon as two requests run
+        "--no-spec-draft-backend-sampling",  # backend sampling ruins acceptance as soon as two requests run
     ]
 
 
@@ -124,7 +124,7 @@ _DRAFTING: dict[str, Callable[[str, ServedDrafter], list[str]]] = {
 
 
 def tensorrt_yaml(drafter: DrafterToExport, path: Path) -> str:
-    """TensorRT-LLM's serving configuration for the drafter at `path`. Its layer numbers are outputs, as a set."""
+    """TensorRT-LLM's serving configuration for the drafter at `path`; its layer numbers are layer outputs."""
     lines = ["speculative_config:", "  decoding_type: Eagle3", f"  max_draft_len: {tree_plan(drafter).depth}"]
     lines.append(f"  speculative_model_dir: {json.dumps(str(path))}")
     if drafter.config.taps is not None:

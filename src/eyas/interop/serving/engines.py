@@ -1,4 +1,4 @@
-"""The engines that `eyas serve --engine` starts: where each is installed, and the command for it."""
+"""The engines that `eyas serve --engine` starts: where each is installed, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ class ServingEngine:
 
     name: str
     title: str
-    """Its name as its authors write it."""
+    """Its name as its authors spell it."""
     consumers: tuple[str, ...]
-    """The names of the consumers whose forms it reads; drafters are exported in the first one's."""
+    """The names of the consumers whose forms it reads; drafters are exported in the form of the first."""
     translators: Mapping[str, Translator]
-    """Options of `eyas serve` that it has counterparts of."""
+    """Option of `eyas serve` -> its translation into the engine's arguments."""
     module: str | None = None
-    """The package to look for in this Python; None = it is a program only."""
+    """The Python package to look for; None = the engine is only a program."""
     server: str = ""
-    """The module of that package that is the server."""
+    """The module that runs the server."""
     extra: tuple[str, ...] = ()
-    """Arguments that make it publish what speculation does."""
+    """Arguments that make it publish metrics of speculation."""
     trees: bool = False
-    """Whether it drafts trees, not only chains."""
+    """Whether it can draft trees as well as chains."""
     key_variable: str | None = None
-    """The environment variable that it takes its API key from; None = it takes it as an argument only."""
+    """The environment variable from which it reads its API key; None = it takes the key only as an argument."""
 
     def find(self) -> list[str] | None:
-        """How the installed one is started; None if none is installed."""
+        """The command that starts the installed engine; None if it isn't installed."""
         package = None if self.module is None else find_spec(self.module)
-        if package is not None and package.origin is not None:  # a folder of that name, not a package, has no origin
+        if package is not None and package.origin is not None:  # a mere folder of that name has no origin
             return [sys.executable, "-m", self.server]
         program = PROGRAMS[self.consumers[0]]
         return None if program[0] == "python" or shutil.which(program[0]) is None else list(program)
 
     def plan(self, text: str, option: str) -> TreePlan:
-        """The plan for the tree `text`, given in `option`. Raises UsageError if this engine can't draft it."""
+        """The plan for the tree `text`, given in `option`; UsageError if this engine can't draft it."""
         plan = plan_of(text)
         if plan is None or text.count(",") == 3 or (plan.width > 1 and not self.trees):
             able = "chains and dynamic trees without a threshold" if self.trees else "chains"
             example = "--tree dynamic:5,4,15" if self.trees else "--num-speculative-tokens 5"
-            raise UsageError(f"{self.title} drafts {able} of a fixed size only, not {option} {text}: say {example}")
+            raise UsageError(f"{self.title} drafts only {able} of a fixed size, not {option} {text}: use {example}")
         return plan
 
 
@@ -73,7 +73,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, hidden: Mapping[str, str]) -> str:
-        """The shell command; `hidden` maps secrets to the variables that are written in their place."""
+        """The shell command; `hidden` maps secrets to the names of variables that are shown instead."""
         assignments = [f"{name}={_shown(value, hidden)}" for name, value in self.environment.items()]
         return " ".join([*assignments, *(_shown(part, hidden) for part in self.argv)])
 
@@ -90,9 +90,9 @@ def serve_command(
     arguments: Sequence[str],
     secret: str | None = None,
 ) -> Command:
-    """The whole command; `arguments` come last.
+    """The complete command, with `arguments` at the end.
 
-    `secret` is an API key: it goes into the environment if the engine reads it there, as lists of processes show
+    `secret` is an API key. It is passed in the environment if the engine supports that, because process lists show
     arguments to everybody.
     """
     environment, key = {}, []

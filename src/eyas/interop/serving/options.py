@@ -1,7 +1,7 @@
-"""Options of `eyas serve` translated into arguments of other engines.
+"""Translates options of `eyas serve` into arguments of other engines.
 
-Options without a counterpart are refused by name, never dropped. Flags are those of vLLM 0.32, SGLang's main of
-2026-09 and the llama.cpp in llama-cpp-python 0.3.36.
+Options without a counterpart are refused by name, never ignored. Flags are those of vLLM 0.32, SGLang's main branch of
+2026-09, and the llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from eyas.errors import UsageError
 
 Options = Mapping[str, Any]
-"""The options that were given: name in Python -> value."""
+"""The options given by the user: name in Python -> value."""
 Translator = Callable[[str, Any, Options], list[str]]
-"""Translates one option: (its name, its value, all given options) -> arguments. Raises UsageError."""
+"""Translates one option: (name, value, all given options) -> arguments. Raises UsageError."""
 
 
 def option(name: str) -> str:
-    """The option as the user types it."""
+    """The option as users type it, such as `--max-running`."""
     return "--" + name.replace("_", "-")
 
 
@@ -39,19 +39,19 @@ def _joined(flag: str) -> Translator:
 def _single(flag: str) -> Translator:
     def translate(name: str, values: list[str], _given: Options) -> list[str]:
         if len(values) > 1:
-            raise UsageError(f"this engine takes one {option(name)}: leave out the others")
+            raise UsageError(f"this engine takes only one {option(name)}: remove the others")
         return [flag, *values]
 
     return translate
 
 
 def _choice(choices: Mapping[Any, list[str]]) -> Translator:
-    """An option of which the engine knows only some values."""
+    """A translator for an option of which the engine supports only some values."""
 
     def translate(name: str, value: Any, _given: Options) -> list[str]:
         if value not in choices:
             known = " or ".join(f"{option(name)} {each}" for each in choices)
-            raise UsageError(f"this engine has no counterpart of {option(name)} {value}, only of {known}")
+            raise UsageError(f"this engine has no counterpart to {option(name)} {value}, only to {known}")
         return choices[value]
 
     return translate
@@ -59,14 +59,14 @@ def _choice(choices: Mapping[Any, list[str]]) -> Translator:
 
 def _port(name: str, value: int, _given: Options) -> list[str]:
     if value == 0:
-        raise UsageError("--port 0: another engine's port must be named")
+        raise UsageError("--port 0 isn't possible with another engine: give a port")
     return [option(name), str(value)]
 
 
 def _vllm_waiting(_name: str, value: int, given: Options) -> list[str]:
-    """vLLM has one limit for running and waiting requests together."""
+    """Translate to vLLM's limit, which is for running and waiting requests together."""
     if "max_running" not in given:
-        raise UsageError("--max-waiting: vLLM limits running and waiting requests together, so give --max-running, too")
+        raise UsageError("--max-waiting also needs --max-running: vLLM limits running and waiting requests together")
     return ["--max-num-queued-reqs", str(value + given["max_running"])]
 
 
@@ -81,7 +81,7 @@ def _llama_device(_name: str, value: str, _given: Options) -> list[str]:
 
 
 def _llama_length(_name: str, value: int, given: Options) -> list[str]:
-    """A limit for each slot of one pool; without `--ctx-size` the pool is as large as the slots together."""
+    """Translate to llama.cpp's limit for each slot; without `--ctx-size`, its pool holds all slots at that limit."""
     pool = [] if "max_cached_tokens" in given else ["--kv-unified"]
     return [*pool, "--kv-unified-per-slot", str(value)]
 
@@ -128,11 +128,11 @@ LLAMA_CPP: dict[str, Translator] = _EVERYWHERE | {
 
 
 def translated(engine: str, translators: Mapping[str, Translator], given: Options) -> list[str]:
-    """The arguments for all given options. Raises UsageError, which names every option without a counterpart."""
+    """The arguments for all given options; UsageError, naming them, if any have no counterpart."""
     unknown = [option(name) for name in given if name not in translators]
     if unknown:
         raise UsageError(
-            f"{engine} has no counterpart of {', '.join(unknown)}: leave it out, or give the engine's own option "
-            "with --engine-option"
+            f"{engine} has no counterpart to {', '.join(unknown)}: remove it, or give the engine's own option with "
+            "--engine-option"
         )
     return [part for name, value in given.items() for part in translators[name](name, value, given)]

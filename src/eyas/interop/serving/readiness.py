@@ -1,7 +1,7 @@
-"""Whether a drafter's files have the form that an engine reads: they are compared with what export would write.
+"""Checks whether a drafter's files have the form that an engine reads, by comparing them with what export would write.
 
-Engines take defaults for missing keys and skip tensors that they don't know, without an error. So every key that
-matters is compared; a missing one stands for the default that the engine takes.
+Engines use defaults for missing keys and skip unknown tensors without an error. So every key that matters is compared;
+a missing key counts as the engine's default.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "sglang": _USUAL | {"draft_vocab_size": "missing", "rope_theta": 10000.0},
     "speculators": {**_TOGGLES, "norm_before_residual": True},
 }
-"""The values that consumers take for missing keys; for all other keys every reader takes the same value."""
+"""Consumer -> its defaults for missing keys; for all other keys, all readers have the same default."""
 _ELSEWHERE = frozenset("taps eyas default_tree dtype torch_dtype eagle_config architectures model_type".split()) | {
     IDS, "rope_parameters", "rope_theta", "rope_scaling", "speculators_config", "speculators_version",
     "transformer_layer_config", "has_no_defaults_at_init", "tie_word_embeddings",
 }  # fmt: skip
-"""Keys that change nothing, or that other checks compare by their meaning."""
+"""Keys that don't affect decoding, or that other checks compare by meaning."""
 _ARCHITECTURES: dict[tuple[str, Family], frozenset[str]] = {
     ("vllm", EAGLE): frozenset({"LlamaForCausalLM", "EagleLlamaForCausalLM"}),
     ("vllm", EAGLE3): frozenset(
@@ -42,13 +42,13 @@ _ARCHITECTURES: dict[tuple[str, Family], frozenset[str]] = {
     ),
     ("vllm", EAGLE3_MLA): frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}),
 }
-"""Further names that a consumer has for the same network; without an entry it knows only the one that export writes."""
+"""Further architecture names that a consumer accepts for a family, besides the one that export writes."""
 
 
 def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -> list[str]:
     """The reasons why a consumer wouldn't read these files as `drafter`, which is prepared for it; empty if it would.
 
-    Raises CheckpointError, ConfigError.
+    Raises CheckpointError or ConfigError for files that can't be read.
     """
     form = CONSUMERS[consumer].form
     path = checkpoint.raw.path
@@ -60,15 +60,15 @@ def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -
     found = [*_architecture(consumer, drafter, written, config), *_config_keys(consumer, written, config)]
     found += [*_layers(consumer, drafter, config), *_tensors(consumer, written, checkpoint), *_map(written, checkpoint)]
     if consumer == "sglang" and "bias" in config and "bias" not in written.config:
-        found.append("bias: SGLang takes it for one of the attention")
+        found.append("bias: SGLang applies it to attention")
     return found
 
 
 def _architecture(consumer: str, drafter: DrafterToExport, written: Form, config: Mapping[str, Any]) -> list[str]:
-    if consumer == "speculators":  # recognised by a key of its own
+    if consumer == "speculators":  # recognised by another key
         return []
     known = frozenset(written.config["architectures"])
-    if drafter.kind.family is not None and not drafter.get("qk_norm"):  # the norms have one architecture only
+    if drafter.kind.family is not None and not drafter.get("qk_norm"):  # only one architecture has these norms
         known |= _ARCHITECTURES.get((consumer, drafter.kind.family), frozenset())
     have = config.get("architectures") or []
     return [] if set(have) & known else [f"architectures: {have}, not {' or '.join(sorted(known))}"]
@@ -83,17 +83,17 @@ def _config_keys(consumer: str, written: Form, config: Mapping[str, Any]) -> lis
         have = config.get(key)
         if consumer == "vllm" and key == "norm_before_fc":
             have = nested.get(key, have)
-        if have is None and not (consumer == "sglang" and key in config):  # there null means something
+        if have is None and not (consumer == "sglang" and key in config):  # null has a meaning in SGLang
             have = absent.get(key, wanted)
         if have != wanted:
-            found.append(f"{key}: read as {have}, the drafter has {wanted}")
+            found.append(f"{key}: read as {have}, but the drafter has {wanted}")
     if consumer == "sglang" and "rope_scaling" in written.config and not config.get("rope_scaling"):
         found.append("rope_scaling: missing, so RoPE is read as unscaled")
     return found
 
 
 def _layers(consumer: str, drafter: DrafterToExport, config: Mapping[str, Any]) -> list[str]:
-    """Compare the layer numbers as the consumer reads them."""
+    """Compare the boundaries that the consumer would read with the drafter's."""
     if drafter.config.taps is None:
         return []
     nested = config.get("eagle_config") or {}
@@ -104,19 +104,19 @@ def _layers(consumer: str, drafter: DrafterToExport, config: Mapping[str, Any]) 
     elif config.get(IDS):
         read = tuple(config[IDS])
     elif consumer == "vllm" and (nested.get(IDS) or nested.get("layer_ids")):
-        return [f"{IDS}: nested only, which its versions read differently"]
+        return [f"{IDS}: only nested, which vLLM's versions read differently"]
     else:
         read = default
     wanted = drafter.config.taps
-    return [] if read == wanted else [f"{IDS}: read as boundaries {_list(read)}, the drafter's are {_list(wanted)}"]
+    return [] if read == wanted else [f"{IDS}: read as {_boundaries(read)}, but the drafter has {_boundaries(wanted)}"]
 
 
-def _list(taps: tuple[int, ...] | None) -> str:
-    return "that nobody knows" if taps is None else str(list(taps))
+def _boundaries(taps: tuple[int, ...] | None) -> str:
+    return "unknown boundaries" if taps is None else f"boundaries {list(taps)}"
 
 
 def _tensors(consumer: str, written: Form, checkpoint: Checkpoint) -> list[str]:
-    """Compare names: a missing tensor would stay random, one of an unknown name would be skipped."""
+    """Compare names: a missing tensor would be left random, and one with an unknown name would be skipped."""
     alike: Callable[[str], str] = str
     if consumer in ("vllm", "speculators"):
         alike = _without_midlayer
@@ -137,9 +137,9 @@ def _without_midlayer(name: str) -> str:
 
 
 def _map(written: Form, checkpoint: Checkpoint) -> list[str]:
-    """Compare the vocabulary map; all consumers read offsets."""
+    """Compare the vocabulary map, which all consumers read as offsets."""
     wanted, have = written.tensors.get("d2t"), checkpoint.raw.headers.tensors.get("d2t")
     if wanted is None or have is None:
         return []
     read = checkpoint.raw.load_some(["d2t"])["d2t"]
-    return [] if torch.equal(read, wanted.to(read.dtype)) else ["d2t: target ids, where offsets are read"]
+    return [] if torch.equal(read, wanted.to(read.dtype)) else ["d2t: holds target ids, but is read as offsets"]

@@ -1,6 +1,6 @@
-"""Preparing a drafter for another engine's server: its files must have the form that the engine reads.
+"""Prepares a drafter for another engine's server: its files must have the form that the engine reads.
 
-A drafter in another form is refused with the command that exports it, or exported first if the user says where to.
+A drafter in another form is refused with the command that exports it, or exported first if `--export-to` is given.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from eyas.interop.serving.readiness import obstacles
 
 @dataclass(frozen=True)
 class SpeculationRequest:
-    """A drafter that another engine is to serve with, and how it may be read and exported."""
+    """A drafter to serve with another engine, and how to read and export it."""
 
     path: Path
     name: str
     """The drafter as the user named it, for messages."""
     target: str
-    """The target as the engine is given it."""
+    """The target in the form in which it is passed to the engine."""
     load_target: Callable[[], ServedTarget] | None
-    """Loads the target as transformers reads it; None if that is not known."""
+    """Loads the target with transformers; None if its transformers folder is unknown."""
     method: str | None = None
-    """The kind that the user expects; None = whatever the files hold."""
+    """The kind that the user expects; None = any."""
     tree: str | None = None
-    """None = the drafter's own tree."""
+    """The tree to draft; None = the drafter's default tree."""
     tree_option: str = "--tree"
-    """The option in which the tree was given, for messages."""
+    """The option that gave the tree, for messages."""
     export_to: Path | None = None
-    """Where the drafter is exported if the engine can't read it as it is; None = it is refused then."""
+    """The folder to export to if the engine can't read the drafter as it is; None = refuse it."""
     weights: str | None = None
     ignore: Collection[str] = ()
 
 
 def served_drafter(engine: ServingEngine, request: SpeculationRequest) -> ServedDrafter:
-    """What the engine's command says about the drafter, which is exported first if that is requested and needed.
+    """The properties of the drafter for the engine's command; it is exported first if that is needed and requested.
 
-    Raises ExportError for a drafter that the engine can't represent, or would not read in its present form, UsageError
-    for a tree that it can't draft, and what loading raises.
+    Raises ExportError for a drafter that the engine can't represent, or wouldn't read in its present form; UsageError
+    for a tree that it can't draft; and the errors of loading.
     """
     checkpoint = open_checkpoint(request.path, weights=request.weights, ignore=request.ignore)
     check_method(request.method, checkpoint.kind.name, request.name)
@@ -67,7 +67,7 @@ def served_drafter(engine: ServingEngine, request: SpeculationRequest) -> Served
 
 
 def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
-    """The directory that the engine reads the drafter from."""
+    """The folder from which the engine reads the drafter."""
     target = None if request.load_target is None else request.load_target()
     _, drafter = load_to_export(request.path, target, None, request.weights, request.ignore)
     checkpoint = open_checkpoint(request.path, weights=request.weights, ignore=request.ignore, layers=drafter.layers)
@@ -76,7 +76,7 @@ def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
     prepared = prepare_for(consumer, drafter, request.name)
     reasons = obstacles(consumer.name, prepared, checkpoint)
     if request.weights or request.ignore:
-        reasons.append("--draft-weights and --ignore-config-key mean nothing to it: it would read all that is there")
+        reasons.append("it has no counterpart to --draft-weights and --ignore-config-key: it would read everything")
     if not reasons:
         return request.path
     if request.export_to is None:
@@ -85,7 +85,7 @@ def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
 
 
 def _gguf(engine: ServingEngine, request: SpeculationRequest, checkpoint: Checkpoint) -> Path:
-    """The file that llama.cpp reads the drafter from; its sizes must be those in the target's file."""
+    """The file from which llama.cpp reads the drafter; its sizes are checked against the target's file."""
     target, config = read_gguf_target(request.target), checkpoint.config
     file = gguf_in(request.path)
     if file is None:
@@ -101,7 +101,7 @@ def _gguf(engine: ServingEngine, request: SpeculationRequest, checkpoint: Checkp
 
 
 def _exported(request: SpeculationRequest, consumer: str, path: Path, target: ServedTarget | None) -> Path:
-    """Export to `path`, or check that it was exported there before: the same command can be given again."""
+    """Export to `path`, or check that it was exported there before, so that the same command can be repeated."""
     if not (path.is_dir() and any(path.iterdir())):
         export(request.path, consumer, path, target, weights=request.weights, ignore=request.ignore)
         return path
@@ -110,13 +110,13 @@ def _exported(request: SpeculationRequest, consumer: str, path: Path, target: Se
         read_back(path, prepare_for(CONSUMERS[consumer], drafter, request.name), network)
     except (CheckpointError, ExportError) as error:
         raise UsageError(
-            f"{path} isn't empty and holds something else than {request.name}: name a new folder ({error})"
+            f"{path} isn't empty and doesn't hold {request.name}: choose a new folder ({error})"
         ) from error
     return path
 
 
 def _check_rules(engine: ServingEngine, request: SpeculationRequest, checkpoint: Checkpoint) -> None:
-    """Refuse what no export can mend before an export is proposed. Raises ExportError."""
+    """Raise ExportError for a drafter that the engine can't represent, before an export is suggested."""
     consumer = CONSUMERS[engine.consumers[0]]
     config = checkpoint.config
     found = checkpoint.raw.headers.tensors
@@ -131,14 +131,14 @@ def _refused(engine: ServingEngine, request: SpeculationRequest, reasons: Sequen
     line = ["eyas", "export", request.name, "--to", engine.consumers[0], "--output", "DIR", "--target", target]
     listed = "\n  ".join(reasons)
     return ExportError(
-        f"{engine.title} would not read {request.name} as it lies there:\n  {listed}\nWrite it in {engine.title}'s "
-        f"form and serve that:\n  {shlex.join(line)}\nor give --export-to DIR: it is written there first."
+        f"{engine.title} can't read {request.name} as it is:\n  {listed}\nExport it in {engine.title}'s form and serve "
+        f"that:\n  {shlex.join(line)}\nor give --export-to DIR to have it exported there first."
     )
 
 
 @dataclass(frozen=True)
 class GgufTarget:
-    """The sizes of a target in a GGUF file, for `check_fit`; none of its weights is read."""
+    """The sizes of a target in a GGUF file, for `check_fit`; its weights are not read."""
 
     num_layers: int
     hidden_size: int
@@ -146,19 +146,19 @@ class GgufTarget:
 
     @property
     def final_boundary(self) -> int:
-        """llama.cpp has no boundary after the final norm."""
+        """The last boundary, which is before the final norm: llama.cpp has none after it."""
         return self.num_layers
 
 
 def read_gguf_target(name: str) -> GgufTarget:
     """Read the sizes of the target in a GGUF file.
 
-    Raises ModelError if there is no such file or it says too little, CheckpointError if it is damaged.
+    Raises ModelError if there is no such file or sizes are missing in it, CheckpointError if it is damaged.
     """
     path = Path(name)
     if path.suffix != GGUF_SUFFIX or not path.is_file():
         raise ModelError(
-            f"llama.cpp reads a target from a {GGUF_SUFFIX} file, and {name} is none: write one with its "
+            f"llama.cpp reads a target from a {GGUF_SUFFIX} file, which {name} is not: make one with its "
             "convert_hf_to_gguf.py (--outfile TARGET.gguf MODEL) and give that as --model"
         )
     found = Gguf(path).metadata
@@ -169,5 +169,5 @@ def read_gguf_target(name: str) -> GgufTarget:
     tokens = found.get("tokenizer.ggml.tokens")
     vocab = tokens.count if isinstance(tokens, SkippedArray) else found.get(f"{architecture}.vocab_size")
     if not (isinstance(layers, int) and isinstance(hidden, int) and isinstance(vocab, int)):
-        raise ModelError(f"{name} doesn't say how many layers, channels and tokens the target has: convert it again")
+        raise ModelError(f"{name} lacks the target's number of layers, channels or tokens: convert it again")
     return GgufTarget(layers, hidden, vocab)
