@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import random
+import re
 import resource
 import signal
 import stat
@@ -429,3 +431,65 @@ def test_hashes_go_by_content(tmp_path: Path) -> None:
     assert len(file_hash(tmp_path / "a")) == 16
     with pytest.raises(DataError, match=r"can't read .*gone: No such file"):
         file_hash(tmp_path / "gone")
+
+
+SOURCE = Path(__file__).parents[1] / "src" / "eyas"
+WRITING = {
+    "bench/serving/servers.py": {"TemporaryFile"},  # a server's output, which no path names
+    "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete
+    "data/regenerate/journal.py": {"FileIO"},  # appends, and reads past a line that a kill cut off
+    "data/regenerate/batch_files.py": {"open wb"},  # of StagedFiles
+    "drafters/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
+    "interop/export/gguf.py": {"GGUFWriter"},  # likewise
+    "sweep/trial.py": {"open ab"},  # the log of a trial's process
+    "train/lm/corpus.py": {"save_pretrained"},  # in a folder that becomes visible when it is complete
+    "train/lm/lm.py": {"save_pretrained"},  # likewise
+    "train/loop/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
+    "train/loop/log.py": {"open a"},  # metrics.jsonl, cut to the last state when a run goes on
+}
+"""Where files are written without `eyas.files`, or by a library that is given its paths."""
+METHODS = {"write_text", "write_bytes", "rename", "touch", "symlink_to", "hardlink_to", "save_pretrained", "GGUFWriter"}
+FUNCTIONS = {
+    *("open", "fdopen", "replace", "rename", "link", "symlink", "truncate", "flock", "lockf", "FileIO"),
+    *("copy", "copy2", "copyfile", "copytree", "move"),
+    *("mkstemp", "mkdtemp", "TemporaryFile", "NamedTemporaryFile", "TemporaryDirectory"),
+    "save_file",
+}
+MODULES = {"os", "io", "shutil", "tempfile", "fcntl", "safetensors.torch"}
+
+
+def writing_calls(tree: ast.Module) -> Iterator[str]:
+    """What a file calls that writes to the disk: `open` for writing, methods of paths, functions of libraries."""
+    modules, functions = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {each.asname or each.name for each in node.names if each.name in MODULES}
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            functions |= {each.asname or each.name for each in node.names if each.name in FUNCTIONS}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        method = isinstance(call.func, ast.Attribute)
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        owner = getattr(call.func.value, "id", "") if isinstance(call.func, ast.Attribute) else ""
+        given = [*call.args, *(each.value for each in call.keywords if each.arg == "mode")]
+        modes = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        mode = next((text for text in modes if re.fullmatch(r"[rwaxbt+]+", text)), "r")
+        if name == "open" and owner not in modules:
+            if set(mode) & set("wax+"):
+                yield f"open {mode}"
+        elif owner in modules:
+            if name in FUNCTIONS:
+                yield name
+        elif name in (METHODS if method else functions):
+            yield name
+        elif method and name == "replace" and owner != "dataclasses" and len(call.args) == 1:
+            yield name  # of a path: a text's takes two
+
+
+def test_nobody_else_writes_files() -> None:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        calls = set(writing_calls(ast.parse(path.read_text(encoding="utf-8"))))
+        if calls and path != SOURCE / "files.py":
+            found[path.relative_to(SOURCE).as_posix()] = calls
+    assert found == WRITING
+    assert set(writing_calls(ast.parse((SOURCE / "files.py").read_text(encoding="utf-8")))) >= {"open", "flock"}
