@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from eyas.errors import ConfigError
 
@@ -26,13 +27,18 @@ def validated(cls: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        lines = [_problem(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+        lines = [_problem(each) for each in error.errors()]
         raise ConfigError("\n  ".join([f"{where} is not a valid {cls.__name__}:", *lines])) from error
 
 
-def _problem(key: str, message: str) -> str:
-    """A line about a bad key, or about several together if `key` is empty."""
-    reason = message.removeprefix("Value error, ")
+_REASONS = {"extra_forbidden": "there is no such key", "missing": "it is missing"}
+"""Kind of pydantic's error -> what it says here."""
+
+
+def _problem(error: ErrorDetails) -> str:
+    """A line about a bad key, or about several together."""
+    key = ".".join(map(str, error["loc"]))
+    reason = _REASONS.get(error["type"], error["msg"].removeprefix("Value error, "))
     return f"{key}: {reason}" if key else reason
 
 

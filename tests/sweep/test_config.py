@@ -41,7 +41,7 @@ def test_lists_and_ranges(tmp_path: Path) -> None:
         ("  x: {low: 2}", "needs both low and high"),
         ("  x: {low: 3, high: 2}", "low must be below high"),
         ("  x: {low: 0, high: 2, log: true}", "must begin above 0"),
-        ("  x: {hgih: 3}", r"knobs\.x\.hgih: Extra inputs"),
+        ("  x: {hgih: 3}", r"knobs\.x\.hgih: there is no such key"),
         ("  x: {low: 1, high: 3}", "search grid needs lists of values, but x is a range"),
         ("trials: 3", "search grid runs every combination"),
         ("search: random", "search random needs trials"),
@@ -49,7 +49,7 @@ def test_lists_and_ranges(tmp_path: Path) -> None:
         ("set: {drafter.shape.layers: 2}", "in both set and knobs"),
         ("parallel: 2\ndevices: ['0']", "need as many devices"),
         ("score: {prompt_files: [none.jsonl]}", "none.jsonl is not a file"),
-        ("knob: {}", "knob: Extra inputs"),
+        ("knob: {}", "knob: there is no such key"),
     ],
 )
 def test_what_is_refused(text: str, words: Any, tmp_path: Path) -> None:

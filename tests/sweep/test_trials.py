@@ -26,7 +26,7 @@ def test_a_trial_is_named_after_what_it_is(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"drafter.loop.sseed": [1]}, r"drafter\.loop\.sseed: Extra inputs"),
+        ({"drafter.loop.sseed": [1]}, r"drafter\.loop\.sseed: there is no such key"),
         ({"drafter.loop.seed": [1, "x"]}, r"drafter\.loop\.seed: Input should be a valid integer"),
         ({"lm.batch": [1]}, r"knobs\.lm\.batch: a knob must be a key of the recipe's section drafter"),
         ({"drafter.output": ["a"]}, "except output"),
