@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ from eyas.data.chats.stdlib import library_modules
 from eyas.errors import ConfigError
 from eyas.targets.fingerprint import fingerprint
 from eyas.train.lm import corpus
-from eyas.train.lm.lm import LmConfig, LmModelConfig, build_lm, grow_depth, train_lm
+from eyas.train.lm.lm import (
+    LmConfig,
+    LmModelConfig,
+    build_lm,
+    grow_depth,
+    repeat_a_span,
+    repetition_loss,
+    train_lm,
+)
 
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate_size": 48, "context": 128}
 
@@ -66,3 +75,40 @@ def test_a_fingerprint_knows_weights_not_how_they_were_loaded() -> None:
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
     assert fingerprint(model) != name
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_span_is_repeated_to_the_end(seed: int) -> None:
+    block = torch.arange(64)
+    repeated, start, span = repeat_a_span(block, seed)
+    assert repeated.shape == block.shape
+    assert 2 <= span < start <= 32
+    assert torch.equal(repeated[:start], block[:start])
+    assert torch.equal(repeated[start:], repeated[start - span : len(block) - span])
+    assert torch.equal(repeat_a_span(block, seed)[0], repeated)
+
+
+def test_the_loss_against_repetition_is_least_where_probabilities_decay() -> None:
+    start, span, decay = 4, 2, 0.5
+    p = torch.tensor([0.3, 0.9, 0.4, 0.8, 0.2, 0.4, 0.1, 0.2])  # of tokens 1 .. 8; those from 4 on repeat 2 and 3
+    p[3:] = torch.tensor([0.45, 0.2, 0.225, 0.1, 0.1125])  # half of what they were, each time
+    assert repetition_loss(-p.log(), start, span, decay).abs().max() < 1e-6
+    certain = torch.full((8,), 0.999).log().neg().requires_grad_()
+    loss = repetition_loss(certain, start, span, decay)
+    assert loss.shape == (5,)
+    torch.testing.assert_close(loss, -torch.log(1 - (torch.full((5,), 0.999) * 0.5)))
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert certain.grad is not None
+    assert (certain.grad[:3] == 0).all()  # nothing is learnt at what is repeated, p' is detached
+    assert (certain.grad[3:] < 0).all()  # a step down the gradient makes repetition less probable
+
+
+def test_training_against_repetition_learns_both(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = list(itertools.islice(library_modules(), 40))
+    monkeypatch.setattr(corpus, "library_modules", lambda: few)
+    train_lm(recipe(chats, tmp_path / "run", repetition={"share": 0.5, "decay": 0.5}))
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [record for record in records if "loss" in record]
+    assert trained
+    assert all(record["text_loss"] > 0 and record["repetition_loss"] > 0 for record in trained)
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -37,6 +37,13 @@ class LmModelConfig(StrictModel):
     context: int = 2048
 
 
+class RepetitionConfig(StrictModel):
+    """Training against answers that loop: DITTO (Xu et al. 2022, arXiv 2206.02369)."""
+
+    share: float = Field(default=0.5, gt=0, lt=1)  # of the blocks: their ends are replaced by repetitions of one span
+    decay: float = Field(default=0.5, ge=0, lt=1)  # wanted probability of a repeated token / that of it one span before
+
+
 class LmConfig(StrictModel):
     """The section `lm` of a recipe: a target trained from scratch."""
 
@@ -46,6 +53,7 @@ class LmConfig(StrictModel):
     short_length: int = 512  # tokens to which blocks are cut at first: attention is cheaper, steps are more varied
     short_share: float = Field(default=0.0, ge=0, le=1)  # share of the run with short blocks
     validation_blocks: int = 16
+    repetition: RepetitionConfig | None = None
     model: LmModelConfig = LmModelConfig()
     start_from: Path | None = None  # a trained folder of fewer layers, grown to `model.layers`
     corpus: CorpusConfig
@@ -91,7 +99,7 @@ def build_lm(config: LmModelConfig, vocab: int, eos: int, pad: int) -> LlamaForC
 
 
 class LmObjective:
-    """Next-token cross entropy over every position of packed blocks.
+    """Next-token cross entropy over every position of packed blocks, and a loss against repetition in some of them.
 
     Legend: B blocks, S length, H width, V vocabulary.
     """
@@ -108,30 +116,68 @@ class LmObjective:
         self._device = torch.device(config.device)
         self._short_length = config.short_length
         self._short_until = round(config.short_share * loop.steps) * loop.accumulate
+        self._repetition = config.repetition
         self._bf16 = loop.bf16
 
-    def _loss(self, blocks: Tensor) -> tuple[Tensor, int]:
-        """blocks [B, S] -> the summed loss, and the number of positions it is summed over."""
+    def _losses(self, blocks: Tensor) -> Tensor:
+        """blocks [B, S] -> cross entropy of their tokens but the first, [B, S - 1]."""
         tokens = blocks.to(self._device)
         hidden = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state  # [B, S, H]
-        logits = self._head(hidden[:, :-1]).flatten(0, 1)  # [B*(S-1), V]
-        targets = tokens[:, 1:].flatten()
-        return F.cross_entropy(logits.float(), targets, reduction="sum"), targets.numel()
+        logits = self._head(hidden[:, :-1]).flatten(0, 1)  # [B * (S - 1), V]
+        losses = F.cross_entropy(logits.float(), tokens[:, 1:].flatten(), reduction="none")
+        return losses.view(len(tokens), -1)
 
     def micro_batch_loss(self, number: int) -> MicroBatchLoss:
         blocks = self._blocks.batch(number, self._batch)
         if number < self._short_until:
             blocks = blocks.reshape(-1, self._short_length)
-        loss, count = self._loss(blocks)
-        return MicroBatchLoss(loss, count)
+        if self._repetition is None:
+            losses = self._losses(blocks)
+            return MicroBatchLoss(losses.sum(), losses.numel())
+        count = round(self._repetition.share * len(blocks))
+        repeated = [repeat_a_span(block, seed=number * len(blocks) + i) for i, block in enumerate(blocks[:count])]
+        losses = self._losses(torch.stack([block for block, _, _ in repeated] + list(blocks[count:])))
+        plain, against = [losses[count:].flatten()], []
+        for row, (_, start, span) in zip(losses, repeated, strict=False):
+            plain.append(row[: start - 1])
+            against.append(repetition_loss(row, start, span, self._repetition.decay))
+        text, loops = torch.cat(plain), torch.cat(against)
+        metrics = {
+            "text_loss": (text.sum().item(), float(text.numel())),
+            "repetition_loss": (loops.sum().item(), float(loops.numel())),
+        }
+        return MicroBatchLoss(text.sum() + loops.sum(), text.numel() + loops.numel(), metrics)
 
     def validate(self, progress: TrainingProgress) -> dict[str, float]:  # noqa: ARG002  # it leaves no checkpoints
         total, count = 0.0, 0
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             for blocks in torch.split(self._held_out, self._batch):
-                loss, n = self._loss(blocks)
-                total, count = total + loss.item(), count + n
+                losses = self._losses(blocks)
+                total, count = total + losses.sum().item(), count + losses.numel()
         return {"validation_loss": total / count}
+
+
+LONGEST_SPAN = 32
+
+
+def repeat_a_span(block: Tensor, seed: int) -> tuple[Tensor, int, int]:
+    """A block [S] that from some position on repeats its last few tokens; that position, and how many tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    span = int(torch.randint(2, min(LONGEST_SPAN, len(block) // 4) + 1, (), generator=draw))
+    start = int(torch.randint(span + 1, len(block) // 2 + 1, (), generator=draw))
+    times = -(-(len(block) - start) // span)
+    return torch.cat((block[:start], block[start - span : start].repeat(times)))[: len(block)], start, span
+
+
+def repetition_loss(losses: Tensor, start: int, span: int, decay: float) -> Tensor:
+    """DITTO's loss at positions that repeat: -log(1 - |p - decay * p'|), p' being p one repetition earlier.
+
+    losses [S - 1] are the cross entropies of the tokens from the second on: p = exp(-loss). Tokens from position
+    `start` on equal those `span` positions before them. No gradient flows through p'.
+    """
+    p = losses.neg().exp()
+    now, before = p[start - 1 :], p[start - 1 - span : len(p) - span].detach()
+    return -torch.log1p(-(now - decay * before).abs().clamp(max=1 - 1e-4))
 
 
 def train_lm(config: LmConfig) -> None:
@@ -146,7 +192,9 @@ def train_lm(config: LmConfig) -> None:
         model = grow_depth(shallow, config.model.layers)
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
-    identity = config.model_dump(mode="json", include={"batch", "short_length", "model", "corpus", "start_from"})
+    identity = config.model_dump(
+        mode="json", include={"batch", "short_length", "repetition", "model", "corpus", "start_from"}
+    )
     with join_processes(config.loop.parallel, torch.device(config.device)) as processes:
         if processes.world_size > 1:
             raise ConfigError("lm recipes run in a single process: start them without torchrun")
