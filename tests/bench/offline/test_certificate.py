@@ -181,4 +181,4 @@ def test_first_difference() -> None:
 
 def test_what_is_promised() -> None:
     assert promise(torch.float32).startswith("float32: every token equal")
-    assert promise(torch.bfloat16).startswith("bfloat16: batch shape moves last bits")
+    assert promise(torch.bfloat16).startswith("bfloat16: batch shape changes last bits")

@@ -3,11 +3,10 @@
 The reference is plain decoding one row at a time. Each cell of the grid is another way to get the same tokens: a
 tree and a batch size, at a temperature. Plain decoding in larger batches is a cell too (tree `none`).
 
-Where two runs of a request part, rounding is told from a bug: two correct runs may choose differently only where the
-target itself can hardly tell two tokens apart. So the common prefix is run again, plainly, and *both* tokens must
-score close to the best score there: the gap, in logits, must not exceed `RELATIVE[dtype]` times the greatest logit.
-A token that a broken rule let through, or that another run found only a little better, misses that by orders of
-magnitude. Tokens that a filter ruled out never tie.
+Where two runs of a request diverge, the cause is either rounding or a bug: two correct runs may choose differently only
+where the target scores two tokens almost alike. So the common prefix is run again, plainly, and *both* tokens must
+score close to the best score there: the gap, in logits, must not exceed `RELATIVE[dtype]` times the greatest logit. A
+token that a broken rule let through misses that by orders of magnitude. Tokens that a filter ruled out never tie.
 """
 
 from __future__ import annotations
@@ -198,10 +197,10 @@ class Certificate:
 def promise(dtype: torch.dtype) -> str:
     """What eyas promises about tokens in this precision, as a sentence."""
     if dtype == torch.float32:
-        return "float32: every token equal; only a near-tie of two logits may part two runs"
+        return "float32: every token equal; two runs may diverge only at a near-tie of two logits"
     return (
-        f"{str(dtype).removeprefix('torch.')}: batch shape moves last bits, so two correct runs may part at a near-tie "
-        "of two logits; any other difference is a bug"
+        f"{str(dtype).removeprefix('torch.')}: batch shape changes last bits, so two correct runs may diverge at a "
+        "near-tie of two logits; any other difference is a bug"
     )
 
 

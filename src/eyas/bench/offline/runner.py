@@ -1,8 +1,8 @@
 """Prompt files measured with several engines: for each group of prompts every method in turn, several times.
 
-A prompt file is cut into groups of rows that are decoded together. Interleaving spreads the machine's moods over all
-methods alike; rotating the order keeps any from always running first. The run with the median decoding time stands for
-its group, so that counts and times belong together.
+A prompt file is cut into groups of rows that are decoded together. Interleaving spreads slow and fast phases of the
+machine over all methods alike; rotating the order keeps any from always running first. The run with the median decoding
+time stands for its group, so that counts and times belong together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The servers of a benchmark: processes started for it, and sides, which are the ways in which servers are asked.
+"""The servers of a benchmark: processes started for it, and sides, each a server with the settings of its requests.
 
 A process is up before anything is measured and gone afterwards; the processor time that it uses while idle is measured.
 """
@@ -170,7 +170,7 @@ def _free_port() -> int:
 
 @dataclass(frozen=True)
 class Side:
-    """A server under a name, and what its requests say. Two sides may be one server asked in two ways."""
+    """A server under a name, and settings of its requests. Two sides may share a server, with different settings."""
 
     name: str
     url: str

@@ -127,17 +127,17 @@ def _print(certificate: Certificate) -> None:
     console = output()
     console.print(table)
     for cell in certificate.cells:
-        for parted in cell.divergences:
-            console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(parted)}")
+        for divergence in cell.divergences:
+            console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(divergence)}")
     console.print(f"Compared with plain decoding of one row at a time. Promised in {promise(certificate.dtype)}.")
     ties = any(cell.divergences for cell in certificate.cells)
     console.print(("EQUAL BUT FOR NEAR-TIES" if ties else "EQUAL") if certificate.equal else "NOT EQUAL")
 
 
-def _describe(parted: Divergence) -> str:
-    where = f"row {parted.row}, turn {parted.turn}, position {parted.position}"
-    tokens = f"plain {parted.plain}, here {parted.speculative}"
-    if parted.gap is None:
-        return f"{where}: {tokens}: one answer ends there: a real difference"
-    kind = "near-tie" if parted.tie else "a real difference"
-    return f"{where}: {tokens}; gap {parted.gap:.3g} logits, near-tie up to {parted.tolerance:.3g}: {kind}"
+def _describe(divergence: Divergence) -> str:
+    where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"
+    tokens = f"plain {divergence.plain}, here {divergence.speculative}"
+    if divergence.gap is None:
+        return f"{where}: {tokens}: only one answer ends there: a real difference"
+    kind = "near-tie" if divergence.tie else "a real difference"
+    return f"{where}: {tokens}; gap {divergence.gap:.3g} logits, near-tie up to {divergence.tolerance:.3g}: {kind}"

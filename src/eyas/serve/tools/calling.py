@@ -1,4 +1,4 @@
-"""Tool calls: the style in which a model writes them, and the grammar that holds an answer to the tools' schemas.
+"""Tool calls: the style in which a model writes them, and the grammar that constrains calls to the tools' schemas.
 
 The style is recognized from the chat template:
 
@@ -179,7 +179,7 @@ class Calling:
     schemas: list[dict[str, Any]]
     """The tools as chat templates take them."""
     grammar: GrammarSpec | None
-    """The grammar that calls are held to; None = they are only read out of the answer."""
+    """The grammar that constrains the calls; None = they are only parsed out of the answer."""
     parallel: bool
     """Whether an answer may make several calls."""
     special_tokens: frozenset[int]
