@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -106,6 +107,14 @@ def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_HEADROOM", 0)
 
 
+@cache
+def some_requests(number: int) -> tuple[list[Request], list[Completion]]:
+    """One of four sets of requests, and their twins: each tree and each of the limits meets all of the sets."""
+    draw = random.Random(number)
+    asked = [some_request(draw, i) for i in range(18)]
+    return asked, twins("llama", asked)
+
+
 LIMITS = {
     "roomy": Limits(max_running=4),
     "tiny cache": Limits(max_running=6, max_cached_tokens=190, prefill_chunk=24),
@@ -118,8 +127,7 @@ LIMITS = {
 @pytest.mark.parametrize("tree", TREES, ids=str)
 def test_fixed_trees(limits: Limits, tree: str | None) -> None:
     draw = random.Random(f"{limits} {tree}")
-    asked = [some_request(draw, i) for i in range(18)]
-    expected = twins("llama", asked)
+    asked, expected = some_requests((TREES.index(tree) + list(LIMITS.values()).index(limits)) % 4)
     speculation = None if tree is None else Speculation(tiny.eagle3_drafter(scale=4.0), parse_tree(tree))
     run = Engine(tiny.target(), None, speculation, limits=limits)
     assert compare(serve(run, asked, draw), expected) > 8
