@@ -12,7 +12,7 @@ from typer import Option
 from eyas.cli.common.build import sampling_params
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_json, finish, numbers, whole_numbers, write_files
-from eyas.cli.common.options import JsonFile, Limit, SamplingOptions
+from eyas.cli.common.options import JsonFile, Limit, PromptFiles, SamplingOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def serve(
     sides: SideOptions,
     loads: LoadOptions,
     sampling: SamplingOptions,
-    prompt_file: Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")],
+    prompt_file: PromptFiles,
     limit: Limit = None,
     tokenizer: Annotated[
         str | None, Option(help="Apply this model's chat template here and send token ids (same prompts everywhere).")

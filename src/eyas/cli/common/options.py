@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _PROMPT_FILE = Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
 PromptFile = Annotated[Path, _PROMPT_FILE]
-_PROMPT_FILES = Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")
 MaybePromptFile = Annotated[Path | None, _PROMPT_FILE]
+PromptFiles = Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")]
 Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
 BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
 MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens of one answer.")]
@@ -143,9 +143,7 @@ class SamplingOptions:
 class MeasureOptions:
     """On which prompts to measure, and how often."""
 
-    prompt_file: Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")] = (
-        field(kw_only=True)
-    )
+    prompt_file: PromptFiles = field(kw_only=True)
     repeats: Annotated[int, Option(min=1, help="Runs of every prompt with every method; the median counts.")] = 3
     warmup: Annotated[int, Option(min=0, help="Uncounted runs of a file's first prompt with every method.")] = 1
     batch_size: BatchSize = 1
