@@ -60,7 +60,7 @@ def test_what_is_refused(run: Run, pair: Pair, tmp_path: Path) -> None:
 
     refused(2, "unknown consumer 'mlx'", *CONSUMERS, to="mlx")
     refused(1, "SafeAILab/EAGLE can't represent", "taps: ", "What you can do: serve it with", to="safeailab")
-    refused(1, "its config names the target: give --target", to="speculators")
+    refused(1, "without its target", "its config names the target: give --target", to="speculators")
     refused(2, "--taps '2;3'", taps="2;3")
     refused(2, "--taps has 2 boundaries, but the drafter reads 3", taps="1,2")
     refused(2, "without rounding", dtype="bfloat16")

@@ -135,6 +135,8 @@ def prepare_for(consumer: Consumer, drafter: DrafterToExport, name: str) -> Draf
 def refusal_text(consumer: Consumer, broken: list[Refusal], drafter: DrafterToExport, name: str) -> str:
     """The error message for a drafter that a consumer can't represent: all reasons, and what to do instead."""
     reasons = "\n  ".join(f"{refusal.field}: {refusal.reason}" for refusal in broken)
+    if drafter.target is None and all("give --target" in refusal.reason for refusal in broken):
+        return f"{consumer.title} can't take the drafter {name} without its target:\n  {reasons}"
     others = [CONSUMERS[other].title for other in who_can(drafter) if other != consumer.name]
     advice = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"
     fields = ", ".join(dict.fromkeys(refusal.field for refusal in broken))
