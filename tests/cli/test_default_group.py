@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +51,14 @@ def test_a_mistyped_verb_is_reported_as_one(run: Run, words: tuple[Any, ...]) ->
     result = run(*words)
     assert result.exit_code == 2
     assert "No such command 'chekpoints'" in result.stderr
+
+
+def test_a_folder_without_a_slash_is_a_model_unless_it_is_called_like_a_verb(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "trees"):
+        (tmp_path / name).mkdir()
+    assert "Missing option '--prompt-file'" in run("bench", "model").stderr
+    assert run("bench", "trees", "--help").stdout.startswith("Usage: eyas bench trees")
+    assert "No such command 'modle'" in run("bench", "modle").stderr

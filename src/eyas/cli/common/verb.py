@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
@@ -77,13 +78,19 @@ class VerbCommand(TyperCommand):
 class DefaultGroup(TyperGroup):
     """A group of verbs whose first verb is meant where none is named: `eyas bench ...` is `eyas bench measure ...`.
 
-    That holds if the first argument is an option, a path, a Hub id or `demo`; a mistyped verb is reported as one.
+    That holds if the first argument is an option, a path, a Hub id or `demo`, or names a folder and no verb; a mistyped
+    verb is reported as one.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0].startswith("-") or "/" in args[0] or args[0] == DEMO:
-            args = [self.list_commands(ctx)[0], *args]
+        verbs = self.list_commands(ctx)
+        if not args or args[0].startswith("-") or "/" in args[0] or args[0] == DEMO or _is_folder(args[0], verbs):
+            args = [verbs[0], *args]
         return super().parse_args(ctx, args)
+
+
+def _is_folder(argument: str, verbs: Sequence[str]) -> bool:
+    return argument not in verbs and Path(argument).is_dir()
 
 
 class Spread:
