@@ -98,7 +98,7 @@ def serve(
     baseline = sides.baseline or names[0]
     check_names(names, baseline)
     with ExitStack() as stack:
-        started = {name: stack.enter_context(server) for name, server in servers.items()}
+        started = {name: stack.enter_context(_starting(name, server)) for name, server in servers.items()}
         compared = [*_started(started, sides), *running]
         behind = started | ({"off": started[_speculating(sides)[0]]} if sides.off else {})
         idle = IdleMeter(behind)
@@ -178,6 +178,12 @@ def _servers(options: SideOptions) -> dict[str, ServerProcess]:
     drafting = [*common, "--draft-model", str(options.draft_model)]
     trees = {tree: eyas_server(tree, [*drafting, "--tree", tree]) for tree in speculating}
     return {"plain": eyas_server("plain", [*common, "--method", "none"]), **trees}
+
+
+def _starting(name: str, server: ServerProcess) -> ServerProcess:
+    """Say that a server is about to be started: loading a model and measuring costs takes its time."""
+    note(f"starting the server {name!r}")
+    return server
 
 
 def _started(servers: dict[str, ServerProcess], options: SideOptions) -> list[Side]:
