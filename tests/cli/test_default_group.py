@@ -21,6 +21,21 @@ def test_no_summary_of_the_list_is_cut(run: Run, group: tuple[str, ...]) -> None
     assert "..." not in listed
 
 
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("train", "RECIPE [KEY=VALUE]..."),
+        ("sweep", "FILE [KEY=VALUE]..."),
+        ("data prepare", "SOURCE..."),
+        ("bench report", "RUN"),
+        ("generate", "[MODEL]"),
+    ],
+)
+def test_usage_names_the_arguments(run: Run, words: str, arguments: str) -> None:
+    shown = run(*words.split(), "--help").stdout.splitlines()[0]
+    assert shown.replace("{", "").replace("}", "") == f"Usage: eyas {words} [OPTIONS] {arguments}"
+
+
 def test_options_without_a_verb_go_to_the_first_one(run: Run) -> None:
     assert run("bench", "--help").stdout == run("bench", "measure", "--help").stdout
     for words in ("--draft-model", "eyas bench checkpoints", "eyas bench trees"):

@@ -21,6 +21,7 @@ def test_table_results_and_plots(setup: Setup) -> None:
     result = CliRunner().invoke(app, ["sweep", str(file), "timing.repeats=1"])
     assert result.exit_code == 1  # a trial failed
     assert "no such drafter" in result.stderr
+    assert result.stderr.count(": training, see ") == 3
     report = json.loads((setup.folder / "sweep" / "results.json").read_text())
     good, failed = report["trials"][:2], report["trials"][2:]
     assert [row["values"]["drafter.loop.seed"] for row in failed] == [7]

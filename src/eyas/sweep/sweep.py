@@ -51,7 +51,7 @@ class Sweep:
     """A sweep over the knobs of a recipe, with the results of its trials so far."""
 
     def __init__(self, config: SweepConfig, say: Say) -> None:
-        """Check all knobs; ConfigError if the recipe doesn't take one. `say` gets a line whenever a trial ends."""
+        """Check all knobs; ConfigError if the recipe lacks one. `say` gets a line when a trial begins or ends."""
         self.config, self._say = config, say
         self.trials = Trials(config)
         self.trials.check()
@@ -70,6 +70,7 @@ class Sweep:
                 while len(running) < self.config.parallel and (trial := next(waiting, None)) is not None:
                     slot = min(set(range(self.config.parallel)) - running.keys())
                     running[slot] = TrainProcess(trial, self._environment(slot))
+                    self._say(f"trial {trial.name} ({trial.described}): training, see {trial.folder / 'log.txt'}")
                 if not running:
                     return
                 for slot in [slot for slot, process in running.items() if process.ended()]:

@@ -200,9 +200,9 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
     else:
         parts.append("There was nothing else to choose from.")
     if ties:
-        verb = "is" if len(ties) == 1 else "are"
+        verb, pronoun = ("is", "it") if len(ties) == 1 else ("are", "them")
         parts.append(
-            f"{', '.join(ties)} {verb} within two standard errors: these prompts can't tell them from the pick, "
+            f"{', '.join(ties)} {verb} within two standard errors: these prompts can't tell {pronoun} from the pick; "
             "more prompts might."
         )
     if by != "speedup" and (fastest := rank([best, *rest], "speedup")[0]) is not best:

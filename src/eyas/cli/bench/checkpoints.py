@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def checkpoints(
-    run: Annotated[Path, Argument(exists=True, file_okay=False, help="A folder that `eyas train` wrote.")],
+    run: Annotated[
+        Path, Argument(metavar="RUN", exists=True, file_okay=False, help="A folder that `eyas train` wrote.")
+    ],
     runtime: RuntimeOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,

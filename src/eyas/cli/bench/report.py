@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Annotated[Path, Argument(exists=True, file_okay=False, help="A folder that `eyas train` wrote.")],
+    run: Annotated[
+        Path, Argument(metavar="RUN", exists=True, file_okay=False, help="A folder that `eyas train` wrote.")
+    ],
     output: Annotated[Path, Option("--output", "-o", dir_okay=False, help="The HTML file to write.")],
     chats: Annotated[
         list[Path], Option(exists=True, file_okay=False, help="A chat folder to report on; may be repeated.")

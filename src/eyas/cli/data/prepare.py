@@ -21,7 +21,7 @@ def prepare(
     sources: Annotated[
         list[str],
         Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="A JSON Lines, JSON or Parquet file, a folder of them, `stdlib` (Python's own library) or the name of "
             "a data set, each with options after commas: weight=2 (its share of the chats), split=train, subset=..., "
             "layout=openai|sharegpt|alpaca, name=... (hf:NAME is always a data set).",

@@ -13,8 +13,10 @@ from eyas.cli.common.verb import FAILURE
 
 
 def sweep(
-    file: Annotated[Path, Argument(exists=True, dir_okay=False, help="A YAML file: recipe, output, knobs, search.")],
-    overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace values of it.")] = None,
+    file: Annotated[
+        Path, Argument(metavar="FILE", exists=True, dir_okay=False, help="A YAML file: recipe, output, knobs, search.")
+    ],
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
 ) -> int:
     """Train a recipe with many settings and rank the drafters.
 

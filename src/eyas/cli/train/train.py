@@ -9,8 +9,8 @@ from typer import Argument
 
 
 def train(
-    recipe: Annotated[Path, Argument(exists=True, dir_okay=False, help="A YAML file; see recipes/.")],
-    overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Replace values of it.")] = None,
+    recipe: Annotated[Path, Argument(metavar="RECIPE", exists=True, dir_okay=False, help="A YAML file; see recipes/.")],
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
 ) -> None:
     """Train what a recipe describes: a target or a drafter. Interrupted, the same command goes on.
 
