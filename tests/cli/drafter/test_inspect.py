@@ -46,7 +46,7 @@ def test_a_drafter_and_its_target(run: Run, pair: Pair) -> None:
 def test_a_drafter_that_does_not_fit_fails(run: Run, pair: Pair, tmp_path: Path) -> None:
     result = run("inspect", save_drafter(tmp_path, target_hidden_size=48), "--model", pair.model)
     assert result.exit_code == 1
-    assert "problem: doesn't fit the target: states of 48, the target's 32" in result.stdout
+    assert "problem: doesn't fit the target: states of 48, but the target's is 32" in result.stdout
 
 
 def directory(path: Path, config: dict[str, Any]) -> Path:
@@ -62,7 +62,7 @@ def test_an_unusable_target_says_why(run: Run, tmp_path: Path) -> None:
     assert report["usable"] is False
     assert "mamba keeps a recurrent state" in report["problems"][0]
     assert report["attention"] == {}
-    assert "no weights: targets are loaded from safetensors" in report["problems"]
+    assert "no weights: targets are loaded from safetensors only" in report["problems"]
 
 
 def test_what_is_neither(run: Run, tmp_path: Path) -> None:

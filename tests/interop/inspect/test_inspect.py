@@ -123,7 +123,7 @@ def test_what_is_suspicious(tmp_path: Path) -> None:
         "max_position_embeddings is 2048",
         "no rope_theta",
         "no provenance",
-        "rope_theta is 10000, the target's 500000",
+        "rope_theta is 10000, but the target's is 500000",
         "max_position_embeddings 2048 is less than the target's 8192",
     ):
         assert any(words in warning for warning in report.warnings), words
@@ -141,7 +141,11 @@ def test_taps_that_may_count_layer_outputs(tmp_path: Path) -> None:
 def test_a_drafter_of_another_target(tmp_path: Path) -> None:
     path = save_drafter(tmp_path, taps=[1, 2, 9])
     report = examine(path, facts(path, hidden_size=48, vocab_size=50, layers=3))
-    for words in ("states of 32, the target's 48", "the target's 50", "[9] lie outside the target's boundaries 0..4"):
+    for words in (
+        "states of 32, but the target's is 48",
+        "but the target's is 50",
+        "[9] lie outside the target's boundaries 0..4",
+    ):
         assert any(words in problem for problem in report.problems), words
 
 

@@ -135,5 +135,5 @@ def test_trees(engine: str, tree: str, plan: tuple[int, int, int] | None) -> Non
     if plan is not None:
         assert ENGINES[engine].plan(tree, "--tree") == plan
         return
-    with pytest.raises(UsageError, match="drafts chains"):
+    with pytest.raises(UsageError, match="drafts only chains"):
         ENGINES[engine].plan(tree, "--tree")

@@ -100,5 +100,5 @@ def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="weights-000003"):
         load_state(tmp_path, *model(1), {})
     (tmp_path / META).write_text(json.dumps({"step": 3}))
-    with pytest.raises(CheckpointError, match="no training state"):
+    with pytest.raises(CheckpointError, match="is not a training state"):
         load_state(tmp_path, *model(1), {})

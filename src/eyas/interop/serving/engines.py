@@ -49,9 +49,9 @@ class ServingEngine:
         """The plan for the tree `text`, given in `option`; UsageError if this engine can't draft it."""
         plan = plan_of(text)
         if plan is None or text.count(",") == 3 or (plan.width > 1 and not self.trees):
-            able = "chains and dynamic trees without a threshold" if self.trees else "chains"
+            able = "chains and dynamic trees of a fixed size" if self.trees else "chains of a fixed size"
             example = "--tree dynamic:5,4,15" if self.trees else "--num-speculative-tokens 5"
-            raise UsageError(f"{self.title} drafts only {able} of a fixed size, not {option} {text}: use {example}")
+            raise UsageError(f"{self.title} drafts only {able}, not {option} {text}: use {example}")
         return plan
 
 
