@@ -68,7 +68,8 @@ def test_options_that_would_be_ignored(run: Run, pair: Pair) -> None:
         2,
         "--draft-model, --tree would be ignored",
     )
-    refused(run("generate", "--model", pair.model, "--prompt", "x"), 2, "--draft-model", "--method none")
+    drafting = run("generate", "--model", pair.model, "--tree", "chain:2", "--prompt", "x")
+    refused(drafting, 2, "--tree needs a drafter", "--draft-model")
     refused(run("generate", *pair_options, "--prompt-file", __file__, "--raw"), 2, "--raw is about --prompt")
 
 

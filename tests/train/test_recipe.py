@@ -66,7 +66,7 @@ def test_extending_in_a_circle_or_something_else_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("loop", [{}, {"steps": 3, "epochs": 1.5}])
 def test_a_loop_has_steps_or_epochs(tmp_path: Path, loop: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"either steps or epochs: .* loop\.epochs=null loop\.steps=300"):
+    with pytest.raises(ConfigError, match=r"either steps or epochs; .* loop\.epochs=null loop\.steps=300"):
         load_recipe(write(tmp_path / "r.yaml", drafter={**DRAFTER, "loop": loop}))
 
 
