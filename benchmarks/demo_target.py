@@ -2,11 +2,14 @@
 
     python -m benchmarks.demo_target MATHS.jsonl [--model demo] [--prompts 100] [--output FILE.json]
 
-MATHS.jsonl is the file of maths chats of its training (the GSM8K training set). Held-out chats are those that
-`eyas.train.lm.corpus` leaves out of training. Loss is in nats per token of the demo's tokenizer, over whole chats and
-over answers alone. A looping answer repeats one 6-gram four times or more. The texts of `eyas demo` are the first two
-maths questions, the first two functions and the first prose question with at most 300 characters, in the order of the
-SHA-256 of their ids (`--texts` prints them).
+MATHS.jsonl is the file of maths chats of its training (the GSM8K training set). Chats are held out as in its training:
+the embedded target left out single chats, by their ids; what `recipes/demo.py` trains leaves out whole modules of the
+standard library (`--held-out modules`). Loss is in nats per token, over whole chats and over answers alone. A looping
+answer repeats one 6-gram four times or more; answers have at most 256 tokens.
+
+The texts of `eyas demo` are the first two maths questions, the first two functions that are public and have a
+docstring, and the first question on something public, with at most 300 characters, in the order of the SHA-256 of their
+ids (`--texts` prints them).
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from torch.nn import functional as F
 import eyas
 from eyas.bench.machine import describe_machine
 from eyas.data.tokens.tokenize import tokenize_chat
-from eyas.text.chats import Chat
+from eyas.text.chats import Chat, held_out
 from eyas.text.template import encode_chat
-from eyas.train.lm.corpus import split_chats
+from eyas.train.lm.corpus import HELD_OUT_SHARE, split_chats
 
 SHARES = {"maths": 0.4, "code": 0.4, "prose": 0.2}
 """Of the prompts to answer."""
@@ -37,16 +40,26 @@ LONGEST_TEXT = 300
 LONGEST = 1024  # tokens of a chat that count
 
 
-def held_out_chats(maths: Path) -> dict[str, list[Chat]]:
+def held_out_chats(maths: Path, by_module: bool) -> dict[str, list[Chat]]:
     """The held-out chats of each kind, in the order of their ids' hashes."""
     splits = split_chats(maths)
     library = splits["library"].held_out
+    if not by_module:
+        library = [chat for split in splits["library"] for chat in split if held_out(chat.id, HELD_OUT_SHARE)]
     kinds = {
         "maths": splits["chats"].held_out,
         "code": [chat for chat in library if chat.id.startswith("stdlib-code")],
         "prose": [chat for chat in library if chat.id.startswith("stdlib-ask")],
     }
     return {kind: sorted(chats, key=lambda c: hashlib.sha256(c.id.encode()).digest()) for kind, chats in kinds.items()}
+
+
+def shown(kind: str, chat: Chat) -> bool:
+    """Whether `eyas demo` may show a chat: a short one, of the library only public things with a docstring."""
+    text = chat.messages[0].content or ""
+    name = chat.id.removeprefix("stdlib-code-").removeprefix("stdlib-ask-").split(":")[0]
+    public = kind == "maths" or not any(part.startswith("_") for part in name.split("."))
+    return len(text) <= LONGEST_TEXT and public and (kind != "code" or '"""' in text)
 
 
 @torch.inference_mode()
@@ -70,9 +83,9 @@ def loops(token_ids: Sequence[int]) -> bool:
     return max(grams.values(), default=0) >= 4
 
 
-def answer(engine: eyas.Engine, chats: Sequence[Chat]) -> list[eyas.Completion]:
+def answer(engine: eyas.Engine, chats: Sequence[Chat], penalty: float) -> list[eyas.Completion]:
     """Greedy answers of at most 256 tokens."""
-    params = eyas.SamplingParams(max_tokens=256)
+    params = eyas.SamplingParams(max_tokens=256, frequency_penalty=penalty)
     return engine.generate([eyas.Request(tuple(encode_chat(engine.tokenizer, c.messages[:-1])), params) for c in chats])
 
 
@@ -81,23 +94,25 @@ def main() -> None:
     parser.add_argument("maths", type=Path)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--held-out", choices=("chats", "modules"), default="chats")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0)
     parser.add_argument("--texts", action="store_true", help="print the texts of `eyas demo` and nothing else")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
 
-    chats = held_out_chats(options.maths)
+    chats = held_out_chats(options.maths, options.held_out == "modules")
     if options.texts:
         for kind, count in SHOWN.items():
-            short = [c for c in chats[kind] if len(c.messages[0].content or "") <= LONGEST_TEXT]
-            for chat in short[:count]:
+            for chat in [chat for chat in chats[kind] if shown(kind, chat)][:count]:
                 print(f"[{kind}] {chat.id}\n{chat.messages[0].content}\n")
         return
     engine = eyas.load(options.model, dtype="float32", batch_size=25)
-    report: dict[str, Any] = {"model": options.model, "machine": describe_machine(), "kinds": {}}
+    report: dict[str, Any] = {"model": options.model, "held_out": options.held_out}
+    report |= {"frequency_penalty": options.frequency_penalty, "machine": describe_machine(), "kinds": {}}
     for kind, group in chats.items():
         whole, answers = losses(engine, group)
         began = time.perf_counter()
-        done = answer(engine, group[: round(SHARES[kind] * options.prompts)])
+        done = answer(engine, group[: round(SHARES[kind] * options.prompts)], options.frequency_penalty)
         report["kinds"][kind] = {
             "held_out": len(group),
             "loss": round(whole, 3),

@@ -25,24 +25,27 @@ def named_drafter(name: str | Path) -> str:
 PROMPTS: tuple[tuple[str, str], ...] = (
     (
         "maths",
-        "Lena sells 14 jars of honey on Saturday and twice as many on Sunday. Each jar costs $6. "
-        "How much money does she earn on both days?",
+        "There are several cookies in the jar. Taking 1 cookie away would leave half as many in the jar as if 5 were "
+        "added. How many cookies are in the jar?",
     ),
     (
         "code",
-        "Complete the code I provided.\n\ndef count_words(text, minimum=1):\n"
-        '    """Return a dictionary that maps each word of text to the number of times it occurs,\n'
-        '    leaving out words that occur fewer than minimum times.\n    """\n',
+        "Complete the code I provided.\n\ndef getlines(filename, module_globals=None):\n"
+        '    """Get the lines for a Python source file from the cache.\n'
+        '    Update the cache if it doesn\'t contain an entry for this file already."""\n',
     ),
     (
         "maths",
-        "A bus has 48 seats. A third of them are taken at the first stop and 9 more at the second. "
-        "How many seats are still free?",
+        "Carlton wears an assortment of sweater vests and button-up shirts. He has twice as many sweater vests as "
+        "button-up shirts and considers each unique combination of vest and shirt to be an outfit. He owns three "
+        "button-up shirts. How many outfits does Carlton have?",
     ),
     (
         "code",
-        "Complete the code I provided.\n\ndef read_lines(path, encoding='utf-8'):\n"
-        '    """Read a text file and return the list of its lines without the line ends."""\n',
+        "Complete the code I provided.\n\ndef lookup(self, name):\n"
+        '    """Lookup a *name* in the table.\n\n    Returns a *Symbol* instance.\n    """\n',
     ),
-    ("prose", "What does `shutil.copytree` do?"),
+    ("prose", "I am reading Python code that calls `http.cookiejar.request_host`. What is it for?"),
 )
+"""The texts of `eyas demo`: (kind, text). `python -m benchmarks.demo_target --texts` prints them, by a rule that knows
+nothing of the answers: the first held-out chats in the order of their ids' hashes."""

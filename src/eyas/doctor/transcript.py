@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.assets import PROMPTS as DEMO
 from eyas.errors import RequestError
 from eyas.targets import Target
 from eyas.text.chats import Message
@@ -120,7 +119,16 @@ def _likeliest(target: Target, final: Tensor, written: Tensor) -> tuple[Tensor, 
 
 
 PROMPTS: tuple[str, ...] = (
-    *(text for _, text in DEMO),
+    "Lena sells 14 jars of honey on Saturday and twice as many on Sunday. Each jar costs $6. "
+    "How much money does she earn on both days?",
+    "Complete the code I provided.\n\ndef count_words(text, minimum=1):\n"
+    '    """Return a dictionary that maps each word of text to the number of times it occurs,\n'
+    '    leaving out words that occur fewer than minimum times.\n    """\n',
+    "A bus has 48 seats. A third of them are taken at the first stop and 9 more at the second. "
+    "How many seats are still free?",
+    "Complete the code I provided.\n\ndef read_lines(path, encoding='utf-8'):\n"
+    '    """Read a text file and return the list of its lines without the line ends."""\n',
+    "What does `shutil.copytree` do?",
     "Tom has 3 boxes with 12 pencils each. He gives 7 pencils away. How many are left?",
     "Write a short story about a lighthouse.",
     "Write a Python function that returns the prime numbers below n.",

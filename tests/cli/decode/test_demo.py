@@ -42,6 +42,7 @@ def test_json(demo: Run) -> None:
         assert row["speedup"] == pytest.approx(fast / plain, rel=0.01)
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["accept_length"], abs=0.002)
     assert report["settings"]["max_new_tokens"] == 8
+    assert report["settings"]["frequency_penalty"] == 0.5
 
 
 def test_text(demo: Run) -> None:
@@ -53,6 +54,8 @@ def test_text(demo: Run) -> None:
     assert [line.split()[-1] for line in rows] == ["yes"] * 3
     assert "identical output: every token of both runs was compared" in result.stdout
     assert "DIFFERENT" not in result.stdout
+    assert "a frequency penalty of 0.5" in result.stdout
+    assert "frequency penalty" not in demo("--frequency-penalty", 0).stdout
 
 
 class Shifted:
