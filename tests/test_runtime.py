@@ -6,15 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from eyas import runtime
 from eyas.targets.linears import can_prepack
-
-from .forks import Fork
 
 PRODUCTS = """
 import re
@@ -35,17 +32,19 @@ print(resident() - before)
 """
 
 
-def growth(said: Path, **environment: str) -> int:
+def growth(**environment: str) -> int:
     """MiB by which a process grows that multiplies 800 numbers of tokens."""
     clean = {name: value for name, value in os.environ.items() if name not in runtime.KERNELS}
-    assert Fork(["-c", PRODUCTS], env=clean | environment, stdout=said).wait() == 0
-    return int(said.read_text())
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCTS], env=clean | environment, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif(not can_prepack(torch.device("cpu"), torch.float32), reason="this torch has no oneDNN")
-def test_few_kernels_are_kept_unless_the_environment_wants_more(tmp_path: Path) -> None:
-    assert 2 * growth(tmp_path / "few") < growth(tmp_path / "many", **dict.fromkeys(runtime.KERNELS, "1024"))
+def test_few_kernels_are_kept_unless_the_environment_wants_more() -> None:
+    assert 2 * growth() < growth(**dict.fromkeys(runtime.KERNELS, "1024"))
 
 
 def test_the_environment_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
