@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -38,27 +39,32 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def prepack_linears(module: nn.Module) -> int:
-    """Replace every `nn.Linear` below `module` by a `PrepackedLinear`; returns how many were replaced.
+def prepack_linears(module: nn.Module, layout: type[PrepackedLinear] | None = None) -> int:
+    """Replace every float `nn.Linear` below `module` by a prepacked one; returns how many were replaced.
 
-    Tied weights also stay row-major, for the embedding.
+    `layout` is the class of the new ones: oneDNN's by default. Quantised weights stay as they are. Tied weights also
+    stay row-major, for the embedding.
     """
+    made = layout or PrepackedLinear
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     found = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and child.weight.dtype in PREPACKABLE
+        if type(child) is nn.Linear and type(child.weight.data) is Tensor and child.weight.dtype in PREPACKABLE
     ]
     for parent, name, child in found:
-        setattr(parent, name, PrepackedLinear(child, id(child.weight) in shared))
+        setattr(parent, name, made(child, id(child.weight) in shared))
         if id(child.weight) not in shared:
             child.weight = nn.Parameter(torch.empty(0), requires_grad=False)  # free it before the next is prepacked
     return len(found)
 
 
 class PrepackedLinear(nn.Module):
-    """A frozen replacement of `nn.Linear`. It holds the prepacked weight only, unless the weight is an embedding's."""
+    """A frozen replacement of `nn.Linear` in oneDNN's layout; subclasses have another.
+
+    It holds the prepacked weight only, unless the weight is an embedding's.
+    """
 
     bias: Tensor | None
 
@@ -67,14 +73,26 @@ class PrepackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = linear.weight.dtype
         self._first = linear.weight.detach().flatten()[:_SAMPLED].clone()
-        self._prepacked = _prepack(linear.weight.detach())
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
+        self._prepacked = self._pack(linear.weight.detach())
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        """A row-major weight [out, in] in this layout."""
+        return _prepack(weight)
+
+    def restored(self) -> Tensor:
+        """The row-major weight [out, in] of the prepacked one."""
+        return self._prepacked.to_dense()
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply x [..., in] of the weight's dtype -> [..., out], without a gradient."""
+        return _product(x, self._prepacked, self.bias)
 
     @property
     def weight(self) -> Tensor:
         """The row-major weight [out, in], restored on demand for callers that read it rather than multiply."""
-        return self._prepacked.to_dense() if self._shared is None else self._shared
+        return self.restored() if self._shared is None else self._shared
 
     @property
     def tied(self) -> bool:
@@ -86,8 +104,12 @@ class PrepackedLinear(nn.Module):
         return self._first[:count]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply x [..., in] -> [..., out]."""
-        return _multiply(x.to(self._dtype), self._prepacked, self.bias)
+        """Multiply x [..., in] -> [..., out], with a gradient to `x` if it requires one."""
+        x = x.to(self._dtype)
+        if torch.is_grad_enabled() and x.requires_grad:
+            traced: Tensor = _Product.apply(x, self.multiply, self.restored)  # type: ignore[no-untyped-call]
+            return traced
+        return self.multiply(x)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype}"
@@ -99,11 +121,8 @@ def _prepack(weight: Tensor) -> Tensor:
     return prepacked
 
 
-def _multiply(x: Tensor, prepacked: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [..., in] by a prepacked weight -> [..., out], with a gradient to `x` if it requires one."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        traced: Tensor = _Product.apply(x, prepacked, bias)  # type: ignore[no-untyped-call]
-        return traced
+def _product(x: Tensor, prepacked: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply x [..., in] by a weight in oneDNN's layout -> [..., out]."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, "none", [], "")
     return out
 
@@ -112,14 +131,13 @@ class _Product(torch.autograd.Function):
     """A product with a frozen prepacked weight whose input has a gradient (a drafter that trains below a head)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, prepacked: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.prepacked = prepacked
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, "none", [], "")
-        return out
+    def forward(ctx: Any, x: Tensor, multiply: Callable[[Tensor], Tensor], restored: Callable[[], Tensor]) -> Tensor:
+        ctx.restored = restored
+        return multiply(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0] @ ctx.prepacked.to_dense(), None, None
+        return gradients[0] @ ctx.restored(), None, None
 
 
 def fuse_linears(module: nn.Module, trial: Callable[[], Tensor]) -> int:
@@ -197,7 +215,10 @@ class _FusedWeight:
     def part(self, x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
         """Multiply x [..., in] -> [..., out] of linear number `index`."""
         if torch.is_grad_enabled() and x.requires_grad:
-            return _multiply(x.to(dtype), self.prepacked, self.bias).narrow(-1, *self.rows[index])
+            traced: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+                x.to(dtype), partial(_product, prepacked=self.prepacked, bias=self.bias), self.prepacked.to_dense
+            )
+            return traced.narrow(-1, *self.rows[index])
         state = (torch.is_inference_mode_enabled(), None if x.is_inference() else x._version)
         kept: tuple[_FusedWeight, object, dict[int, Tensor]] | None = x.__dict__.get(_MEMO)
         if kept is not None and kept[0] is self and kept[1] == state:
@@ -206,7 +227,7 @@ class _FusedWeight:
                 x.__dict__.pop(_MEMO, None)
             if own is not None:
                 return own
-        whole = _multiply(x.to(dtype), self.prepacked, self.bias)
+        whole = _product(x.to(dtype), self.prepacked, self.bias)
         parts = {i: whole.narrow(-1, *rows) for i, rows in enumerate(self.rows)}
         own = parts.pop(index)
         x.__dict__[_MEMO] = (self, state, parts)

@@ -19,7 +19,9 @@ from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UsageError
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
-from eyas.targets.linears import can_prepack, fuse_linears, prepack_linears
+from eyas.targets.linears import fuse_linears, prepack_linears
+from eyas.targets.native.decoder import transformers_decoder
+from eyas.targets.native.linears import NativeLinear, best_layout
 from eyas.targets.target import Target
 
 
@@ -54,12 +56,18 @@ def load_target(
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     loaded = read_model(name, config, torch_dtype, attention)
     loaded = loaded.to(torch_device).eval().requires_grad_(False)
-    if not compiled and can_prepack(torch_device, torch_dtype) if prepacked is None else prepacked:
-        prepack_linears(loaded)
-        fuse_linears(loaded, lambda: _trial_logits(loaded))
+    native = None
+    if not compiled if prepacked is None else prepacked:
+        layout = best_layout(torch_device, torch_dtype)
+        if layout is not None:
+            prepack_linears(loaded, layout)
+        if layout is NativeLinear:
+            native = transformers_decoder(loaded)
+        elif layout is not None:
+            fuse_linears(loaded, lambda: _trial_logits(loaded))
     if torch_device.type == "cpu":
         use_huge_pages()
-    target = Target(loaded, ragged=not compiled)  # a compiled graph would be compiled anew for every layout
+    target = Target(loaded, ragged=not compiled, native=native)  # a compiled graph would be compiled anew for every layout
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target

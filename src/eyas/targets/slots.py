@@ -65,6 +65,7 @@ class SlotCache:
                 key_value.append((shape, members.get(shape, 0)))
                 members[shape] = members.get(shape, 0) + 1
             self._where.append((key_value[0], key_value[1]))
+        self._addresses: Tensor | None = None
         self._groups = {  # [G, slots, Hkv, C, D]
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
@@ -107,7 +108,7 @@ class SlotCache:
         for shape, new in made.items():
             # staged columns too: a draft may be half-way
             new[:, :both, :, :columns] = self._groups[shape][:, :both, :, :columns]
-        self._groups, self._capacity = made, capacity
+        self._groups, self._capacity, self._addresses = made, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:both]] + [0] * (slots - both)
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: range, start: int) -> tuple[Tensor, Tensor]:
@@ -119,6 +120,16 @@ class SlotCache:
             columns[:, :, start:] = new
             views.append(columns)
         return views[0], views[1]
+
+    def addresses(self) -> tuple[Tensor, Tensor]:
+        """[layers] the addresses of each layer's keys and values in slot 0, until the next `reshape`."""
+        if self._addresses is None:
+            found = [
+                [self._groups[shape][member].data_ptr() for shape, member in layer]
+                for layer in self._where
+            ]
+            self._addresses = torch.tensor(found, dtype=torch.int64).view(-1, 2).T.contiguous()
+        return self._addresses[0], self._addresses[1]
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's staged columns in `paths` (0 = the first staged one), in that order; drop the rest."""

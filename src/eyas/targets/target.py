@@ -7,6 +7,7 @@ a ragged pass), A taps, Ht hidden size, V vocabulary; B rows and S positions of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +28,12 @@ from eyas.targets.architecture import (
     refuse_unsupported,
 )
 from eyas.targets.attention import RaggedLayout, intercept, use_layout
+from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
 from eyas.targets.taps import caught_taps
 from eyas.tree import DraftTree, NodeLogits
+
+_LOG = logging.getLogger("eyas")
 
 
 class VerifyOutput(NamedTuple):
@@ -76,6 +80,8 @@ class Target:
     """Slots of the cache to begin with; `resize` changes them."""
     ragged: bool = True
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
+    native: NativeDecoder | None = None
+    """Runs the passes instead of the model's modules. Turned off if it doesn't compute what they do."""
 
     def __post_init__(self) -> None:
         refuse_unsupported(type(self.model), self.model.config)
@@ -91,7 +97,7 @@ class Target:
         self._plan = attention_plan(self.config)
         self._finish = logit_finish(self.config)
         self._probe()
-        self.ragged = self.ragged and self._runs_ragged()
+        self._choose_passes()
         self.resize(self.cache_slots)
 
     @torch.inference_mode()
@@ -116,27 +122,42 @@ class Target:
             self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
         )
 
+    def _choose_passes(self) -> None:
+        """Keep `native` and `ragged` only where such passes give the logits of the model's own padded ones."""
+        native, ragged, own = self.native, self.ragged, self.model.config._attn_implementation
+        self.native, self.ragged = None, False
+        expected = self._trial()
+        if native is not None:
+            self.native, self.ragged = native, ragged
+            if self._agrees(expected):
+                return
+            _LOG.info("native passes differ from those of %s: its modules are run", type(self.model).__name__)
+            self.native, self.ragged = None, False
+        if ragged and intercept(self.model):
+            self.ragged = True
+            if not self._agrees(expected):
+                self.ragged = False
+                self.model.set_attn_implementation(own)
+
+    def _agrees(self, expected: Tensor) -> bool:
+        """Whether the trial runs, and gives the expected logits but for rounding."""
+        try:
+            return logits_agree(self._trial(), expected, self.dtype)
+        except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
+            return False  # whatever the model raises, it can't run like this
+
     @torch.inference_mode()
-    def _runs_ragged(self) -> bool:
-        """Wrap the model's attention and check that a ragged pass gives the logits of the model's own padded one."""
+    def _trial(self) -> Tensor:
+        """Logits [4, V] of two rows with three and four tokens, the last of which are verified; one has a draft."""
         self.resize(2)
-        own, self.ragged = self.model.config._attn_implementation, False
         first = self.vocab_size // 2
         tokens = (torch.arange(first, first + 4, device=self.device) % self.vocab_size).view(2, 2)
         valid = torch.tensor([[True, True], [False, False]], device=self.device)
         tree = DraftTree(tokens, tokens.new_tensor([[-1, 0]] * 2), valid.float(), valid, 2, counted=2)
         for _ in self.prefill(range(2), [tokens[0].tolist() * 2, tokens[1].tolist()], ()):
             pass
-        expected = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()  # not the second row's node
-        try:
-            self.ragged = intercept(self.model)
-            found = self.verify(range(2), tokens[:, 1], tree, ()).logits.rows[:4].float()
-        except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
-            found = torch.full_like(expected, torch.nan)  # whatever the model raises, it can't run ragged rows
-        if logits_agree(found, expected, self.dtype):
-            return self.ragged
-        self.model.set_attn_implementation(own)
-        return False
+        logits = self.verify(range(2), tokens[:, 1], tree, ()).logits
+        return logits.rows[logits.index[[0, 0, 0, 1], [0, 1, 2, 0]]].float()  # not the second row's nodes
 
     @property
     def slots(self) -> int:
@@ -302,6 +323,8 @@ class Target:
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
             # nodes beyond the context can't be emitted, but there are no learned positions to look up there
             positions = positions.clamp(max=self.max_length - 1)
+        if self.native is not None:
+            return self._run_native(self.native, rows, start, tokens, positions, lengths, ancestors, taps, head, layout)
         mask = self._masks(lengths, start, ancestors, positions)
         if layout is not None:
             tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
@@ -315,6 +338,23 @@ class Target:
                 use_cache=True,
             )[0]
         return out, self._stacked(caught, tokens)
+
+    def _run_native(
+        self, native: NativeDecoder, rows: range, start: int, tokens: Tensor, positions: Tensor, lengths: Tensor,
+        ancestors: Tensor, taps: Sequence[int], head: bool, layout: RaggedLayout | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The pass of `_forward`, in the native decoder."""
+        shape = tokens.shape
+        if layout is not None:
+            tokens, positions = layout.gather(tokens), layout.gather(positions)
+        staged = Staged(
+            rows, shape[1], None if layout is None else layout.cell_index, lengths, positions.flatten(), ancestors,
+            start, start,
+        )  # fmt: skip
+        embedded = self.model.get_input_embeddings()(tokens.flatten())
+        done = native.run(self.cache, staged, embedded, taps=taps, final=not head, logits=head)
+        out = self._finish(done.logits) if head else done.final
+        return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
 
     def _stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
         """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""

@@ -1,0 +1,268 @@
+"""A decoder of Llama's kind as one native pass: which models are such, and how a pass over the slot cache is run.
+
+Layers are recognised by what they consist of, never by name; whether the pass computes what the modules compute is
+tried by whoever uses it (`logits_agree`). The modules stay: they hold the weights, and training runs them.
+
+Shapes: T tokens of a pass, R rows, Q columns of a row, S staged columns that the pass can see, A taps, H hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import byref
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from eyas.targets.architecture import attention_plan, decoder_layers
+from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, Pass
+from eyas.targets.native.linears import NativeLinear, loaded_kernels
+from eyas.targets.slots import SlotCache
+
+_LOG = logging.getLogger("eyas")
+
+RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
+
+
+class Unfit(Exception):
+    """A module is none that the native pass computes."""
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """A decoder layer, taken apart."""
+
+    attention: nn.Module
+    mlp: nn.Module
+    input_norm: nn.Module | None
+    mlp_norm: nn.Module
+    embedding_norm: nn.Module | None = None
+    """The norm of the embeddings, in a drafter's first layer that reads them beside its state."""
+    normed_residual: bool = False
+    """Whether the layer adds to its normed input."""
+    window: int | None = None
+    """Number of latest positions that a token sees; None = all."""
+
+
+class Heads(NamedTuple):
+    """Sizes of a decoder's attention."""
+
+    queries: int
+    keys: int
+    size: int
+    scale: float
+
+
+class Staged(NamedTuple):
+    """Where the tokens of a pass go in the cache, and what they see there."""
+
+    rows: range
+    columns: int
+    """Q, the cells of each row."""
+    cells: Tensor | None  # [T] row * Q + column of each token; None = every cell has one
+    lengths: Tensor  # [R] committed columns
+    positions: Tensor  # [T]
+    seen: Tensor  # [R or 1, Q, S] bool: which staged columns each cell sees
+    start: int
+    """The first staged column."""
+    first: int
+    """The first column that the pass writes; those from `start` on were staged before."""
+
+
+class Outcome(NamedTuple):
+    """What a pass computes, in the model's dtype."""
+
+    states: Tensor  # [T, H] float32, the residual stream that leaves the last layer
+    final: Tensor | None  # [T, H] after the final norm
+    logits: Tensor | None  # [T, V]
+    taps: Tensor  # [T, A, H]
+
+
+class NativeDecoder:
+    """The layers, final norm and head of a decoder, as the kernels take them."""
+
+    def __init__(
+        self, layers: Sequence[LayerParts], norm: nn.Module, head: nn.Module, heads: Heads, rope: RopeTables,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """Raises Unfit for layers that the kernels don't compute."""
+        self._kernels = loaded_kernels()
+        self._kept: list[Any] = [head]  # what the structs point to
+        self._rope, self._dtype = rope, dtype
+        self._tables = (torch.empty(0, 0), torch.empty(0, 0))
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise Unfit(f"{dtype} is neither float32 nor bfloat16")
+        norms = [norm, *(part for layer in layers for part in _norms(layer))]
+        eps = {_epsilon(part) for part in norms}
+        if len(eps) != 1:
+            raise Unfit("norms differ in their epsilon")
+        self.hidden = _weight(norm).shape[0]
+        self._layers = (Layer * len(layers))(*(self._layer(layer, heads) for layer in layers))
+        self.intermediate = layers[0].mlp.gate_proj.out_features  # type: ignore[union-attr]
+        self._grow(256)
+        fits = (self.hidden % PANEL, self.intermediate % PANEL, heads.size % self._kernels.lanes)
+        if any(fits) or heads.queries % heads.keys or self._tables[0].shape[1] % 2:
+            raise Unfit(f"sizes {self.hidden}, {self.intermediate}, {heads.size} don't fit the vectors")
+        self._struct = Decoder(
+            self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, self.intermediate,
+            self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale, self._vector(_weight(norm)),
+            self._linear(head),
+        )  # fmt: skip
+        self._outputs = self._struct.head.out
+        self._scratch = self._kernels.token_scratch(byref(self._struct))
+
+    def _layer(self, layer: LayerParts, heads: Heads) -> Layer:
+        attention: Any = layer.attention
+        mlp: Any = layer.mlp
+        inner = (heads.queries * heads.size, heads.keys * heads.size)
+        if (attention.q_proj.out_features, attention.k_proj.out_features, attention.v_proj.out_features) != (
+            inner[0], inner[1], inner[1],
+        ):  # fmt: skip
+            raise Unfit("queries, keys or values have sizes of their own")
+        if not isinstance(mlp.gate_proj, NativeLinear) or mlp.gate_proj.out_features != mlp.up_proj.out_features:
+            raise Unfit("the MLP isn't gated")
+        norms = (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *_head_norms(attention))
+        return Layer(
+            *(self._linear(getattr(attention, f"{name}_proj")) for name in "qkvo"),
+            *(self._linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")),
+            *(None if norm is None else self._vector(_weight(norm)) for norm in norms),
+            layer.window or 0,
+            layer.normed_residual,
+        )
+
+    def _linear(self, module: nn.Module) -> Linear:
+        if not isinstance(module, NativeLinear):
+            raise Unfit(f"{type(module).__name__} is no native linear")
+        return module.struct
+
+    def _vector(self, values: Tensor) -> int:
+        """The address of float32 values, which are kept."""
+        self._kept.append(values.detach().float().contiguous())
+        address: int = self._kept[-1].data_ptr()
+        return address
+
+    def _grow(self, positions: int) -> None:
+        """Extend the RoPE tables to at least `positions`."""
+        held = len(self._tables[0])
+        if positions > held:
+            wanted = torch.arange(max(positions, 2 * held)).unsqueeze(0)
+            cosines, sines = (table.to(self._dtype)[0].float().contiguous() for table in self._rope(wanted))
+            self._tables = (cosines, sines)
+
+    @torch.inference_mode()
+    def run(
+        self, cache: SlotCache, staged: Staged, states: Tensor, embedded: Tensor | None = None,
+        taps: Sequence[int] = (), final: bool = False, logits: bool = True,
+    ) -> Outcome:  # fmt: skip
+        """Run T tokens, whose states [T, H] enter the first layer; nothing is committed.
+
+        `taps` are boundaries; `final` and `logits` say what is wanted besides.
+        """
+        x = states.float().clone() if states.dtype == torch.float32 else states.float()
+        tokens, count = len(x), len(staged.rows)
+        wide = None if embedded is None else embedded.float().contiguous()
+        seen = staged.seen.contiguous()
+        stages = seen.shape[2]
+        self._grow(staged.start + stages + 1)
+        keys, values = cache.addresses()
+        ordered = torch.tensor(list(taps), dtype=torch.int64)
+        tapped = torch.empty(tokens, len(taps), self.hidden, dtype=self._dtype)
+        normed = torch.empty(tokens, self.hidden, dtype=self._dtype) if final else None
+        scores = torch.empty(tokens, self._outputs, dtype=self._dtype) if logits else None
+        scratch = torch.empty(tokens * self._scratch)
+        self._kernels.decoder(
+            byref(self._struct),
+            Pass(
+                tokens, count, staged.columns, _address(staged.cells), staged.lengths.data_ptr(),
+                staged.positions.data_ptr(), seen.data_ptr(), seen.shape[1] * stages if len(seen) > 1 else 0,
+                stages, staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
+                self._tables[1].data_ptr(), keys.data_ptr(), values.data_ptr(), cache.capacity, x.data_ptr(),
+                _address(wide), ordered.data_ptr(), len(taps), tapped.data_ptr(), _address(normed), _address(scores),
+                scratch.data_ptr(), torch.get_num_threads(),
+            ),
+        )  # fmt: skip
+        return Outcome(x, normed, scores, tapped)
+
+
+def transformers_decoder(model: Any) -> NativeDecoder | None:
+    """A transformers causal LM whose linears are native as a native decoder; None for other kinds of layers."""
+    try:
+        return _transformers_decoder(model)
+    except (Unfit, AttributeError, TypeError) as error:
+        _LOG.debug("no native passes: %s", error)
+        return None
+
+
+def _transformers_decoder(model: Any) -> NativeDecoder:
+    base, config = model.base_model, model.config.get_text_config()
+    layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
+    types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
+    windows = [plan.windows[kind] for kind in types]
+    parts = []
+    for layer, window in zip(layers, windows, strict=True):
+        _check_children(layer, {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+        _check_children(layer.self_attn, {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm", "rotary_emb"})
+        _check_children(layer.mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
+        check_silu(layer.mlp.act_fn)
+        parts.append(
+            LayerParts(
+                layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm, window=window  # type: ignore[arg-type]
+            )
+        )
+    _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    attention: Any = layers[0].self_attn
+    size = attention.head_dim
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, size, float(attention.scaling))
+    probe = torch.empty(0, dtype=model.dtype)
+    return NativeDecoder(
+        parts, base.norm, model.get_output_embeddings(), heads,
+        lambda positions: base.rotary_emb(probe, positions), model.dtype,
+    )  # fmt: skip
+
+
+def _check_children(module: nn.Module, needed: set[str], allowed: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    found = {name for name, _ in module.named_children()}
+    if not needed <= found or found - needed - allowed:
+        raise Unfit(f"{type(module).__name__} has the parts {sorted(found)}")
+
+
+def check_silu(activation: Any) -> None:
+    """Raise Unfit unless an activation is SiLU."""
+    x = torch.linspace(-4, 4, 9)
+    if not torch.allclose(activation(x), nn.functional.silu(x), atol=1e-5):
+        raise Unfit("the MLP's activation isn't SiLU")
+
+
+def _norms(layer: LayerParts) -> Iterator[nn.Module]:
+    """The norms that a layer has."""
+    candidates = (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *_head_norms(layer.attention))
+    return (norm for norm in candidates if norm is not None)
+
+
+def _head_norms(attention: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+    """The norms of queries and keys, if an attention has them."""
+    found = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    queries, keys = (None if isinstance(norm, nn.Identity) else norm for norm in found)
+    return queries, keys
+
+
+def _weight(norm: nn.Module) -> Tensor:
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or getattr(norm, "bias", None) is not None:
+        raise Unfit(f"{type(norm).__name__} is no RMSNorm")
+    return weight
+
+
+def _epsilon(norm: nn.Module) -> float:
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(eps, float):
+        raise Unfit(f"{type(norm).__name__} has no epsilon")
+    return eps
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

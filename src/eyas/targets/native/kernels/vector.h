@@ -1,0 +1,137 @@
+// Vectors of floats, and the little arithmetic that the kernels need, for AVX2 and AVX-512.
+//
+// Everything here computes each lane by itself, so a number never depends on which lane it sits in. Values of a bf16
+// model are kept as floats that a bf16 can hold; `rounded` brings a result back to one.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace eyas {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+constexpr int LANES = 16;
+using vec = __m512;
+inline vec zero() { return _mm512_setzero_ps(); }
+inline vec all(float x) { return _mm512_set1_ps(x); }
+inline vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, vec x) { _mm512_storeu_ps(p, x); }
+inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+inline vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+inline vec div(vec a, vec b) { return _mm512_div_ps(a, b); }
+inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }
+inline vec smaller(vec a, vec b) { return _mm512_min_ps(a, b); }
+inline vec nearest(vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vec times_power_of_two(vec a, vec n) {
+    __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+    return mul(a, _mm512_castsi512_ps(exponent));
+}
+inline vec load(const uint16_t* p) {  // bf16
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline vec load(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline vec rounded(vec a) {  // to the nearest bf16, ties to even
+    __m512i bits = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+inline void store(uint16_t* p, vec a) {  // bf16, of values that one can hold
+    __m512i high = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
+}
+inline __m256 folded(vec a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }
+#else
+constexpr int LANES = 8;
+using vec = __m256;
+inline vec zero() { return _mm256_setzero_ps(); }
+inline vec all(float x) { return _mm256_set1_ps(x); }
+inline vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, vec x) { _mm256_storeu_ps(p, x); }
+inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+inline vec mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+inline vec div(vec a, vec b) { return _mm256_div_ps(a, b); }
+inline vec larger(vec a, vec b) { return _mm256_max_ps(a, b); }
+inline vec smaller(vec a, vec b) { return _mm256_min_ps(a, b); }
+inline vec nearest(vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vec times_power_of_two(vec a, vec n) {
+    __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return mul(a, _mm256_castsi256_ps(exponent));
+}
+inline vec load(const uint16_t* p) {  // bf16
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline vec load(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline vec rounded(vec a) {  // to the nearest bf16, ties to even
+    __m256i bits = _mm256_castps_si256(a);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+inline void store(uint16_t* p, vec a) {  // bf16, of values that one can hold
+    __m256i high = _mm256_srli_epi32(_mm256_castps_si256(a), 16);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+inline __m256 folded(vec a) { return a; }
+#endif
+
+inline float sum(vec a) {
+    __m256 half = folded(a);
+    __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+}
+
+// The sums of eight vectors as one vector of eight floats.
+inline __m256 sums(const vec (&a)[8]) {
+    __m256 s01 = _mm256_hadd_ps(folded(a[0]), folded(a[1])), s23 = _mm256_hadd_ps(folded(a[2]), folded(a[3]));
+    __m256 s45 = _mm256_hadd_ps(folded(a[4]), folded(a[5])), s67 = _mm256_hadd_ps(folded(a[6]), folded(a[7]));
+    __m256 low = _mm256_hadd_ps(s01, s23), high = _mm256_hadd_ps(s45, s67);
+    return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+
+// e to the power of x, within 2 units in the last place; 0 below -87. Cody and Waite's reduction, Cephes' polynomial.
+inline vec exponential(vec x) {
+    x = larger(smaller(x, all(88.0f)), all(-87.5f));
+    vec n = nearest(mul(x, all(1.44269504088896341f)));
+    vec r = fma(n, all(-0.693359375f), x);
+    r = fma(n, all(2.12194440e-4f), r);
+    vec p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    return times_power_of_two(add(fma(mul(r, r), p, r), all(1.0f)), n);
+}
+
+inline vec silu(vec x) { return div(x, add(exponential(sub(zero(), x)), all(1.0f))); }
+
+inline float widened(uint16_t bits) {
+    uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float x;
+    std::memcpy(&x, &wide, 4);
+    return x;
+}
+inline float widened(float x) { return x; }
+
+inline uint16_t narrowed(float x) {  // bf16, of a value that one can hold
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return static_cast<uint16_t>(bits >> 16);
+}
+
+}  // namespace eyas

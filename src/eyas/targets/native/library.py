@@ -1,0 +1,185 @@
+"""The native kernels: compiled on the machine they run on, once, and called through ctypes.
+
+No user needs a compiler: where there is none, or the processor has neither AVX2 nor AVX-512, `kernels()` is None and
+everything runs as plain PyTorch. The library is kept in the user's cache directory under a name that says what it was
+made of (sources, compiler, processor), so a changed one is compiled anew, which takes some ten seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LOG = logging.getLogger("eyas")
+_SOURCES = Path(__file__).parent / "kernels"
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=off")
+DISABLE = "EYAS_NATIVE"
+"""The environment variable that turns the kernels off, if it is 0."""
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""What a packed weight may hold, and its number in the kernels."""
+
+
+class Linear(Structure):
+    """A packed weight, its bias and scale."""
+
+    _fields_ = (
+        ("weight", c_void_p), ("bias", c_void_p), ("scale", c_void_p),
+        ("out", c_int64), ("in_", c_int64), ("kind", c_int64),
+    )  # fmt: skip
+
+
+class Layer(Structure):
+    """A decoder layer."""
+
+    _fields_ = (
+        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm")),
+        ("window", c_int64), ("normed_residual", c_int64),
+    )  # fmt: skip
+
+
+class Decoder(Structure):
+    """A decoder: its layers, sizes, final norm and head."""
+
+    _fields_ = (
+        ("layers", POINTER(Layer)),
+        *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
+        ("bf16", c_int64), ("eps", c_float), ("scale", c_float), ("norm", c_void_p), ("head", Linear),
+    )  # fmt: skip
+
+
+class Pass(Structure):
+    """One pass of a decoder over the slot cache."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("tokens", "rows", "columns")),
+        *((name, c_void_p) for name in ("cells", "lengths", "positions", "seen")),
+        *((name, c_int64) for name in ("seen_row", "stages", "start", "first", "slot")),
+        *((name, c_void_p) for name in ("cosines", "sines", "keys", "values")),
+        ("capacity", c_int64),
+        *((name, c_void_p) for name in ("x", "embedded", "taps")),
+        ("tap_count", c_int64),
+        *((name, c_void_p) for name in ("tapped", "final", "logits", "scratch")),
+        ("threads", c_int64),
+    )  # fmt: skip
+
+
+class Kernels:
+    """The functions of a compiled library."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
+        self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
+        self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
+        self.linear = _function(
+            library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64)
+        )
+        self.token_scratch = _function(library.eyas_token_scratch, (POINTER(Decoder),), c_int64)
+        self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(Pass)))
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """A weight [out, in] in panels of 16 outputs: [panels, in, 16], of its own dtype."""
+        weight = weight.detach().contiguous()
+        packed = torch.empty(-(-weight.shape[0] // PANEL), weight.shape[1], PANEL, dtype=weight.dtype)
+        self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], packed.data_ptr())
+        return packed
+
+    def unpack(self, packed: Tensor, out: int) -> Tensor:
+        """The weight [out, in] of a packed one."""
+        weight = torch.empty(out, packed.shape[1], dtype=packed.dtype)
+        self._unpack(packed.data_ptr(), *weight.shape, KINDS[packed.dtype], weight.data_ptr())
+        return weight
+
+
+PANEL = 16
+"""Outputs of a panel: sizes of states must be multiples of it."""
+
+
+def _function(function: Any, arguments: Sequence[Any], result: Any = None) -> Any:
+    function.argtypes, function.restype = list(arguments), result
+    return function
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The kernels of this machine, compiled at the first call if need be; None where there are none."""
+    if os.environ.get(DISABLE) == "0":
+        return None
+    flags = _processor_flags()
+    if not {"avx2", "fma"} <= flags:
+        return None
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if compiler is None:
+        _LOG.info("no C++ compiler was found, so the CPU runs PyTorch's kernels: install g++ to decode faster")
+        return None
+    try:
+        return Kernels(_compiled(compiler, flags))
+    except (OSError, subprocess.SubprocessError) as error:
+        output = getattr(error, "stderr", b"") or b""
+        _LOG.warning(
+            "the native kernels can't be compiled here, so the CPU runs PyTorch's: %s %s",
+            error, output.decode(errors="replace")[-500:],
+        )  # fmt: skip
+        return None
+
+
+def _compiled(compiler: str, flags: frozenset[str]) -> Path:
+    """The library's file, compiled unless it is there."""
+    files = sorted(_SOURCES.iterdir())
+    content = b"\0".join(file.read_bytes() for file in files)
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
+    parts = (content, version, " ".join(sorted(flags)).encode(), " ".join(_FLAGS).encode(), torch.__version__.encode())
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    path = cache_directory() / "native" / f"kernels-{name}.so"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    try:
+        command = [compiler, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", made, *_openmp()]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        os.replace(made, path)
+    finally:
+        Path(made).unlink(missing_ok=True)
+    return path
+
+
+def _openmp() -> list[str]:
+    """torch's own OpenMP library, if it brings one: with a second one, two pools of threads would fight for the cores."""
+    return [str(path) for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))]
+
+
+def cache_directory() -> Path:
+    """Where files are kept that can be made again: `$XDG_CACHE_HOME/eyas`, `~/.cache/eyas`."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "eyas"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / f"eyas-{os.getuid()}"
+
+
+def _processor_flags() -> frozenset[str]:
+    """The features of an x86 processor as Linux names them; empty elsewhere."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), ()))
