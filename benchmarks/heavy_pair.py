@@ -1,10 +1,16 @@
 """Make the demo pair heavier without changing what it computes.
 
-Identity layers (zero output projections) and zero MLP columns are added to the target until it costs as much as a
-model of a few hundred million parameters; the drafter's MLP is widened alike. So efficiency can be measured on a
-target that is bound by memory, with a drafter that really was trained for it.
+    python -m benchmarks.heavy_pair OUT_DIR [--layers 64] [--hidden 256] [--mlp 5600] [--heads 4] [--kv-heads 2]
 
-    python -m benchmarks.heavy_pair OUT_DIR [--layers 64] [--intermediate 5600]
+The *heavy pair* (the default) has identity layers (zero output projections) and zero MLP columns added until it costs
+as much as a model of a few hundred million parameters: many thin layers. The *wide pair* has the shape of models that
+people use:
+
+    python -m benchmarks.heavy_pair OUT_DIR --layers 32 --hidden 1024 --mlp 3072 --heads 16 --kv-heads 8
+
+There states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are multiplied
+by its root and the epsilon by itself. The drafter is treated alike. So efficiency can be measured on a target that is
+bound by memory, with a drafter that really was trained for it.
 """
 
 from __future__ import annotations
@@ -13,8 +19,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import LlamaForCausalLM
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import eyas.assets
 from eyas.drafters.checkpoint import load_network, save_network
@@ -23,55 +29,81 @@ from eyas.targets import load_tokenizer
 from eyas.train.lm.lm import grow_depth
 
 
-def widened(linear: nn.Linear, rows: int, columns: int) -> nn.Parameter:
-    """The weight [rows, columns] that extends `linear` with zeros."""
-    weight = torch.zeros(rows, columns, dtype=linear.weight.dtype)
-    weight[: linear.out_features, : linear.in_features] = linear.weight
-    return nn.Parameter(weight)
+def padded(old: Tensor, shape: torch.Size, factor: float = 1.0, blocks: int = 1) -> Tensor:
+    """`old` in the corner of zeros of `shape`; a vector is a norm's and multiplied by `factor`.
+
+    The inputs of a matrix may be `blocks` states side by side, each of which is padded.
+    """
+    new = torch.zeros(shape, dtype=old.dtype)
+    if old.dim() == 1:
+        new[: len(old)] = old * factor
+    else:
+        parts = old.unflatten(1, (blocks, -1))
+        new.view(shape[0], blocks, -1)[: old.shape[0], :, : parts.shape[2]] = parts
+    return new
 
 
-@torch.no_grad()
-def widen_mlp(mlp: nn.Module, size: int) -> None:
-    """Give a gated MLP `size` columns, the new ones zero."""
-    hidden = mlp.gate_proj.in_features
-    mlp.gate_proj.weight = widened(mlp.gate_proj, size, hidden)
-    mlp.up_proj.weight = widened(mlp.up_proj, size, hidden)
-    mlp.down_proj.weight = widened(mlp.down_proj, hidden, size)
+def widened_target(model: LlamaForCausalLM, sizes: dict[str, int]) -> LlamaForCausalLM:
+    """A target of larger `sizes`, config fields, that computes what `model` computes."""
+    ratio = model.config.hidden_size / sizes["hidden_size"]
+    values = model.config.to_dict() | sizes | {"rms_norm_eps": model.config.rms_norm_eps * ratio}
+    wide = LlamaForCausalLM(LlamaConfig(**values)).to(model.dtype)
+    old = model.state_dict()
+    wide.load_state_dict({name: padded(old[name], new.shape, ratio**0.5) for name, new in wide.state_dict().items()})
+    return wide.eval()
+
+
+def widened_drafter(network: Eagle3Network, sizes: dict[str, int], factor: int) -> Eagle3Network:
+    """The drafter of a target that is `factor` times as deep and has `sizes`."""
+    ratio = network.config.hidden_size / sizes["hidden_size"]
+    changed = {
+        **sizes,
+        "target_hidden_size": sizes["hidden_size"],
+        "rms_norm_eps": network.config.rms_norm_eps * ratio,
+        # boundary k of the light model is boundary k * factor of the heavy one: only identities lie between
+        "taps": tuple(tap * factor for tap in network.config.taps or ()),
+    }
+    wide = Eagle3Network(network.config.model_copy(update=changed))
+    blocks = {"fc.weight": len(changed["taps"])} | {f"layers.0.self_attn.{part}_proj.weight": 2 for part in "qkv"}
+    old = network.state_dict()
+    state = {
+        name: padded(old[name], new.shape, ratio**0.5, blocks.get(name, 1)) if new.is_floating_point() else old[name]
+        for name, new in wide.state_dict().items()
+    }
+    wide.load_state_dict(state)
+    return wide
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=64)
-    parser.add_argument("--intermediate", type=int, default=5600)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--mlp", type=int, default=5600)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--kv-heads", type=int, default=2)
     options = parser.parse_args()
+    sizes = {
+        "hidden_size": options.hidden, "intermediate_size": options.mlp,
+        "num_attention_heads": options.heads, "num_key_value_heads": options.kv_heads,
+    }  # fmt: skip
 
-    light = LlamaForCausalLM.from_pretrained(eyas.assets.DEMO_TARGET, dtype=torch.bfloat16)
+    light = LlamaForCausalLM.from_pretrained(eyas.assets.DEMO_TARGET, dtype=torch.float64)
     factor = options.layers // light.config.num_hidden_layers
-    heavy = grow_depth(light, options.layers).to(torch.bfloat16)
-    for layer in heavy.model.layers:
-        widen_mlp(layer.mlp, options.intermediate)
-    heavy.config.intermediate_size = options.intermediate
+    heavy = widened_target(grow_depth(light, options.layers) if factor > 1 else light, sizes)
     ids = torch.randint(0, heavy.config.vocab_size, (1, 64))
     with torch.inference_mode():
-        # in float32: the added zeros change the order in which a product is summed, and nothing else
-        gap = float((light.float()(ids).logits - heavy.float()(ids).logits).abs().max())
+        gap = float((light(ids).logits - heavy(ids).logits).abs().max())
     heavy = heavy.to(torch.bfloat16)
     heavy.save_pretrained(options.out / "target")
     load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
 
     drafter = load_network(Path(eyas.assets.DEMO_DRAFTER))
-    # boundary k of the light model is boundary k * factor of the heavy one: only identities lie between
-    taps = tuple(tap * factor for tap in drafter.config.taps or ())
-    config = drafter.config.model_copy(update={"intermediate_size": options.intermediate, "taps": taps})
-    wide = Eagle3Network(config)
-    for layer in drafter.layers:
-        widen_mlp(layer.mlp, options.intermediate)
-    wide.load_state_dict(drafter.state_dict())
-    save_network(wide.to(torch.bfloat16), options.out / "drafter")
+    assert isinstance(drafter, Eagle3Network)
+    save_network(widened_drafter(drafter, sizes, factor).to(torch.bfloat16), options.out / "drafter")
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
     print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
-    print(f"largest difference of a logit in float32: {gap:.1e}")
+    print(f"largest difference of a logit in float64: {gap:.1e}")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 import eyas
 from eyas.cli.common.display import StreamedText
 from eyas.serve.http.app import ENDPOINTS
 from eyas.serve.observe.metrics import Metrics
-from eyas.targets.linears import can_prepack
 from eyas.text.chats import Message
 from eyas.text.dialogue import Dialogue, converse
 from eyas.text.prompts import PromptRow
@@ -118,9 +116,9 @@ def test_a_token_goes_its_way(tmp_path: Path, temperature: float) -> None:
     entered = Entered().during(generate)
     named = set(way("The way of a token"))
     assert entered - named <= {"__init__.py", "types.py", "text/chats.py"}  # what is passed along
-    assert named - entered <= {"cli/decode/generate.py"} | (
-        set() if can_prepack(torch.device("cpu"), torch.float32) else {"targets/linears.py"}
-    )
+    native = {"targets/native/decoder.py", "targets/native/linears.py"}
+    modules = {"targets/linears.py", "targets/attention.py"}
+    assert named - entered <= {"cli/decode/generate.py"} | (modules if engine.target.native else native | modules)
 
 
 @pytest.mark.parametrize("stream", [False, True])

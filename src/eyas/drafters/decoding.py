@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
-from eyas.targets.attention import RaggedLayout, grouped_attention, visible
+from eyas.targets.attention import RaggedLayout, grouped_attention
+from eyas.targets.native.decoder import Staged
 from eyas.targets.slots import Saved, SlotCache, mapped_copy, mapped_zeros
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
@@ -41,6 +42,18 @@ class NetworkPairs(NamedTuple):
         return 0 if self.deferred is None else self.deferred[0].shape[1]
 
 
+class _Stage(NamedTuple):
+    """Where a pass stages its keys and values, and what it sees there."""
+
+    lengths: Tensor  # [R] pairs that were read
+    seen: Tensor  # [R or 1, S, F] bool: which columns from `start` on each sees, besides the row's own pairs
+    start: int
+    column: int
+    """The first column that is written."""
+    layout: RaggedLayout | None = None
+    """That of rows whose tokens lie end to end."""
+
+
 class NetworkDrafter:
     """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
@@ -49,6 +62,7 @@ class NetworkDrafter:
         self.network = network
         self.taps = taps
         self._ids = network.target_ids
+        self._decoder = network.decoder()
         self.resize(0)
 
     @property
@@ -117,7 +131,6 @@ class NetworkDrafter:
         lengths = self._lengths(rows)
         start = column = self._cache.start(rows)
         fed, normed = self._fed[slots].unsqueeze(1), self._normed[slots].unsqueeze(1)  # [R, 1, H]
-        committed = torch.arange(start, device=lengths.device) < lengths.unsqueeze(1)  # [R, start]
         guessed = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=lengths.device)  # [R, W, F]
         growth = spec.start(len(rows), lengths.device, None if all(grown) else grown)
         for level in range(spec.depth):
@@ -131,12 +144,12 @@ class NetworkDrafter:
             # a guess sees the committed pairs, the guesses above it, and itself
             itself = torch.eye(width, dtype=torch.bool, device=lengths.device).expand(len(rows), width, width)
             guessed = torch.cat((guessed.gather(1, parents.expand(-1, -1, guessed.shape[2])), itself), dim=2)
-            seen = torch.cat((committed.unsqueeze(1).expand(-1, width, -1), guessed), dim=2).unsqueeze(1)
-            fed, normed = self.network.step(
+            fed, normed = self._step(
+                rows,
                 frontier.tokens,
                 fed.gather(1, parents.expand(-1, -1, fed.shape[2])),
                 (lengths + level).unsqueeze(1).expand(-1, width),
-                self._attend(rows, column, seen),
+                _Stage(lengths, guessed, start, column),
             )
             column += width
         return growth.tree()
@@ -186,10 +199,10 @@ class NetworkDrafter:
         steps = torch.arange(width, device=lengths.device)
         positions = lengths.unsqueeze(1) + steps
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
-        attend = self._attend(rows, start, visible(lengths, start, causal, positions, None), layout)
         if layout is not None:
             next_tokens, taps, positions = layout.gather(next_tokens), layout.gather(taps), layout.gather(positions)
-        fed, normed = self.network.step(next_tokens, self.network.fuse(taps), positions, attend)
+        stage = _Stage(lengths, causal, start, start, layout)
+        fed, normed = self._step(rows, next_tokens, self.network.fuse(taps), positions, stage)
         self._cache.commit(rows, [range(count) for count in counts])
         # rows lie end to end in both forms: padded ones are of one length
         lasts = [end - 1 for end in accumulate(counts)]
@@ -201,17 +214,35 @@ class NetworkDrafter:
     def _lengths(self, rows: range) -> Tensor:
         return torch.tensor(self._cache.lengths[rows.start : rows.stop], device=self._fed.device)
 
-    def _attend(self, rows: range, column: int, seen: Tensor, layout: RaggedLayout | None = None) -> Attend:
-        """Attention that stages its keys and values from `column` on, under the mask `seen` [R, 1, S, K].
+    def _step(
+        self, rows: range, tokens: Tensor, hidden: Tensor, positions: Tensor, stage: _Stage
+    ) -> tuple[Tensor, Tensor]:
+        """`DraftNetwork.step` of tokens and positions [R, S] and states [R, S, H], with `rows` of the slot cache."""
+        self._cache.reserve(stage.start + stage.seen.shape[2])
+        if self._decoder is None:
+            return self.network.step(tokens, hidden, positions, self._attend(rows, stage))
+        states, embedded = self.network.decoder_input(tokens, hidden)
+        staged = Staged(
+            rows, stage.seen.shape[1], None if stage.layout is None else stage.layout.cell_index, stage.lengths,
+            positions.flatten(), stage.seen, stage.start, stage.column,
+        )  # fmt: skip
+        embedded = None if embedded is None else embedded.flatten(0, 1)
+        done = self._decoder.run(self._cache, staged, states.flatten(0, 1), embedded, final=True)
+        assert done.final is not None
+        leaving = done.states.to(done.final.dtype).view(*tokens.shape, -1)
+        return self.network.decoder_output(leaving, done.final.view(*tokens.shape, -1))
 
-        With a `layout` the rows' queries, keys and values are ragged: they come end to end.
-        """
-        self._cache.reserve(column + seen.shape[2])
+    def _attend(self, rows: range, stage: _Stage) -> Attend:
+        """Attention that stages its keys and values where `stage` says."""
+        committed = torch.arange(stage.start, device=stage.lengths.device) < stage.lengths.unsqueeze(1)  # [R, start]
+        staged = stage.seen.expand(len(rows), -1, -1)
+        seen = torch.cat((committed.unsqueeze(1).expand(-1, staged.shape[1], -1), staged), dim=2).unsqueeze(1)
+        layout = stage.layout
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layout is not None:
                 q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
-            keys, values = self._cache.write(layer, k, v, rows, column)
+            keys, values = self._cache.write(layer, k, v, rows, stage.column)
             out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
             return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 

@@ -19,7 +19,8 @@ from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint
-from eyas.targets.linears import can_prepack, prepack_linears
+from eyas.targets.linears import prepack_linears
+from eyas.targets.native.linears import best_layout
 
 _LOG = logging.getLogger("eyas")
 
@@ -47,8 +48,9 @@ def load_drafter(
     check_method(method, checkpoint.kind.name, name)
     check_fit(checkpoint.config, target, name)
     network = checkpoint.network(target).to(device=target.device, dtype=target.dtype)
-    if can_prepack(target.device, target.dtype):
-        prepack_linears(network)
+    layout = best_layout(target.device, target.dtype)
+    if layout is not None:
+        prepack_linears(network, layout)
         use_huge_pages()
     _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
     return NetworkDrafter(network, network.config.taps_of(target.num_layers))

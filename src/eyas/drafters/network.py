@@ -10,8 +10,10 @@ draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,9 +26,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
-from eyas.errors import CheckpointError
+from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
+from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, check_silu
 from eyas.targets.slots import KVShape
+
+_LOG = logging.getLogger("eyas")
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v [B, kv_heads, S, Dv]) -> [B, heads, S, Dv].
@@ -133,6 +138,18 @@ class DraftNetwork(nn.Module):
         """
         raise NotImplementedError
 
+    def decoder(self) -> NativeDecoder | None:
+        """The layers as one native pass, which computes `step`; None where they aren't of that kind."""
+        return None
+
+    def decoder_input(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What `step` gives its layers: states [B, S, H] and, if they read them too, embeddings [B, S, H]."""
+        raise NotImplementedError
+
+    def decoder_output(self, hidden: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """What `step` returns, given the states that leave the last layer and the final norm."""
+        raise NotImplementedError
+
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings [B, S, H] of target tokens [B, S]."""
         if self.config.embedding == "own":
@@ -149,6 +166,21 @@ class DraftNetwork(nn.Module):
         if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
         return self._shared
+
+
+def native_decoder(
+    layers: Sequence[LayerParts], norm: nn.Module | None, config: GroupedConfig, rotary: Any, dtype: torch.dtype
+) -> NativeDecoder | None:
+    """Layers with grouped-query attention as a native pass; None if they aren't of the kind that it computes."""
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
+    probe = torch.empty(0, dtype=dtype)
+    try:
+        for layer in layers:
+            check_silu(layer.mlp.act)
+        return NativeDecoder(layers, norm, None, heads, partial(rotary, probe), dtype)
+    except UnsupportedModelError as error:
+        _LOG.debug("no native passes of the drafter: %s", error)
+        return None
 
 
 class RMSNorm(nn.RMSNorm):
@@ -249,6 +281,10 @@ class DecoderBlock(nn.Module):
         out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return out
 
+    def parts(self) -> LayerParts:
+        """The layer as native passes take it."""
+        raise NotImplementedError
+
 
 class DecoderLayer(DecoderBlock):
     """A pre-norm decoder layer; EAGLE-1's first one has no norm at its input."""
@@ -257,6 +293,10 @@ class DecoderLayer(DecoderBlock):
         super().__init__(config, index, attention)
         size = config.hidden_size
         self.input_layernorm = RMSNorm(size, eps=config.rms_norm_eps) if input_norm else nn.Identity()
+
+    def parts(self) -> LayerParts:
+        norm = None if isinstance(self.input_layernorm, nn.Identity) else self.input_layernorm
+        return LayerParts(self.self_attn, self.mlp, norm, self.post_attention_layernorm)
 
     def forward(self, hidden: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """The residual stream [B, S, H] entering the layer -> the one leaving it."""

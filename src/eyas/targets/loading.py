@@ -62,12 +62,14 @@ def load_target(
         if layout is not None:
             prepack_linears(loaded, layout)
         if layout is NativeLinear:
-            native = transformers_decoder(loaded)
+            native = transformers_decoder(loaded) if attention is None else None
         elif layout is not None:
             fuse_linears(loaded, lambda: _trial_logits(loaded))
     if torch_device.type == "cpu":
         use_huge_pages()
-    target = Target(loaded, ragged=not compiled, native=native)  # a compiled graph would be compiled anew for every layout
+    target = Target(
+        loaded, ragged=not compiled, native=native
+    )  # a compiled graph would be compiled anew for every layout
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target

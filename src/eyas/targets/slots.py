@@ -124,10 +124,7 @@ class SlotCache:
     def addresses(self) -> tuple[Tensor, Tensor]:
         """[layers] the addresses of each layer's keys and values in slot 0, until the next `reshape`."""
         if self._addresses is None:
-            found = [
-                [self._groups[shape][member].data_ptr() for shape, member in layer]
-                for layer in self._where
-            ]
+            found = [[self._groups[shape][member].data_ptr() for shape, member in layer] for layer in self._where]
             self._addresses = torch.tensor(found, dtype=torch.int64).view(-1, 2).T.contiguous()
         return self._addresses[0], self._addresses[1]
 

@@ -29,6 +29,7 @@ from eyas.targets.architecture import (
 )
 from eyas.targets.attention import RaggedLayout, intercept, use_layout
 from eyas.targets.native.decoder import NativeDecoder, Staged
+from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
 from eyas.targets.taps import caught_taps
 from eyas.tree import DraftTree, NodeLogits
@@ -205,7 +206,7 @@ class Target:
         rows.weight = nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
         if whole.bias is not None:
             rows.bias = nn.Parameter(whole.bias.detach()[ids], requires_grad=False)
-        return partial(self._logits, rows)
+        return partial(self._logits, NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows)
 
     def _logits(self, head: nn.Module, final: Tensor) -> Tensor:
         if not self.head_is_exact:
@@ -353,7 +354,7 @@ class Target:
         )  # fmt: skip
         embedded = self.model.get_input_embeddings()(tokens.flatten())
         done = native.run(self.cache, staged, embedded, taps=taps, final=not head, logits=head)
-        out = self._finish(done.logits) if head else done.final
+        out: Any = self._finish(done.logits) if head else done.final
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
 
     def _stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from eyas.drafters.config import FeatureConfig, GroupedConfig
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import EAGLE, Kind
-from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary
+from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary, native_decoder
 from eyas.errors import ConfigError
+from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.slots import KVShape
 
 
@@ -77,9 +78,19 @@ class Eagle1Network(DraftNetwork):
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """See `DraftNetwork.step`; the state fed back is the one that the head reads."""
         rope = self.rotary(hidden, positions)
-        hidden = self.fc(torch.cat((self.embed(tokens), hidden), dim=-1))
+        hidden, _ = self.decoder_input(tokens, hidden)
         for layer in self.layers:
             hidden = layer(hidden, rope, attend)
+        return hidden, hidden
+
+    def decoder(self) -> NativeDecoder | None:
+        layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return native_decoder(layers, None, self.config, self.rotary, self.dtype)
+
+    def decoder_input(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.fc(torch.cat((self.embed(tokens), hidden), dim=-1)), None
+
+    def decoder_output(self, hidden: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002  # there is no norm
         return hidden, hidden
 
 

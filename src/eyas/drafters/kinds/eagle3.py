@@ -18,7 +18,18 @@ from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, read_gr
 from eyas.drafters.formats.fields import Fields, architectures
 from eyas.drafters.formats.tensor_names import MIDLAYER
 from eyas.drafters.kind import EAGLE3, Kind
-from eyas.drafters.network import Attend, Attention, DecoderBlock, DecoderLayer, DraftNetwork, RMSNorm, Rope, Rotary
+from eyas.drafters.network import (
+    Attend,
+    Attention,
+    DecoderBlock,
+    DecoderLayer,
+    DraftNetwork,
+    RMSNorm,
+    Rope,
+    Rotary,
+    native_decoder,
+)
+from eyas.targets.native.decoder import LayerParts, NativeDecoder
 from eyas.targets.slots import KVShape
 
 _QWEN3 = "Eagle3Qwen3ForCausalLM"
@@ -65,6 +76,12 @@ class FirstLayer(DecoderBlock):
         x = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
         return self.mix(x, normed if self.norm_before_residual else hidden, rope, attend)
 
+    def parts(self) -> LayerParts:
+        return LayerParts(
+            self.self_attn, self.mlp, self.hidden_norm, self.post_attention_layernorm, self.input_layernorm,
+            self.norm_before_residual,
+        )  # fmt: skip
+
 
 class FusedTapsNetwork(DraftNetwork):
     """EAGLE-3 without its attention, which `attention(width)` makes."""
@@ -109,7 +126,12 @@ class FusedTapsNetwork(DraftNetwork):
         hidden = first(self.embed(tokens), hidden, rope, attend)
         for layer in later:
             hidden = layer(hidden, rope, attend)
-        normed = self.norm(hidden)
+        return self.decoder_output(hidden, self.norm(hidden))
+
+    def decoder_input(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        return hidden, self.embed(tokens)
+
+    def decoder_output(self, hidden: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
         return (normed if self.config.norm_output else hidden), normed
 
 
@@ -120,6 +142,10 @@ class Eagle3Network(FusedTapsNetwork):
 
     def attention(self, width: int) -> nn.Module:
         return Attention(self.config, width, qk_norm=self.config.qk_norm)
+
+    def decoder(self) -> NativeDecoder | None:
+        layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderBlock)]
+        return native_decoder(layers, self.norm, self.config, self.rotary, self.dtype)
 
 
 KIND = Kind(

@@ -9,7 +9,7 @@ Shapes: T tokens of a pass, R rows, Q columns of a row, S staged columns that th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, decoder_layers
-from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, Pass
+from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass
 from eyas.targets.native.linears import NativeLinear, loaded_kernels
 from eyas.targets.slots import SlotCache
 
@@ -28,16 +29,12 @@ RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
 
 
-class Unfit(Exception):
-    """A module is none that the native pass computes."""
-
-
 @dataclass(frozen=True)
 class LayerParts:
     """A decoder layer, taken apart."""
 
-    attention: nn.Module
-    mlp: nn.Module
+    attention: Any
+    mlp: Any
     input_norm: nn.Module | None
     mlp_norm: nn.Module
     embedding_norm: nn.Module | None = None
@@ -86,45 +83,46 @@ class NativeDecoder:
     """The layers, final norm and head of a decoder, as the kernels take them."""
 
     def __init__(
-        self, layers: Sequence[LayerParts], norm: nn.Module, head: nn.Module, heads: Heads, rope: RopeTables,
-        dtype: torch.dtype,
+        self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
+        rope: RopeTables, dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        """Raises Unfit for layers that the kernels don't compute."""
+        """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
+
+        Raises UnsupportedModelError for layers that the kernels don't compute.
+        """
         self._kernels = loaded_kernels()
-        self._kept: list[Any] = [head]  # what the structs point to
+        self._kept: list[Any] = []  # what the structs point to
         self._rope, self._dtype = rope, dtype
         self._tables = (torch.empty(0, 0), torch.empty(0, 0))
         if dtype not in (torch.float32, torch.bfloat16):
-            raise Unfit(f"{dtype} is neither float32 nor bfloat16")
-        norms = [norm, *(part for layer in layers for part in _norms(layer))]
-        eps = {_epsilon(part) for part in norms}
+            raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
+        eps = {_epsilon(part) for layer in layers for part in _norms(layer)} | ({_epsilon(norm)} if norm else set())
         if len(eps) != 1:
-            raise Unfit("norms differ in their epsilon")
-        self.hidden = _weight(norm).shape[0]
+            raise UnsupportedModelError("norms differ in their epsilon")
+        self.hidden = _weight(layers[0].mlp_norm).shape[0]
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads) for layer in layers))
-        self.intermediate = layers[0].mlp.gate_proj.out_features  # type: ignore[union-attr]
+        self.intermediate = layers[0].mlp.gate_proj.out_features
         self._grow(256)
         fits = (self.hidden % PANEL, self.intermediate % PANEL, heads.size % self._kernels.lanes)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[1] % 2:
-            raise Unfit(f"sizes {self.hidden}, {self.intermediate}, {heads.size} don't fit the vectors")
+            raise UnsupportedModelError(f"sizes {self.hidden}, {self.intermediate}, {heads.size} don't fit the vectors")
         self._struct = Decoder(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, self.intermediate,
-            self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale, self._vector(_weight(norm)),
-            self._linear(head),
+            self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale,
+            None if norm is None else self._vector(_weight(norm)), Linear() if head is None else self._linear(head),
         )  # fmt: skip
         self._outputs = self._struct.head.out
         self._scratch = self._kernels.token_scratch(byref(self._struct))
 
     def _layer(self, layer: LayerParts, heads: Heads) -> Layer:
-        attention: Any = layer.attention
-        mlp: Any = layer.mlp
+        attention, mlp = layer.attention, layer.mlp
         inner = (heads.queries * heads.size, heads.keys * heads.size)
         if (attention.q_proj.out_features, attention.k_proj.out_features, attention.v_proj.out_features) != (
             inner[0], inner[1], inner[1],
         ):  # fmt: skip
-            raise Unfit("queries, keys or values have sizes of their own")
+            raise UnsupportedModelError("queries, keys or values have sizes of their own")
         if not isinstance(mlp.gate_proj, NativeLinear) or mlp.gate_proj.out_features != mlp.up_proj.out_features:
-            raise Unfit("the MLP isn't gated")
+            raise UnsupportedModelError("the MLP isn't gated")
         norms = (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *_head_norms(attention))
         return Layer(
             *(self._linear(getattr(attention, f"{name}_proj")) for name in "qkvo"),
@@ -136,7 +134,8 @@ class NativeDecoder:
 
     def _linear(self, module: nn.Module) -> Linear:
         if not isinstance(module, NativeLinear):
-            raise Unfit(f"{type(module).__name__} is no native linear")
+            raise UnsupportedModelError(f"{type(module).__name__} is no native linear")
+        self._kept.append(module)
         return module.struct
 
     def _vector(self, values: Tensor) -> int:
@@ -156,16 +155,16 @@ class NativeDecoder:
     @torch.inference_mode()
     def run(
         self, cache: SlotCache, staged: Staged, states: Tensor, embedded: Tensor | None = None,
-        taps: Sequence[int] = (), final: bool = False, logits: bool = True,
+        taps: Sequence[int] = (), final: bool = False, logits: bool = False,
     ) -> Outcome:  # fmt: skip
         """Run T tokens, whose states [T, H] enter the first layer; nothing is committed.
 
         `taps` are boundaries; `final` and `logits` say what is wanted besides.
         """
-        x = states.float().clone() if states.dtype == torch.float32 else states.float()
+        x = states.to(torch.float32, copy=True).contiguous()
         tokens, count = len(x), len(staged.rows)
         wide = None if embedded is None else embedded.float().contiguous()
-        seen = staged.seen.contiguous()
+        seen, positions = staged.seen.contiguous(), staged.positions.contiguous()
         stages = seen.shape[2]
         self._grow(staged.start + stages + 1)
         keys, values = cache.addresses()
@@ -176,9 +175,9 @@ class NativeDecoder:
         scratch = torch.empty(tokens * self._scratch)
         self._kernels.decoder(
             byref(self._struct),
-            Pass(
+            NativePass(
                 tokens, count, staged.columns, _address(staged.cells), staged.lengths.data_ptr(),
-                staged.positions.data_ptr(), seen.data_ptr(), seen.shape[1] * stages if len(seen) > 1 else 0,
+                positions.data_ptr(), seen.data_ptr(), seen.shape[1] * stages if len(seen) > 1 else 0,
                 stages, staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), keys.data_ptr(), values.data_ptr(), cache.capacity, x.data_ptr(),
                 _address(wide), ordered.data_ptr(), len(taps), tapped.data_ptr(), _address(normed), _address(scores),
@@ -192,7 +191,7 @@ def transformers_decoder(model: Any) -> NativeDecoder | None:
     """A transformers causal LM whose linears are native as a native decoder; None for other kinds of layers."""
     try:
         return _transformers_decoder(model)
-    except (Unfit, AttributeError, TypeError) as error:
+    except (UnsupportedModelError, AttributeError, TypeError) as error:
         _LOG.debug("no native passes: %s", error)
         return None
 
@@ -203,16 +202,14 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
     windows = [plan.windows[kind] for kind in types]
     parts = []
+    layer: Any
     for layer, window in zip(layers, windows, strict=True):
         _check_children(layer, {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
         _check_children(layer.self_attn, {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm", "rotary_emb"})
         _check_children(layer.mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
         check_silu(layer.mlp.act_fn)
-        parts.append(
-            LayerParts(
-                layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm, window=window  # type: ignore[arg-type]
-            )
-        )
+        norms = layer.input_layernorm, layer.post_attention_layernorm
+        parts.append(LayerParts(layer.self_attn, layer.mlp, *norms, window=window))
     _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
     attention: Any = layers[0].self_attn
     size = attention.head_dim
@@ -224,17 +221,17 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     )  # fmt: skip
 
 
-def _check_children(module: nn.Module, needed: set[str], allowed: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def _check_children(module: nn.Module, needed: set[str], allowed: Collection[str] = ()) -> None:
     found = {name for name, _ in module.named_children()}
-    if not needed <= found or found - needed - allowed:
-        raise Unfit(f"{type(module).__name__} has the parts {sorted(found)}")
+    if not needed <= found or found - needed - set(allowed):
+        raise UnsupportedModelError(f"{type(module).__name__} has the parts {sorted(found)}")
 
 
 def check_silu(activation: Any) -> None:
-    """Raise Unfit unless an activation is SiLU."""
+    """Raise UnsupportedModelError unless an activation is SiLU."""
     x = torch.linspace(-4, 4, 9)
     if not torch.allclose(activation(x), nn.functional.silu(x), atol=1e-5):
-        raise Unfit("the MLP's activation isn't SiLU")
+        raise UnsupportedModelError("the MLP's activation isn't SiLU")
 
 
 def _norms(layer: LayerParts) -> Iterator[nn.Module]:
@@ -253,14 +250,14 @@ def _head_norms(attention: nn.Module) -> tuple[nn.Module | None, nn.Module | Non
 def _weight(norm: nn.Module) -> Tensor:
     weight = getattr(norm, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 1 or getattr(norm, "bias", None) is not None:
-        raise Unfit(f"{type(norm).__name__} is no RMSNorm")
+        raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
     return weight
 
 
 def _epsilon(norm: nn.Module) -> float:
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if not isinstance(eps, float):
-        raise Unfit(f"{type(norm).__name__} has no epsilon")
+        raise UnsupportedModelError(f"{type(norm).__name__} has no epsilon")
     return eps
 
 

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", 
 DISABLE = "EYAS_NATIVE"
 """The environment variable that turns the kernels off, if it is 0."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""What a packed weight may hold, and its number in the kernels."""
+"""What a prepacked weight may hold, and its number in the kernels."""
 
 
 class Linear(Structure):
-    """A packed weight, its bias and scale."""
+    """A prepacked weight, its bias and scale."""
 
     _fields_ = (
         ("weight", c_void_p), ("bias", c_void_p), ("scale", c_void_p),
@@ -62,7 +62,7 @@ class Decoder(Structure):
     )  # fmt: skip
 
 
-class Pass(Structure):
+class NativePass(Structure):
     """One pass of a decoder over the slot cache."""
 
     _fields_ = (
@@ -86,23 +86,21 @@ class Kernels:
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
         self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
-        self.linear = _function(
-            library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64)
-        )
+        self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
         self.token_scratch = _function(library.eyas_token_scratch, (POINTER(Decoder),), c_int64)
-        self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(Pass)))
+        self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)))
 
     def pack(self, weight: Tensor) -> Tensor:
         """A weight [out, in] in panels of 16 outputs: [panels, in, 16], of its own dtype."""
         weight = weight.detach().contiguous()
-        packed = torch.empty(-(-weight.shape[0] // PANEL), weight.shape[1], PANEL, dtype=weight.dtype)
-        self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], packed.data_ptr())
-        return packed
+        prepacked = torch.empty(-(-weight.shape[0] // PANEL), weight.shape[1], PANEL, dtype=weight.dtype)
+        self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], prepacked.data_ptr())
+        return prepacked
 
-    def unpack(self, packed: Tensor, out: int) -> Tensor:
-        """The weight [out, in] of a packed one."""
-        weight = torch.empty(out, packed.shape[1], dtype=packed.dtype)
-        self._unpack(packed.data_ptr(), *weight.shape, KINDS[packed.dtype], weight.data_ptr())
+    def unpack(self, prepacked: Tensor, out: int) -> Tensor:
+        """The weight [out, in] of a prepacked one."""
+        weight = torch.empty(out, prepacked.shape[1], dtype=prepacked.dtype)
+        self._unpack(prepacked.data_ptr(), *weight.shape, KINDS[prepacked.dtype], weight.data_ptr())
         return weight
 
 
@@ -161,7 +159,7 @@ def _compiled(compiler: str, flags: frozenset[str]) -> Path:
 
 
 def _openmp() -> list[str]:
-    """torch's own OpenMP library, if it brings one: with a second one, two pools of threads would fight for the cores."""
+    """torch's own OpenMP library, if it brings one: a second one would have threads that fight for the cores."""
     return [str(path) for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))]
 
 

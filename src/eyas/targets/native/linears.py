@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eyas.targets.native.library import KINDS, Kernels, Linear, kernels
 from eyas.targets.linears import PrepackedLinear, can_prepack
+from eyas.targets.native.library import KINDS, Kernels, Linear, kernels
 
 
 def loaded_kernels() -> Kernels:
@@ -35,10 +35,10 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
     """
     if device.type != "cpu" or dtype not in KINDS:
         return None
-    packed = can_prepack(device, dtype)
+    prepacked = can_prepack(device, dtype)
     if kernels() is None:
-        return PrepackedLinear if packed else None
-    if not packed:
+        return PrepackedLinear if prepacked else None
+    if not prepacked:
         return NativeLinear
     native, other = (_seconds(layout, dtype) for layout in (NativeLinear, PrepackedLinear))
     slower = sum(native[:3]) > 1.05 * sum(other[:3]) or native[3] > 1.5 * other[3]
@@ -89,9 +89,9 @@ class NativeLinear(PrepackedLinear):
         )  # fmt: skip
         return out.to(self._dtype).view(*x.shape[:-1], self.out_features)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002  # it has no children
         if fn(torch.empty(0)).device.type != "cpu" or fn(torch.empty(0, dtype=self._dtype)).dtype != self._dtype:
-            raise RuntimeError("packed weights can't be moved or cast: load the model anew")
+            raise RuntimeError("prepacked weights can't be moved or cast: load the model anew")
         return self
 
 

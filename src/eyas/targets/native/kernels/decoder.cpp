@@ -37,8 +37,8 @@ struct Decoder {
     int64_t rotated;                     // leading features of a head that RoPE rotates
     int64_t bf16;
     float eps, scale;
-    const float* norm;                   // [H]
-    Linear head;
+    const float* norm;                   // [H] or null
+    Linear head;                         // or none
 };
 
 struct Pass {
@@ -274,7 +274,10 @@ void run(const Decoder& d, const Pass& pass) {
         region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
             float* out = normed + t * wide;
             tap(d.count, t, pass.x + t * hidden);
-            rms_norm(pass.x + t * hidden, d.norm, hidden, d.eps, bf16, out);
+            if (d.norm)
+                rms_norm(pass.x + t * hidden, d.norm, hidden, d.eps, bf16, out);
+            else
+                std::memcpy(out, pass.x + t * hidden, hidden * sizeof(float));
             tap(d.count + 1, t, out);
             if (pass.final) write(reinterpret_cast<T*>(pass.final) + t * hidden, out, hidden);
         });

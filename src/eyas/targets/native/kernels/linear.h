@@ -62,11 +62,10 @@ inline int place(int64_t kind, int lane) {
 
 // The sums of T tokens x [T, ldx] with P panels.
 template <int64_t KIND, int T, int P>
-inline void tile(const float* x, int64_t ldx, const char* const (&panel)[P], int64_t in, vec (&sum)[T][P][PARTS]) {
+inline __attribute__((always_inline)) void tile(const float* x, int64_t ldx, const char* const (&panel)[P],
+                                                int64_t in, vec (&result)[T][P][PARTS]) {
     constexpr int64_t step = PANEL * bytes_of(KIND);
-    for (auto& token : sum)
-        for (auto& one : token)
-            for (vec& part : one) part = zero();
+    vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
     for (int64_t i = 0; i < in; i++) {
         for (int p = 0; p < P; p++) {
             vec w[PARTS];
@@ -78,6 +77,7 @@ inline void tile(const float* x, int64_t ldx, const char* const (&panel)[P], int
             }
         }
     }
+    std::memcpy(result, sum, sizeof(sum));
 }
 
 // Sums with their scale and bias, the model's own rounding included.

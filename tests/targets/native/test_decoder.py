@@ -1,0 +1,170 @@
+"""Native passes: what the modules compute, and every token's results bit for bit the same in any pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.network import DraftNetwork
+from eyas.engine import Engine, Speculation
+from eyas.targets import Target, load_target
+from eyas.targets.linears import prepack_linears
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import NativeLinear
+from eyas.tree import DraftTree, parse_tree
+from eyas.types import Request, SamplingParams
+
+from ... import tiny
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+NATIVE = ("llama", "qwen2", "qwen3", "mistral")
+"""Architectures whose passes are native; "mistral" has a sliding window."""
+SIZES = {"head_dim": 16}
+TYPES = (torch.float32, torch.bfloat16)
+BOUNDARIES = (0, 1, 3, tiny.LAYERS, tiny.LAYERS + 1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name in tiny.ARCHITECTURES:
+        tiny.build_model(name, **(SIZES if name in NATIVE else {})).save_pretrained(root / name)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def native_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native weights, whatever is fastest on this machine."""
+    monkeypatch.setattr("eyas.targets.loading.best_layout", lambda *_: NativeLinear)
+
+
+def native_target(folders: Path, name: str, dtype: torch.dtype) -> Target:
+    target = load_target(folders / name, device="cpu", dtype=dtype)
+    assert target.native is not None
+    return target
+
+
+def native_drafter(kind: str, dtype: torch.dtype) -> NetworkDrafter:
+    network: DraftNetwork = tiny.network(kind, **({} if kind == "mlp" else SIZES)).to(dtype)
+    prepack_linears(network, NativeLinear)
+    drafter = NetworkDrafter(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
+    assert drafter._decoder is not None
+    return drafter
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_pass_computes_what_the_modules_do(folders: Path, name: str, dtype: torch.dtype) -> None:
+    target = native_target(folders, name, dtype)
+    plain = load_target(folders / name, device="cpu", dtype=dtype, prepacked=False)
+    prompts = tiny.prompts(19, 4)
+    tree = random_tree(2, 7)
+    found = []
+    for made in (plain, target):
+        made.resize(3)
+        read = [chunk.taps for chunk in made.prefill(range(1, 3), prompts, BOUNDARIES, chunk=8)]
+        output = made.verify(range(1, 3), torch.tensor([prompt[-1] for prompt in prompts]), tree, BOUNDARIES)
+        nodes = torch.arange(8).expand(2, -1)
+        found.append((read[0][0], output.logits.rows[output.logits.index], output.taps_at(nodes)))
+    for one, other in zip(*found, strict=True):
+        scale = float(one.abs().max())
+        torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=1e-4 if dtype == torch.float32 else 5e-2)
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny.ARCHITECTURES) - set(NATIVE)))
+def test_models_of_another_kind_run_their_modules(folders: Path, name: str) -> None:
+    target = load_target(folders / name, device="cpu")
+    assert target.native is None
+    assert target.ragged
+
+
+def test_a_native_pass_that_differs_is_left_out(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(self: object, table: torch.Tensor) -> int:
+        kept.append(2 * table.detach().float())
+        return kept[-1].data_ptr()
+
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr("eyas.targets.native.decoder.NativeDecoder._vector", doubled)
+    assert load_target(folders / "llama", device="cpu").native is None
+
+
+def random_tree(batch: int, nodes: int, seed: int = 3) -> DraftTree:
+    """Random trees of one size; every second row lacks its last nodes."""
+    draw = torch.Generator().manual_seed(seed)
+    parents = torch.tensor(
+        [[int(torch.randint(-1, i, (), generator=draw)) if i else -1 for i in range(nodes)] for _ in range(batch)]
+    )
+    tokens = torch.randint(3, tiny.VOCAB, (batch, nodes), generator=draw)
+    valid = torch.ones(batch, nodes, dtype=torch.bool)
+    valid[1::2, nodes - 2 :] = False
+    return DraftTree(tokens, parents, torch.zeros(batch, nodes), valid, nodes, counted=int(valid.sum()))
+
+
+def read_alone(target: Target, tokens: Sequence[int]) -> torch.Tensor:
+    """The logits after the last of `tokens`, read one by one in slot 0."""
+    target.resize(1)
+    for token in tokens:
+        logits, _ = target.prefill_to_end(range(1), [[token]], ())
+    return logits.rows[0]
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_node_s_logits_are_those_of_its_tokens_read_one_by_one(folders: Path, name: str, dtype: torch.dtype) -> None:
+    """In trees of rows of different lengths, in slots that were used before, read in chunks."""
+    target = native_target(folders, name, dtype)
+    prompts = tiny.prompts(23, 5, 9)
+    tree = random_tree(3, 9)
+    target.resize(4)
+    for _ in target.prefill(range(1, 4), prompts, (), chunk=7):
+        pass
+    logits = target.verify(range(1, 4), torch.tensor([prompt[-1] for prompt in prompts]), tree, ()).logits
+    rows = logits.rows[logits.index]
+    for row, prompt in enumerate(prompts):
+        for node in range(10):
+            if node and not tree.valid[row, node - 1]:
+                continue
+            path = [i - 1 for i in range(1, 10) if tree.ancestors[row, node, i]]
+            alone = read_alone(target, prompt + [int(tree.tokens[row, i]) for i in path])
+            assert torch.equal(rows[row, node], alone), (row, node)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_speculation_equals_plain_decoding_alone_and_in_batches(
+    folders: Path, name: str, dtype: torch.dtype, kind: str
+) -> None:
+    target = native_target(folders, name, dtype)
+    prompts = tiny.prompts(*range(3, 19), seed=4)
+    requests = [
+        Request(tuple(prompt), SamplingParams(max_tokens=12, temperature=i % 2 * 0.9, seed=i, ignore_eos=True))
+        for i, prompt in enumerate(prompts)
+    ]
+    alone = [Engine(target).generate([request])[0].token_ids for request in requests[:4]]
+    plain = [done.token_ids for done in Engine(target, batch_size=16).generate(requests)]
+    assert plain[:4] == alone
+    assert len({tuple(tokens) for tokens in plain}) == len(plain)
+    for tree, batch in (("chain:3", 1), ("dynamic:4,3,8", 5), ("dynamic:4,3,8,0.1", 16)):
+        engine = Engine(target, None, Speculation(native_drafter(kind, dtype), parse_tree(tree)), batch_size=batch)
+        assert [done.token_ids for done in engine.generate(requests)] == plain
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype: torch.dtype) -> None:
+    target = native_target(folders, "llama", dtype)
+    native = native_drafter(kind, dtype)
+    plain = tiny.network(kind, **SIZES).to(dtype)
+    modules = NetworkDrafter(plain, native.taps)
+    assert modules._decoder is None
+    requests = [Request(tuple(prompt), SamplingParams(max_tokens=12)) for prompt in tiny.prompts(9, 4, 17)]
+    nodes = []
+    for drafter in (modules, native):
+        done = Engine(target, None, Speculation(drafter, parse_tree("chain:3")), batch_size=3).generate(requests)
+        nodes.append([one.stats.accepted_histogram for one in done])
+    assert nodes[0] == nodes[1]

@@ -1,0 +1,138 @@
+"""Products of the native kernels: one chain of fused multiply-adds for each output, bit for bit, in every tail shape."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
+from eyas.targets.native import library, linears
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+CPU = torch.device("cpu")
+TYPES = (torch.float32, torch.bfloat16)
+
+
+def linear(out: int, width: int, dtype: torch.dtype, bias: bool = True, seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(width, out, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+def rounded(value: Fraction) -> float:
+    """A fraction as the nearest float32; exact halves between two are not met here."""
+    return torch.tensor(float(value), dtype=torch.float64).float().item()
+
+
+def chained(x: Tensor, weight: Tensor) -> Tensor:
+    """[T, out] sums over the inputs in their order, rounded to float32 after each multiply-add, in exact arithmetic."""
+    found = torch.empty(len(x), len(weight))
+    for t, row in enumerate(x.double().tolist()):
+        for o, factors in enumerate(weight.double().tolist()):
+            total = 0.0
+            for a, b in zip(row, factors, strict=True):
+                total = rounded(Fraction(a) * Fraction(b) + Fraction(total))
+            found[t, o] = total
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(1, 20), out=st.integers(1, 50), width=st.integers(1, 24), dtype=st.sampled_from(TYPES),
+    bias=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_a_product_is_a_chain_of_multiply_adds(
+    tokens: int, out: int, width: int, dtype: torch.dtype, bias: bool, seed: int
+) -> None:
+    plain = linear(out, width, dtype, bias, seed)
+    x = torch.randn(tokens, width).to(dtype)
+    expected = chained(x, plain.weight)
+    if bias:
+        expected = expected + plain.bias.float()
+    assert torch.equal(NativeLinear(plain, False)(x), expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("layout", [NativeLinear, Int8Linear])
+def test_a_token_s_product_does_not_depend_on_the_others(dtype: torch.dtype, layout: type[NativeLinear]) -> None:
+    native = layout(linear(70, 48, dtype), False)
+    x = torch.randn(40, 48).to(dtype)
+    alone = torch.cat([native(row.unsqueeze(0)) for row in x])
+    for count in range(1, 41):
+        assert torch.equal(native(x[:count]), alone[:count])
+        assert torch.equal(native(x[40 - count :]), alone[40 - count :])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 + threads)
+        assert torch.equal(native(x), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("out", "width"), [(1, 1), (16, 16), (17, 5), (100, 33)])
+def test_the_weight_can_be_read_and_trained_below(dtype: torch.dtype, out: int, width: int) -> None:
+    plain = linear(out, width, dtype)
+    weight = plain.weight.clone()
+    native = NativeLinear(plain, False)
+    assert torch.equal(native.weight, weight)
+    assert torch.equal(native.first(7), weight.flatten()[:7])
+    x = torch.randn(2, 3, width).to(dtype).requires_grad_()
+    native(x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(2, 3, -1), rtol=2e-2, atol=2e-2)
+    with pytest.raises(RuntimeError, match="load the model anew"):
+        native.to(torch.float64)
+
+
+def test_int8_weights_are_the_nearest_of_255_steps() -> None:
+    plain = linear(20, 64, torch.float32)
+    weight, bias = plain.weight.clone(), plain.bias
+    native = Int8Linear(plain, False)
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert ((native.weight - weight).abs() <= step * 0.5001).all()
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(native(x), x @ native.weight.T + bias, rtol=1e-5, atol=1e-5)
+
+
+def test_every_linear_but_quantised_ones_is_replaced() -> None:
+    block = nn.Sequential(linear(8, 8, torch.float32), nn.Linear(8, 8, dtype=torch.float64))
+    assert prepack_linears(block, NativeLinear) == 1
+    assert isinstance(block[0], NativeLinear)
+    assert type(block[1]) is nn.Linear
+
+
+def test_the_fastest_layout_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_prepack(CPU, torch.float32):
+        pytest.skip("this torch has no oneDNN")
+    seconds = {NativeLinear: [1.0, 1.0, 1.0, 1.0], PrepackedLinear: [1.0, 1.0, 1.0, 1.0]}
+    monkeypatch.setattr(linears, "_seconds", lambda layout, _: seconds[layout])
+    for native, chosen in (
+        ([1.0, 1.0, 1.1, 1.4], NativeLinear),
+        ([1.0, 1.0, 1.2, 1.0], PrepackedLinear),
+        ([1.0, 1.0, 1.0, 1.6], PrepackedLinear),
+    ):
+        seconds[NativeLinear] = native
+        assert best_layout.__wrapped__(CPU, torch.float32) is chosen
+    assert best_layout.__wrapped__(CPU, torch.float16) is None
+    assert best_layout.__wrapped__(torch.device("meta"), torch.float32) is None
+
+
+def test_without_kernels_pytorch_s_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.DISABLE, "0")
+    assert kernels.__wrapped__() is None
+    monkeypatch.delenv(library.DISABLE)
+    monkeypatch.setenv("PATH", "")
+    assert kernels.__wrapped__() is None
+    monkeypatch.setattr(library, "_processor_flags", frozenset)
+    assert kernels.__wrapped__() is None
+    monkeypatch.setattr(linears, "kernels", lambda: None)
+    assert best_layout.__wrapped__(CPU, torch.float32) in (PrepackedLinear, None)
+    with pytest.raises(RuntimeError, match="no native kernels"):
+        linears.loaded_kernels()
