@@ -30,7 +30,7 @@ from .source import SOURCE, importers
 
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 WAYS = {
-    "The way of a token": 24,
+    "The way of a token": 26,
     "The way of a request": 24,
     "The way of a chat": None,
     "The way of a drafter's folder": None,
@@ -117,7 +117,7 @@ def test_a_token_goes_its_way(tmp_path: Path, temperature: float) -> None:
     named = set(way("The way of a token"))
     assert entered - named <= {"__init__.py", "types.py", "text/chats.py"}  # what is passed along
     native = {"targets/native/decoder.py", "targets/native/linears.py"}
-    modules = {"targets/linears.py", "targets/attention.py"}
+    modules = {"targets/linears.py", "targets/attention.py", "targets/taps.py"}
     assert named - entered <= {"cli/decode/generate.py"} | (modules if engine.target.native else native | modules)
 
 

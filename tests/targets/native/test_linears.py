@@ -1,4 +1,4 @@
-"""Products of the native kernels: one chain of fused multiply-adds for each output, bit for bit, in every tail shape."""
+"""Products of the native kernels: a chain of fused multiply-adds for each output, bit for bit, in every tail shape."""
 
 from __future__ import annotations
 
