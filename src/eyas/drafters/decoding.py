@@ -130,27 +130,28 @@ class NetworkDrafter:
         slots = slice(rows.start, rows.stop)
         lengths = self._lengths(rows)
         start = column = self._cache.start(rows)
-        fed, normed = self._fed[slots].unsqueeze(1), self._normed[slots].unsqueeze(1)  # [R, 1, H]
+        fed = self._fed[slots].unsqueeze(1)  # [R, 1, H]
+        logits = self.network.logits(self._normed[slots].unsqueeze(1))  # [R, W, Vd]
         guessed = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=lengths.device)  # [R, W, F]
         growth = spec.start(len(rows), lengths.device, None if all(grown) else grown)
         for level in range(spec.depth):
-            ranked = coupling.rank(self.network.logits(normed), level, self._ids)  # [R, W, Vd]
+            ranked = coupling.rank(logits, level, self._ids)  # [R, W, Vd]
             score, best = ranked.topk(min(growth.fanout, ranked.shape[2]), dim=2)
             frontier = growth.expand(score, self._ids[best])
             if frontier is None:
                 break
             width = frontier.tokens.shape[1]
-            parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
             # a guess sees the committed pairs, the guesses above it, and itself
             itself = torch.eye(width, dtype=torch.bool, device=lengths.device).expand(len(rows), width, width)
-            guessed = torch.cat((guessed.gather(1, parents.expand(-1, -1, guessed.shape[2])), itself), dim=2)
-            fed, normed = self._step(
-                rows,
-                frontier.tokens,
-                fed.gather(1, parents.expand(-1, -1, fed.shape[2])),
-                (lengths + level).unsqueeze(1).expand(-1, width),
-                _Stage(lengths, guessed, start, column),
-            )
+            if width > 1 or fed.shape[1] > 1:  # in a chain every guess follows the one before
+                parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
+                guessed = guessed.gather(1, parents.expand(-1, -1, guessed.shape[2]))
+                fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
+            guessed = torch.cat((guessed, itself), dim=2)
+            positions = (lengths + level).unsqueeze(1).expand(-1, width)
+            stage = _Stage(lengths, guessed, start, column)
+            fed, normed = self._step(rows, frontier.tokens, fed, positions, stage)
+            logits = self.network.logits(normed)
             column += width
         return growth.tree()
 

@@ -60,6 +60,8 @@ class DraftTree:
         """[B, 1 + N, 1 + N] bool, over node indexes: `[b, q, k]` = node k is q itself or on q's path to the root."""
         if self.shared_ancestors is not None:
             return self.shared_ancestors.expand(self.tokens.shape[0], -1, -1)
+        if self.size == 0:
+            return torch.ones(self.tokens.shape[0], 1, 1, dtype=torch.bool, device=self.tokens.device)
         return ancestor_mask(self.parents, self.max_depth)
 
     @cached_property

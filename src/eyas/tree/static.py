@@ -8,7 +8,7 @@ Shapes: B rows, N nodes, W frontier nodes, K children offered by each, n nodes o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -60,12 +60,16 @@ class StaticTree:
             here = [path for path in self.nodes if len(path) == depth]
             at = {path: i for i, path in enumerate(frontier)}
             inner = [i for i, path in enumerate(here) if path in has_child]
+            fanout = 1 + max(path[-1] for path in here)
+            offered = [(parent, rank) for parent in range(len(frontier)) for rank in range(fanout)]
+            taken = [(at[path[:-1]], path[-1]) for path in here]
             levels.append(
                 _Level(
-                    parents=torch.tensor([at[path[:-1]] for path in here]),
-                    ranks=torch.tensor([path[-1] for path in here]),
+                    parents=torch.tensor([parent for parent, _ in taken]),
+                    ranks=torch.tensor([rank for _, rank in taken]),
                     inner=torch.tensor(inner, dtype=torch.int64),
-                    fanout=1 + max(path[-1] for path in here),
+                    fanout=fanout,
+                    whole=taken == offered,
                 )
             )
             frontier = [here[i] for i in inner]
@@ -83,6 +87,8 @@ class _Level:
     ranks: Tensor  # [n] which child of that node
     inner: Tensor  # [W'] those of the n nodes that have children themselves
     fanout: int
+    whole: bool
+    """Whether the n nodes are all children that are offered, in their order."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ def _tables(spec: StaticTree, device: torch.device) -> _Tables:
     """A shape's index tables on `device`, computed once."""
     parents = torch.tensor(spec.parents, device=device)
     levels = [
-        _Level(lv.parents.to(device), lv.ranks.to(device), lv.inner.to(device), lv.fanout) for lv in spec.levels()
+        replace(lv, parents=lv.parents.to(device), ranks=lv.ranks.to(device), inner=lv.inner.to(device))
+        for lv in spec.levels()
     ]
     return _Tables(levels, parents, ancestor_mask(parents.unsqueeze(0), spec.depth)[0])
 
@@ -122,14 +129,20 @@ class StaticGrowth:
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         level = self._tables.levels[self._level]
         self._level += 1
-        chosen = tokens[:, level.parents, level.ranks]  # [B, n]
-        total = self._frontier[:, level.parents] + logprob[:, level.parents, level.ranks]
+        total = self._frontier.unsqueeze(2) + logprob  # [B, W, K]
+        if level.whole:
+            chosen, total = tokens.flatten(1), total.flatten(1)  # [B, n]
+        else:
+            chosen, total = (each[:, level.parents, level.ranks] for each in (tokens, total))
         self._tokens.append(chosen)
         self._logprob.append(total)
         if self._level == len(self._tables.levels):
             return None
-        self._frontier = total[:, level.inner]
-        return Frontier(chosen[:, level.inner], level.parents[level.inner].expand(chosen.shape[0], -1))
+        parents = level.parents
+        if len(level.inner) < len(parents):
+            chosen, total, parents = chosen[:, level.inner], total[:, level.inner], parents[level.inner]
+        self._frontier = total
+        return Frontier(chosen, parents.expand(chosen.shape[0], -1))
 
     def tree(self) -> DraftTree:
         tokens = torch.cat(self._tokens, dim=1)
