@@ -35,6 +35,7 @@ def load(
     device: str | torch.device | None = None,
     attention: str | None = None,
     compiled: bool = False,
+    quantize: str | None = None,
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
@@ -47,7 +48,8 @@ def load(
     pays. `costs` is a file that keeps those measurements for the next time. `method` is the drafter kind that is
     expected; None = whatever the files hold. `rule` replaces the lossless walk. `batch_size` sequences run at once,
     or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for the demo and for CPUs that are slow in
-    half precision. Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
+    half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a CPU. Raises ModelError,
+    CheckpointError, DrafterMismatchError, UsageError.
     """
     if draft_model is None and tree is not None:
         raise UsageError("a tree needs a drafter to grow it: give a draft model")
@@ -55,7 +57,7 @@ def load(
     if costs is not None and auto is None:
         raise UsageError("costs are measured for --tree auto only: leave them out, or ask for auto")
     spec = parse_tree(tree) if isinstance(tree, str) and auto is None else None if isinstance(tree, str) else tree
-    target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled)
+    target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled, quantize=quantize)
     speculation = controller = None
     if draft_model is not None:
         drafter = load_drafter(

@@ -39,11 +39,11 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def prepack_linears(module: nn.Module, layout: type[PrepackedLinear] | None = None) -> int:
+def prepack_linears(module: nn.Module, layout: Callable[[nn.Linear, bool], PrepackedLinear] | None = None) -> int:
     """Replace every float `nn.Linear` below `module` by a prepacked one; returns how many were replaced.
 
-    `layout` is the class of the new ones: oneDNN's by default. Quantised weights stay as they are. Tied weights also
-    stay row-major, for the embedding.
+    `layout` makes the new ones of a linear and whether its weight is an embedding's: by default in oneDNN's layout.
+    Quantised weights stay as they are. Tied weights also stay row-major, for the embedding.
     """
     made = layout or PrepackedLinear
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}

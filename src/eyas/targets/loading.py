@@ -20,8 +20,9 @@ from eyas.errors import ModelError, UsageError
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
 from eyas.targets.linears import fuse_linears, prepack_linears
-from eyas.targets.native.decoder import transformers_decoder
-from eyas.targets.native.linears import NativeLinear, best_layout
+from eyas.targets.native.decoder import NativeDecoder, transformers_decoder
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target
 
 
@@ -33,12 +34,16 @@ def load_target(
     attention: str | None = None,
     compiled: bool = False,
     prepacked: bool | None = None,
+    quantize: str | None = None,
 ) -> Target:
     """Load a decoder LM, its model code unpatched, in a `dtype` that `resolve_dtype` knows.
+
+    Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native.
 
     `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
     the model through `torch.compile`. `prepacked` lays the weights of linears out for the CPU's kernels; None does so
     where there are such kernels, unless the model is compiled: the compiler brings its own and refuses these.
+    `quantize` `int8` keeps the weights of all linears but the head in 8 bits, on a CPU with native kernels.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -48,31 +53,62 @@ def load_target(
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
     if prepacked and compiled:
         raise UsageError("a compiled target can't be prepacked as well: choose one")
+    if quantize not in (None, "int8"):
+        raise UsageError(f"unknown quantization {quantize!r}: write int8, or load a checkpoint that is quantised")
     torch_device, name = resolve_device(device), named_target(model)
+    if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
+        raise UsageError(
+            "int8 weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
+            "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
+        )
     config = read_config(name)
     known = causal_lm_class(config)
     if known is not None:
         refuse_unsupported(known, config)
+    packing = not compiled if prepacked is None else prepacked
+
+    def loaded_in(chosen: torch.dtype) -> Target:
+        loaded = read_model(name, config, chosen, attention)
+        loaded = loaded.to(torch_device).eval().requires_grad_(False)
+        native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
+        if torch_device.type == "cpu":
+            use_huge_pages()
+        # a compiled graph would be compiled anew for every layout
+        return Target(loaded, ragged=not compiled, native=native)
+
     torch_dtype = resolve_dtype(dtype, name, torch_device)
-    loaded = read_model(name, config, torch_dtype, attention)
-    loaded = loaded.to(torch_device).eval().requires_grad_(False)
-    native = None
-    if not compiled if prepacked is None else prepacked:
-        layout = best_layout(torch_device, torch_dtype)
-        if layout is not None:
-            prepack_linears(loaded, layout)
-        if layout is NativeLinear:
-            native = transformers_decoder(loaded) if attention is None else None
-        elif layout is not None:
-            fuse_linears(loaded, lambda: _trial_logits(loaded))
-    if torch_device.type == "cpu":
-        use_huge_pages()
-    target = Target(
-        loaded, ragged=not compiled, native=native
-    )  # a compiled graph would be compiled anew for every layout
+    if dtype == "auto" and packing and attention is None and _half_may_be_native(name, torch_dtype, torch_device):
+        target = loaded_in(torch.bfloat16)
+        if target.native is not None:
+            return target
+    target = loaded_in(torch_dtype)
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
+
+
+def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:
+    """Whether a bfloat16 checkpoint would be run in float32, but native kernels may run it as it is."""
+    if resolved != torch.float32 or name == str(DEMO_TARGET) or best_layout(device, torch.bfloat16) is not NativeLinear:
+        return False
+    return _checkpoint_dtype(name) == torch.bfloat16
+
+
+def _prepack(
+    model: Any, device: torch.device, dtype: torch.dtype, attention: str | None, quantize: str | None
+) -> NativeDecoder | None:
+    """Lay out the weights of a model's linears for this machine; returns its native passes, if it has such."""
+    layout = best_layout(device, dtype)
+    if quantize:
+        head = model.get_output_embeddings()
+        prepack_linears(model, lambda linear, shared: (NativeLinear if linear is head else Int8Linear)(linear, shared))
+    elif layout is not None:
+        prepack_linears(model, layout)
+    if quantize or layout is NativeLinear:
+        return transformers_decoder(model) if attention is None else None
+    if layout is not None:
+        fuse_linears(model, lambda: _trial_logits(model))
+    return None
 
 
 def _trial_logits(model: Any) -> Tensor:

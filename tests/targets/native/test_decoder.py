@@ -11,11 +11,13 @@ import torch
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.network import DraftNetwork
 from eyas.engine import Engine, Speculation
+from eyas.errors import UsageError
 from eyas.targets import Target, load_target
+from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.linears import Int8Linear, NativeLinear
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import Request, SamplingParams
 
@@ -165,3 +167,39 @@ def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype
         done = Engine(target, None, Speculation(drafter, parse_tree("chain:3")), batch_size=3).generate(requests)
         nodes.append([one.stats.accepted_histogram for one in done])
     assert nodes[0] == nodes[1]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_int8_targets_speculate_losslessly(folders: Path, dtype: torch.dtype) -> None:
+    target = load_target(folders / "llama", device="cpu", dtype=dtype, quantize="int8")
+    assert target.native is not None
+    kinds = {name.split(".")[-1]: type(part) for name, part in target.model.named_modules()}
+    assert (kinds["q_proj"], kinds["down_proj"], kinds["lm_head"]) == (Int8Linear, Int8Linear, NativeLinear)
+    assert fingerprint(target.model) == fingerprint(native_target(folders, "llama", dtype).model)
+    requests = [Request(tuple(prompt), SamplingParams(max_tokens=12)) for prompt in tiny.prompts(9, 4, 17)]
+    plain = [done.token_ids for done in Engine(target).generate(requests)]
+    for tree, batch in (("chain:3", 1), ("dynamic:4,3,8", 3)):
+        speculation = Speculation(native_drafter("eagle3", dtype), parse_tree(tree))
+        done = Engine(target, None, speculation, batch_size=batch).generate(requests)
+        assert [one.token_ids for one in done] == plain
+
+
+def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="unknown quantization 'int3': write int8"):
+        load_target(folders / "llama", device="cpu", quantize="int3")
+    with pytest.raises(UsageError, match="need eyas's native kernels"):
+        load_target(folders / "llama", device="cpu", quantize="int8", compiled=True)
+    monkeypatch.setattr("eyas.targets.loading.kernels", lambda: None)
+    with pytest.raises(UsageError, match="need eyas's native kernels"):
+        load_target(folders / "llama", device="cpu", quantize="int8")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("gemma2", torch.float32)])
+def test_auto_is_bfloat16_where_passes_are_native(
+    tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although PyTorch's own kernels are slow in it on this CPU."""
+    monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda wanted: wanted == torch.float32)
+    tiny.build_model(name, **(SIZES if name in NATIVE else {})).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
+    assert load_target(tmp_path, device="cpu", dtype="auto", prepacked=False).dtype == torch.float32

@@ -91,6 +91,7 @@ def open_engine(
         device=target.device,
         attention=target.attention,
         compiled=target.compile,
+        quantize=target.quantize,
         draft_weights=draft.draft_weights,
         ignore_config_keys=draft.ignore_config_key,
         method=None if draft.method == "none" else draft.method,
@@ -101,13 +102,15 @@ def open_target(name: str, runtime: RuntimeOptions) -> Target:
     """Load a target without a drafter."""
     quiet()
     from eyas.targets import load_target
+    from eyas.targets.loading import resolve_device, resolve_dtype
 
     return load_target(
         name,
-        dtype=runtime.dtype,
+        dtype=resolve_dtype(runtime.dtype, name, resolve_device(runtime.device)),  # its modules may be run
         device=runtime.device,
         attention=runtime.attention,
         compiled=runtime.compile,
+        quantize=runtime.quantize,
     )
 
 

@@ -33,6 +33,7 @@ def settings_of(
         "device": str(loaded.device),
         "attention": runtime.attention,
         "compile": runtime.compile,
+        "quantize": runtime.quantize,
         **plan_settings(measuring, params),
     }
 

@@ -50,6 +50,7 @@ class RuntimeOptions:
     device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None
     attention: Annotated[str | None, Option(help="sdpa or eager.")] = None
     compile: Annotated[bool, Option("--compile", help="Compile the target with torch.compile.")] = False
+    quantize: Annotated[str | None, Option(help="int8: the target's weights in 8 bits, on a CPU.")] = None
 
 
 @dataclass(frozen=True)
