@@ -5,7 +5,7 @@
 // mixed values are computed in that order and by nothing else, so they do not depend on the tree, the other rows or
 // where the pass was staged.
 //
-// Shapes: D head size, G query heads that share a key head, C capacity of the cache.
+// Shapes: C capacity of the cache.
 #pragma once
 
 #include <limits>
@@ -29,62 +29,99 @@ inline const int64_t* visible(int64_t committed, int64_t start, int64_t stages, 
     return room;
 }
 
-// One query [D] over keys and values [C, D] at `columns` [count] -> out [D]. `scores` has room for count + LANES.
+// What some queries attend to: keys [C, size] and values [C, value_size] at `columns`. A query sees the first `count` of
+// them.
 template <class T>
-void attend(const float* query, const T* keys, const T* values, const int64_t* columns, int64_t count, int64_t size,
-            float scale, bool bf16, float* scores, float* out) {
-    vec highest = all(-std::numeric_limits<float>::infinity());
-    for (int64_t j = 0; j < count; j += 8) {
-        vec products[8];
-        const T* key[8];
-        for (int lane = 0; lane < 8; lane++) {
-            key[lane] = keys + columns[j + lane < count ? j + lane : count - 1] * size;
-            products[lane] = zero();
-        }
-        for (int64_t d = 0; d < size; d += LANES) {
-            vec q = load(query + d);
-            for (int lane = 0; lane < 8; lane++) products[lane] = fma(q, load(key[lane] + d), products[lane]);
-        }
-        _mm256_storeu_ps(scores + j, _mm256_mul_ps(sums(products), _mm256_set1_ps(scale)));
-    }
-    int64_t padded = (count + LANES - 1) / LANES * LANES;
-    for (int64_t j = count; j < padded; j++) scores[j] = -std::numeric_limits<float>::infinity();
+struct Context {
+    const T *keys, *values;
+    const int64_t* columns;
+    int64_t size, value_size;
+    float scale;
+    bool bf16;
+};
+
+struct Query {
+    const float* state;   // [size]
+    float* out;           // [value_size]
+    int64_t count;
+};
+
+// The weights of a query's keys in place of their scores, zero beyond the last; returns one over their sum.
+inline float weigh(float* scores, int64_t count, int64_t padded) {
+    constexpr float least = -std::numeric_limits<float>::infinity();
+    for (int64_t j = count; j < padded; j++) scores[j] = least;
+    vec highest = all(least);
     for (int64_t j = 0; j < padded; j += LANES) highest = larger(highest, load(scores + j));
-    float lanes[LANES], top = -std::numeric_limits<float>::infinity();
+    float lanes[LANES], top = least;
     store(lanes, highest);
     for (float lane : lanes) top = lane > top ? lane : top;
+    for (int64_t j = 0; j < padded; j += LANES) store(scores + j, exponential(sub(load(scores + j), all(top))));
+    for (int64_t j = count; j < padded; j++) scores[j] = 0;
     vec total = zero();
-    for (int64_t j = 0; j < padded; j += LANES) {
-        vec weight = exponential(sub(load(scores + j), all(top)));
-        store(scores + j, weight);
-        if (j + LANES > count)  // what is beyond the last key weighs nothing
-            for (int64_t i = count; i < padded; i++) scores[i] = 0;
-        total = add(total, load(scores + j));
-    }
-    vec inverse = all(1.0f / sum(total));
-    constexpr int WIDE = 8;  // vectors of values that are summed at once
-    for (int64_t d = 0; d < size; d += WIDE * LANES) {
-        int parts = static_cast<int>((size - d < WIDE * LANES ? size - d : WIDE * LANES) / LANES);
-        vec mixed[WIDE];
-        for (vec& part : mixed) part = zero();
-        if (parts == WIDE) {
-            for (int64_t j = 0; j < count; j++) {
-                const T* value = values + columns[j] * size + d;
-                vec weight = all(scores[j]);
-                for (int p = 0; p < WIDE; p++) mixed[p] = fma(weight, load(value + p * LANES), mixed[p]);
+    for (int64_t j = 0; j < padded; j += LANES) total = add(total, load(scores + j));
+    return 1.0f / sum(total);
+}
+
+// N queries side by side, which read each key and value once; every sum is the one that a query has alone.
+// `scores` has room for N times the longest count + 2 * LANES.
+template <int N, class T>
+void attend_together(const Context<T>& context, const Query* query, float* scores) {
+    constexpr int KEYS = 8 / N, WIDE = 8 / N;  // keys and vectors of values that are worked on at once
+    int64_t longest = 0;
+    for (int n = 0; n < N; n++) longest = query[n].count > longest ? query[n].count : longest;
+    const int64_t padded = (longest + LANES - 1) / LANES * LANES, stride = padded + LANES;
+    for (int64_t j = 0; j < longest; j += KEYS) {
+        vec products[8] = {};
+        const T* key[KEYS];
+        for (int i = 0; i < KEYS; i++)
+            key[i] = context.keys + context.columns[j + i < longest ? j + i : longest - 1] * context.size;
+        for (int64_t d = 0; d < context.size; d += LANES)
+            for (int i = 0; i < KEYS; i++) {
+                vec of_key = load(key[i] + d);
+                for (int n = 0; n < N; n++)
+                    products[n * KEYS + i] = fma(load(query[n].state + d), of_key, products[n * KEYS + i]);
             }
-        } else {
-            for (int64_t j = 0; j < count; j++) {
-                const T* value = values + columns[j] * size + d;
-                vec weight = all(scores[j]);
-                for (int p = 0; p < parts; p++) mixed[p] = fma(weight, load(value + p * LANES), mixed[p]);
-            }
-        }
-        for (int p = 0; p < parts; p++) {
-            vec done = mul(mixed[p], inverse);
-            store(out + d + p * LANES, bf16 ? rounded(done) : done);
-        }
+        float found[8];
+        _mm256_storeu_ps(found, _mm256_mul_ps(sums(products), _mm256_set1_ps(context.scale)));
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < KEYS; i++) scores[n * stride + j + i] = found[n * KEYS + i];
     }
+    vec inverse[N];
+    for (int n = 0; n < N; n++) inverse[n] = all(weigh(scores + n * stride, query[n].count, padded));
+    for (int64_t d = 0; d < context.value_size; d += WIDE * LANES) {
+        const int64_t rest = (context.value_size - d) / LANES;
+        vec mixed[N][WIDE] = {};
+        auto mix = [&](int parts) __attribute__((always_inline)) {
+            for (int64_t j = 0; j < longest; j++) {
+                const T* value = context.values + context.columns[j] * context.value_size + d;
+                for (int p = 0; p < parts; p++) {
+                    vec part = load(value + p * LANES);
+                    for (int n = 0; n < N; n++) mixed[n][p] = fma(all(scores[n * stride + j]), part, mixed[n][p]);
+                }
+            }
+        };
+        const int parts = rest < WIDE ? static_cast<int>(rest) : WIDE;
+        if (parts == WIDE)
+            mix(WIDE);
+        else
+            mix(parts);
+        for (int n = 0; n < N; n++)
+            for (int p = 0; p < parts; p++) {
+                vec done = mul(mixed[n][p], inverse[n]);
+                store(query[n].out + d + p * LANES, context.bf16 ? rounded(done) : done);
+            }
+    }
+}
+
+// `total` queries of one context, as many at once as fit into the registers.
+template <class T>
+void attend(const Context<T>& context, const Query* query, int64_t total, float* scores) {
+    for (; total >= 4; total -= 4, query += 4) attend_together<4>(context, query, scores);
+    if (total >= 2) {
+        attend_together<2>(context, query, scores);
+        total -= 2, query += 2;
+    }
+    if (total) attend_together<1>(context, query, scores);
 }
 
 }  // namespace eyas

@@ -66,6 +66,7 @@ struct Pass {
 };
 
 constexpr int64_t PIECE = 4;  // panels that a thread takes at once
+constexpr int64_t BLOCK = 4;  // tokens whose attention it takes at once
 
 class Region {  // the threads of a pass
   public:
@@ -159,13 +160,14 @@ void run(const Decoder& d, const Pass& pass) {
             if (pass.taps[i] == boundary)
                 write(reinterpret_cast<T*>(pass.tapped) + (t * pass.tap_count + i) * hidden, state, hidden);
     };
+    const int64_t most = pass.start + pass.stages, blocks = (tokens + BLOCK - 1) / BLOCK;
     Region region(8 * d.count + 2);
 
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
     {
         int64_t phase = 0;
-        std::vector<float> scores(pass.start + pass.stages + 2 * LANES);
-        std::vector<int64_t> columns(pass.start + pass.stages);
+        std::vector<float> scores(4 * (most + 2 * LANES));
+        std::vector<int64_t> columns(2 * most);
 
         for (int64_t index = 0; index < d.count; index++) {
             const Layer& layer = d.layers[index];
@@ -217,20 +219,34 @@ void run(const Decoder& d, const Pass& pass) {
                 }
             });
 
-            // the tokens of a head follow each other, so its keys stay in the processor's cache
-            region.share(phase++, d.kv_heads * tokens, tokens > 8 ? 4 : 1, [&](int64_t first, int64_t stop) {
-                for (int64_t unit = first; unit < stop; unit++) {
-                    const int64_t h = unit / tokens, t = unit % tokens, cell = cell_of(t), row = cell / pass.columns;
-                    const uint8_t* seen = pass.seen + row * pass.seen_row + cell % pass.columns * pass.stages;
-                    int64_t count;
-                    const int64_t* at = visible(pass.lengths[row], pass.start, pass.stages, seen, layer.window,
-                                                columns.data(), count);
-                    const int64_t base = row * slot_stride + h * head_stride;
-                    for (int64_t g = h * group; g < (h + 1) * group; g++) {
-                        const int64_t head = t * q_size + g * d.size;
-                        attend(q + head, keys + base, values + base, at, count, d.size, d.scale, bf16, scores.data(),
-                               mixed + head);
+            // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
+            region.share(phase++, d.kv_heads * blocks, 1, [&](int64_t unit, int64_t) {
+                const int64_t h = unit / blocks, stop = std::min(tokens, (unit % blocks + 1) * BLOCK);
+                for (int64_t t = unit % blocks * BLOCK; t < stop;) {
+                    const int64_t row = cell_of(t) / pass.columns;
+                    int64_t *held = columns.data(), *next = columns.data() + most, counts[BLOCK], count = 0, length = 0;
+                    const int64_t* list = nullptr;
+                    for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
+                        const uint8_t* seen = pass.seen + row * pass.seen_row + cell_of(t + count) % pass.columns * pass.stages;
+                        const int64_t* found = visible(pass.lengths[row], pass.start, pass.stages, seen, layer.window, next, length);
+                        if (count && (length < counts[count - 1] || std::memcmp(found, list, counts[count - 1] * sizeof(int64_t))))
+                            break;
+                        counts[count] = length;
+                        list = found;
+                        std::swap(held, next);
                     }
+                    Query queries[BLOCK * 16];
+                    int64_t total = 0;
+                    const int64_t base = row * slot_stride + h * head_stride;
+                    const Context<T> context{keys + base, values + base, list, d.size, d.size, d.scale, bf16};
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t g = h * group; g < (h + 1) * group; g++) {
+                            const int64_t head = (t + i) * q_size + g * d.size;
+                            queries[total++] = {q + head, mixed + head, counts[i]};
+                            if (total == BLOCK * 16) attend(context, queries, total, scores.data()), total = 0;
+                        }
+                    attend(context, queries, total, scores.data());
+                    t += count;
                 }
             });
 
