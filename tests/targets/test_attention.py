@@ -27,7 +27,9 @@ def test_same_numbers_as_transformers(dtype: torch.dtype, queries: int, kv_heads
     mask = torch.zeros(2, 1, queries, 40, dtype=dtype).masked_fill_(torch.rand(2, 1, queries, 40) < 0.3, -1e30)
     ours, _ = cpu_sdpa(module, query, key, value, mask, scaling=0.25)
     theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.25)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+    # theirs rounds the weights of the keys to bfloat16 as well
+    loose = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 3e-3}
+    torch.testing.assert_close(ours, theirs, **loose)
 
 
 def test_loading_takes_over_what_the_model_would_have_run(tmp_path: Path) -> None:

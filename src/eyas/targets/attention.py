@@ -31,6 +31,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from eyas.errors import UnsupportedModelError
+from eyas.targets.native.linears import native_attention
 
 
 def visible(lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, window: int | None) -> Tensor:
@@ -149,13 +150,17 @@ def cpu_sdpa(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`grouped_attention` where one mask serves all heads; elsewhere transformers' own `sdpa`."""
+    """Native or `grouped_attention` where one mask serves all heads; elsewhere transformers' own `sdpa`."""
     odd = any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias", "cache"))
     if attention_mask is None or attention_mask.shape[1] != 1 or dropout or odd:
         original: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return original
+    seen = attention_mask[:, 0] if attention_mask.dtype == torch.bool else attention_mask[:, 0] >= 0
+    native = native_attention(query, key, value, seen, scaling)
+    if native is not None:
+        return native, None
     out = grouped_attention(query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
 

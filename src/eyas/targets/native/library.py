@@ -87,6 +87,10 @@ class Kernels:
         self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
+        self.attention = _function(
+            library.eyas_attention,
+            (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64),
+        )
         self.token_scratch = _function(library.eyas_token_scratch, (POINTER(Decoder),), c_int64)
         self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)))
 

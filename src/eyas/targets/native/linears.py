@@ -109,5 +109,30 @@ class Int8Linear(NativeLinear):
         return (super().restored() * self._scale.unsqueeze(1)).to(self._dtype)
 
 
+def native_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float | None) -> Tensor | None:
+    """Attention [R, Q, heads, Dv] of query [R, heads, Q, D] over key and value [R, kv_heads, K, D / Dv].
+
+    `seen` [R or 1, Q, K] says which keys a query sees; those it doesn't see leave no trace in its sums, which follow
+    the order of the others. None where the kernels don't take such tensors.
+    """
+    found, kinds = kernels(), (torch.float32, torch.bfloat16)
+    rows, heads, columns, size = query.shape
+    fits = key.stride(3) == value.stride(3) == 1 and key.stride(2) == size and value.stride(2) == value.shape[3]
+    if found is None or query.device.type != "cpu" or query.dtype not in kinds or key.dtype != query.dtype or not fits:
+        return None
+    if size % found.lanes or value.shape[3] % found.lanes:
+        return None
+    wide, seen = query.float().contiguous(), seen.expand(rows, -1, -1).contiguous()
+    out = torch.empty(rows, columns, heads, value.shape[3])
+    sizes = torch.tensor([rows, heads, columns, size, key.shape[1], key.shape[2], value.shape[3]])
+    strides = torch.tensor([*key.stride()[:2], *value.stride()[:2]])
+    found.attention(
+        wide.data_ptr(), key.data_ptr(), value.data_ptr(), seen.data_ptr(), out.data_ptr(), sizes.data_ptr(),
+        strides.data_ptr(), size**-0.5 if scale is None else scale, query.dtype == torch.bfloat16,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out.to(query.dtype)
+
+
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

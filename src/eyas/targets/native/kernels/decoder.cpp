@@ -350,6 +350,42 @@ void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* ou
     });
 }
 
+// Attention [rows, columns, heads, value_size] of queries [rows, heads, columns, size] over keys and values whose rows
+// and heads are `strides` apart: row and head of the keys, row and head of the values.
+void eyas_attention(const float* queries, const void* keys, const void* values, const uint8_t* seen, float* out,
+                    const int64_t* sizes, const int64_t* strides, float scale, int64_t bf16, int64_t threads) {
+    const int64_t rows = sizes[0], heads = sizes[1], columns = sizes[2], size = sizes[3], kv_heads = sizes[4],
+                  most = sizes[5], value_size = sizes[6], group = heads / kv_heads;
+    auto run = [&](auto* all_keys, auto* all_values) {
+        Region region(1);
+#pragma omp parallel num_threads(static_cast<int>(threads))
+        {
+            std::vector<float> scores(4 * (most + 2 * LANES));
+            std::vector<int64_t> list(most);
+            region.share(0, rows * kv_heads * columns, 1, [&](int64_t unit, int64_t) {
+                const int64_t column = unit % columns, h = unit / columns % kv_heads, row = unit / columns / kv_heads;
+                int64_t count;
+                visible(0, 0, most, seen + (row * columns + column) * most, 0, list.data(), count);
+                const Context<std::remove_const_t<std::remove_pointer_t<decltype(all_keys)>>> context{
+                    all_keys + row * strides[0] + h * strides[1], all_values + row * strides[2] + h * strides[3],
+                    list.data(), size, value_size, scale, bf16 != 0};
+                for (int64_t g = h * group; g < (h + 1) * group;) {
+                    Query together[4];
+                    int64_t total = 0;
+                    for (; total < 4 && g < (h + 1) * group; total++, g++)
+                        together[total] = {queries + ((row * heads + g) * columns + column) * size,
+                                           out + ((row * columns + column) * heads + g) * value_size, count};
+                    attend(context, together, total, scores.data());
+                }
+            });
+        }
+    };
+    if (bf16)
+        run(static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values));
+    else
+        run(static_cast<const float*>(keys), static_cast<const float*>(values));
+}
+
 int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
 
 void eyas_decoder(const Decoder* decoder, const Pass* pass) {
