@@ -13,16 +13,18 @@
 // Shapes: T tokens, `in` features of a token, `out` outputs.
 #pragma once
 
+#include <type_traits>
+
 #include "vector.h"
 
 namespace eyas {
 
 constexpr int PANEL = 16;
-constexpr int AHEAD = 2048;                          // bytes
+constexpr int AHEAD = 4096;                          // bytes that a panel is fetched before it is read
 constexpr int PARTS = PANEL / LANES;                 // vectors that hold a panel's outputs
 constexpr int MOST = LANES == 16 ? 12 : 6;           // tokens whose sums fit into the registers
 constexpr int together(int tokens) {                 // panels that are worked on at once
-    return LANES == 16 ? (tokens <= 4 ? 4 : 2) : (tokens == 1 ? 4 : tokens <= 3 ? 2 : 1);
+    return LANES == 16 ? (tokens <= 4 ? 4 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
 
 enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
@@ -60,17 +62,22 @@ inline int place(int64_t kind, int lane) {
     return lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1;
 }
 
+// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input.
+struct Fetch {
+    int64_t distance, pace;
+};
+
 // The sums of T tokens x [T, ldx] with P panels.
 template <int64_t KIND, int T, int P>
 inline __attribute__((always_inline)) void tile(const float* x, int64_t ldx, const char* const (&panel)[P],
-                                                int64_t in, vec (&result)[T][P][PARTS]) {
+                                                int64_t in, Fetch fetch, vec (&result)[T][P][PARTS]) {
     constexpr int64_t step = PANEL * bytes_of(KIND);
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
     for (int64_t i = 0; i < in; i++) {
         for (int p = 0; p < P; p++) {
             vec w[PARTS];
             load_panel<KIND>(panel[p] + i * step, w);
-            _mm_prefetch(panel[p] + i * step + AHEAD, _MM_HINT_T0);
+            _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
             for (int t = 0; t < T; t++) {
                 vec factor = all(x[t * ldx + i]);
                 for (int part = 0; part < PARTS; part++) sum[t][p][part] = fma(factor, w[part], sum[t][p][part]);
@@ -95,13 +102,23 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
     }
 }
 
+// Tokens that go through the panels together, one of `count` groups.
+struct Group {
+    int64_t token, index, count;
+};
+
 template <int64_t KIND, int T, int P, class Emit>
-void multiply_tile(const Linear& linear, const float* x, int64_t ldx, int64_t token, int64_t first, bool bf16,
+void multiply_tile(const Linear& linear, const float* x, int64_t ldx, Group group, int64_t first, bool bf16,
                    const Emit& emit) {
+    constexpr int64_t step = PANEL * bytes_of(KIND);
     const char* panel[P];
-    for (int p = 0; p < P; p++) panel[p] = linear.weight + (first + p) * PANEL * linear.in * bytes_of(KIND);
+    for (int p = 0; p < P; p++) panel[p] = linear.weight + (first + p) * linear.in * step;
+    // tokens in several groups: each of them fetches its part of the panels that come next
+    Fetch fetch{AHEAD, step};
+    if (group.count > 1) fetch = {(P * group.count + group.index) * linear.in * step / group.count, step / group.count};
+    const int64_t token = group.token;
     vec sum[T][P][PARTS];
-    tile<KIND, T, P>(x + token * ldx, ldx, panel, linear.in, sum);
+    tile<KIND, T, P>(x + token * ldx, ldx, panel, linear.in, fetch, sum);
     for (int t = 0; t < T; t++)
         for (int p = 0; p < P; p++) {
             finish(linear, (first + p) * PANEL, bf16, sum[t][p]);
@@ -110,20 +127,20 @@ void multiply_tile(const Linear& linear, const float* x, int64_t ldx, int64_t to
 }
 
 template <int64_t KIND, int T, class Emit>
-void multiply_group(const Linear& linear, const float* x, int64_t ldx, int64_t token, int64_t first, int64_t stop,
+void multiply_group(const Linear& linear, const float* x, int64_t ldx, Group group, int64_t first, int64_t stop,
                     bool bf16, const Emit& emit) {
     constexpr int P = together(T);
-    for (; first + P <= stop; first += P) multiply_tile<KIND, T, P>(linear, x, ldx, token, first, bf16, emit);
-    for (; first < stop; first++) multiply_tile<KIND, T, 1>(linear, x, ldx, token, first, bf16, emit);
+    for (; first + P <= stop; first += P) multiply_tile<KIND, T, P>(linear, x, ldx, group, first, bf16, emit);
+    for (; first < stop; first++) multiply_tile<KIND, T, 1>(linear, x, ldx, group, first, bf16, emit);
 }
 
 template <int64_t KIND, int T, class Emit>
-void multiply_count(int64_t count, const Linear& linear, const float* x, int64_t ldx, int64_t token, int64_t first,
+void multiply_count(int64_t count, const Linear& linear, const float* x, int64_t ldx, Group group, int64_t first,
                     int64_t stop, bool bf16, const Emit& emit) {
     if (count == T)
-        multiply_group<KIND, T>(linear, x, ldx, token, first, stop, bf16, emit);
+        multiply_group<KIND, T>(linear, x, ldx, group, first, stop, bf16, emit);
     else if constexpr (T > 1)
-        multiply_count<KIND, T - 1>(count, linear, x, ldx, token, first, stop, bf16, emit);
+        multiply_count<KIND, T - 1>(count, linear, x, ldx, group, first, stop, bf16, emit);
 }
 
 // Multiply x [tokens, ldx] by panels [first, stop); `emit(token, output, sum)` gets 16 outputs at a time.
@@ -135,12 +152,16 @@ void multiply(const Linear& linear, const float* x, int64_t ldx, int64_t tokens,
     int64_t stride = groups > 1 ? together(MOST) : stop - first;
     for (; first < stop; first += stride) {
         int64_t last = first + stride < stop ? first + stride : stop;
-        for (int64_t group = 0; group < groups; group++) {
-            int64_t token = tokens * group / groups, count = tokens * (group + 1) / groups - token;
+        for (int64_t index = 0; index < groups; index++) {
+            const Group group{tokens * index / groups, index, groups};
+            const int64_t count = tokens * (index + 1) / groups - group.token;
+            auto run = [&](auto kind) {
+                multiply_count<decltype(kind)::value, MOST>(count, linear, x, ldx, group, first, last, bf16, emit);
+            };
             switch (linear.kind) {
-                case FLOAT32: multiply_count<FLOAT32, MOST>(count, linear, x, ldx, token, first, last, bf16, emit); break;
-                case BFLOAT16: multiply_count<BFLOAT16, MOST>(count, linear, x, ldx, token, first, last, bf16, emit); break;
-                default: multiply_count<INT8, MOST>(count, linear, x, ldx, token, first, last, bf16, emit);
+                case FLOAT32: run(std::integral_constant<int64_t, FLOAT32>()); break;
+                case BFLOAT16: run(std::integral_constant<int64_t, BFLOAT16>()); break;
+                default: run(std::integral_constant<int64_t, INT8>());
             }
         }
     }
