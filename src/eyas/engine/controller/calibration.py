@@ -36,6 +36,8 @@ _MIDDLE = 256
 """Cache columns while rows of unequal length are compared with equal ones."""
 _EQUAL, _UNEQUAL = 3, (1, 3)
 """Nodes of a row in equal batches; in unequal ones, by how much every other row has more, and the rest fewer."""
+_HOPELESS = 5.0
+"""A pass that takes this many times as long as one over a single token is the largest that is measured."""
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
 
@@ -93,14 +95,23 @@ class _Bench:
         for lap in range(1 + _MOST):
             for name, timed in work.items():
                 taken = runs.setdefault(name, [])
-                if lap > _FEWEST and (time.perf_counter() > end or sum(taken) > seconds / 10):
+                late = time.perf_counter() > end
+                if (lap > 1 and sum(taken) > seconds / 10) or (lap > _FEWEST and late) or self._pays_never(name, runs):
                     continue
                 taken.append(timed())
         return runs
 
+    def _pays_never(self, name: tuple[str, int], runs: Runs) -> bool:
+        """Whether a size is a pass over more tokens than one that took far longer than any draft can make up for."""
+        kind, tokens = name
+        if kind != "tokens" or tokens <= 2 * self._rows[-1]:
+            return False
+        plain, smaller = runs["tokens", 1], [s for (k, n), s in runs.items() if k == kind and n < tokens and s]
+        return len(smaller) > 1 and min(smaller[-1]) > _HOPELESS * min(plain)
+
     def table(self, runs: Runs) -> CostTable:
         """The cost table with curves through the fastest run of each size."""
-        found = {name: min(taken[1:]) for name, taken in runs.items()}
+        found = {name: min(taken[1:]) for name, taken in runs.items() if taken}
 
         def points(kind: str) -> dict[int, float]:
             return {size: seconds for (name, size), seconds in found.items() if name == kind}
