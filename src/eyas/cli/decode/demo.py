@@ -82,7 +82,8 @@ def _engines(dtype: str, tree: str | None) -> tuple[Engine, Engine]:
 
     quiet()
     speculative = load(DEMO_TARGET, DEMO_DRAFTER, tree=tree, dtype=dtype)
-    plain = Engine(Target(speculative.target.model), speculative.tokenizer)
+    target = speculative.target
+    plain = Engine(Target(target.model, native=target.native), speculative.tokenizer)
     return plain, speculative
 
 

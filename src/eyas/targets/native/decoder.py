@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, decoder_layers
 from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass
-from eyas.targets.native.linears import NativeLinear, loaded_kernels
+from eyas.targets.native.linears import NativeLinear, loaded_kernels, threads_for
 from eyas.targets.slots import SlotCache
 
 _LOG = logging.getLogger("eyas")
@@ -112,6 +112,7 @@ class NativeDecoder:
             None if norm is None else self._vector(_weight(norm)), Linear() if head is None else self._linear(head),
         )  # fmt: skip
         self._outputs = self._struct.head.out
+        self._layer_weights = sum(self._layers[0].weights)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
 
     def _layer(self, layer: LayerParts, heads: Heads) -> Layer:
@@ -181,7 +182,7 @@ class NativeDecoder:
                 stages, staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), keys.data_ptr(), values.data_ptr(), cache.capacity, x.data_ptr(),
                 _address(wide), ordered.data_ptr(), len(taps), tapped.data_ptr(), _address(normed), _address(scores),
-                scratch.data_ptr(), torch.get_num_threads(),
+                scratch.data_ptr(), threads_for(tokens * self._layer_weights),
             ),
         )  # fmt: skip
         return Outcome(x, normed, scores, tapped)

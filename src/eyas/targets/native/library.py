@@ -51,6 +51,12 @@ class Layer(Structure):
         ("window", c_int64), ("normed_residual", c_int64),
     )  # fmt: skip
 
+    @property
+    def weights(self) -> list[int]:
+        """The number of weights of each linear."""
+        linears = (getattr(self, name) for name in ("q", "k", "v", "o", "gate", "up", "down"))
+        return [linear.out * linear.in_ for linear in linears]
+
 
 class Decoder(Structure):
     """A decoder: its layers, sizes, final norm and head."""

@@ -26,6 +26,15 @@ def loaded_kernels() -> Kernels:
     return found
 
 
+_SHARE = 1 << 17
+"""Multiplications that make a thread worth waiting for between two steps of a pass."""
+
+
+def threads_for(multiplications: int) -> int:
+    """Threads that share a product, or a layer, of so many multiplications: few work alone, which wait for nobody."""
+    return max(1, min(torch.get_num_threads(), multiplications // _SHARE))
+
+
 @cache
 def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinear] | None:
     """The fastest layout of weights on a device: native, oneDNN's or (None) PyTorch's own row-major one.
@@ -85,7 +94,7 @@ class NativeLinear(PrepackedLinear):
         out = torch.empty(len(flat), self.out_features)
         loaded_kernels().linear(
             byref(self.struct), flat.data_ptr(), len(flat), out.data_ptr(), self._dtype == torch.bfloat16,
-            torch.get_num_threads(),
+            threads_for(out.numel() * self.in_features),
         )  # fmt: skip
         return out.to(self._dtype).view(*x.shape[:-1], self.out_features)
 
@@ -129,7 +138,7 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sc
     found.attention(
         wide.data_ptr(), key.data_ptr(), value.data_ptr(), seen.data_ptr(), out.data_ptr(), sizes.data_ptr(),
         strides.data_ptr(), size**-0.5 if scale is None else scale, query.dtype == torch.bfloat16,
-        torch.get_num_threads(),
+        threads_for(query.numel() * key.shape[2]),
     )  # fmt: skip
     return out.to(query.dtype)
 
