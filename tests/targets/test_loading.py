@@ -181,7 +181,7 @@ def test_targets_load_in_dtype_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tiny.build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
     for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda _, fast=fast: fast)
-        assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
+        assert load_target(tmp_path, device="cpu", dtype="auto", prepacked=False).dtype == dtype
         assert load_embedding_and_head(tmp_path, device="cpu", dtype="auto").dtype == dtype
 
 

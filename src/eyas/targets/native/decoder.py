@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.architecture import attention_plan, decoder_layers
+from eyas.targets.architecture import attention_plan, context_limit, decoder_layers
 from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass
 from eyas.targets.native.linears import NativeLinear, loaded_kernels, threads_for
 from eyas.targets.slots import SlotCache
@@ -84,15 +84,17 @@ class NativeDecoder:
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
-        rope: RopeTables, dtype: torch.dtype,
+        rope: RopeTables, dtype: torch.dtype, limit: int | None = None,
     ) -> None:  # fmt: skip
         """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
+
+        `limit` is the longest sequence: some RoPE tables change all their entries beyond it.
 
         Raises UnsupportedModelError for layers that the kernels don't compute.
         """
         self._kernels = loaded_kernels()
         self._kept: list[Any] = []  # what the structs point to
-        self._rope, self._dtype = rope, dtype
+        self._rope, self._dtype, self._limit = rope, dtype, limit
         self._tables = (torch.empty(0, 0), torch.empty(0, 0))
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
@@ -100,8 +102,9 @@ class NativeDecoder:
         if len(eps) != 1:
             raise UnsupportedModelError("norms differ in their epsilon")
         self.hidden = _weight(layers[0].mlp_norm).shape[0]
+        self.intermediate: int = layers[0].mlp.gate_proj.out_features
+        self._outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads) for layer in layers))
-        self.intermediate = layers[0].mlp.gate_proj.out_features
         self._grow(256)
         fits = (self.hidden % PANEL, self.intermediate % PANEL, heads.size % self._kernels.lanes)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[1] % 2:
@@ -109,33 +112,33 @@ class NativeDecoder:
         self._struct = Decoder(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, self.intermediate,
             self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale,
-            None if norm is None else self._vector(_weight(norm)), Linear() if head is None else self._linear(head),
+            None if norm is None else self._vector(_weight(norm)),
+            Linear() if head is None else self._linear(head, self._outputs, self.hidden),
         )  # fmt: skip
-        self._outputs = self._struct.head.out
         self._layer_weights = sum(self._layers[0].weights)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
 
     def _layer(self, layer: LayerParts, heads: Heads) -> Layer:
         attention, mlp = layer.attention, layer.mlp
-        inner = (heads.queries * heads.size, heads.keys * heads.size)
-        if (attention.q_proj.out_features, attention.k_proj.out_features, attention.v_proj.out_features) != (
-            inner[0], inner[1], inner[1],
-        ):  # fmt: skip
-            raise UnsupportedModelError("queries, keys or values have sizes of their own")
-        if not isinstance(mlp.gate_proj, NativeLinear) or mlp.gate_proj.out_features != mlp.up_proj.out_features:
-            raise UnsupportedModelError("the MLP isn't gated")
+        width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
+        queries, keys = heads.queries * heads.size, heads.keys * heads.size
         norms = (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *_head_norms(attention))
         return Layer(
-            *(self._linear(getattr(attention, f"{name}_proj")) for name in "qkvo"),
-            *(self._linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")),
+            self._linear(attention.q_proj, queries, width),
+            self._linear(attention.k_proj, keys, width),
+            self._linear(attention.v_proj, keys, width),
+            self._linear(attention.o_proj, self.hidden, queries),
+            self._linear(mlp.gate_proj, self.intermediate, self.hidden),
+            self._linear(mlp.up_proj, self.intermediate, self.hidden),
+            self._linear(mlp.down_proj, self.hidden, self.intermediate),
             *(None if norm is None else self._vector(_weight(norm)) for norm in norms),
             layer.window or 0,
             layer.normed_residual,
         )
 
-    def _linear(self, module: nn.Module) -> Linear:
-        if not isinstance(module, NativeLinear):
-            raise UnsupportedModelError(f"{type(module).__name__} is no native linear")
+    def _linear(self, module: nn.Module, outputs: int, inputs: int) -> Linear:
+        if not isinstance(module, NativeLinear) or (module.out_features, module.in_features) != (outputs, inputs):
+            raise UnsupportedModelError(f"{module} is no native linear of {inputs} to {outputs} features")
         self._kept.append(module)
         return module.struct
 
@@ -146,11 +149,11 @@ class NativeDecoder:
         return address
 
     def _grow(self, positions: int) -> None:
-        """Extend the RoPE tables to at least `positions`."""
-        held = len(self._tables[0])
-        if positions > held:
-            wanted = torch.arange(max(positions, 2 * held)).unsqueeze(0)
-            cosines, sines = (table.to(self._dtype)[0].float().contiguous() for table in self._rope(wanted))
+        """Extend the RoPE tables to at least `positions`, but not beyond the longest sequence."""
+        most = self._limit or positions + 1024
+        if min(positions, most) > len(self._tables[0]):
+            tables = self._rope(torch.arange(min(positions + -positions % 1024, most)).unsqueeze(0))
+            cosines, sines = (table.to(self._dtype)[0].float().contiguous() for table in tables)
             self._tables = (cosines, sines)
 
     @torch.inference_mode()
@@ -218,7 +221,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     probe = torch.empty(0, dtype=model.dtype)
     return NativeDecoder(
         parts, base.norm, model.get_output_embeddings(), heads,
-        lambda positions: base.rotary_emb(probe, positions), model.dtype,
+        lambda positions: base.rotary_emb(probe, positions), model.dtype, context_limit(config),
     )  # fmt: skip
 
 

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyas.files import writing_path
+
 _LOG = logging.getLogger("eyas")
 _SOURCES = Path(__file__).parent / "kernels"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=off")
@@ -157,14 +159,9 @@ def _compiled(compiler: str, flags: frozenset[str]) -> Path:
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    try:
-        command = [compiler, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", made, *_openmp()]
+    with writing_path(path) as made:
+        command = [compiler, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", str(made), *_openmp()]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
-        os.replace(made, path)
-    finally:
-        Path(made).unlink(missing_ok=True)
     return path
 
 
