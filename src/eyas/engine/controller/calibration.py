@@ -93,10 +93,13 @@ class _Bench:
         work = dict(self._work())
         end = time.perf_counter() + seconds
         for lap in range(1 + _MOST):
-            for name, timed in work.items():
+            for name, timed in list(work.items()):
+                if lap == 0 and self._pays_never(name, runs):
+                    del work[name]
+                    continue
                 taken = runs.setdefault(name, [])
                 late = time.perf_counter() > end
-                if (lap > 1 and sum(taken) > seconds / 10) or (lap > _FEWEST and late) or self._pays_never(name, runs):
+                if (lap > 1 and sum(taken) > seconds / 10) or (lap > _FEWEST and late):
                     continue
                 taken.append(timed())
         return runs
@@ -106,12 +109,12 @@ class _Bench:
         kind, tokens = name
         if kind != "tokens" or tokens <= 2 * self._rows[-1]:
             return False
-        plain, smaller = runs["tokens", 1], [s for (k, n), s in runs.items() if k == kind and n < tokens and s]
-        return len(smaller) > 1 and min(smaller[-1]) > _HOPELESS * min(plain)
+        smaller = [taken[0] for (kind, size), taken in runs.items() if kind == "tokens" and size > 1]
+        return bool(smaller) and smaller[-1] > _HOPELESS * runs["tokens", 1][0]
 
     def table(self, runs: Runs) -> CostTable:
         """The cost table with curves through the fastest run of each size."""
-        found = {name: min(taken[1:]) for name, taken in runs.items() if taken}
+        found = {name: min(taken[1:]) for name, taken in runs.items()}
 
         def points(kind: str) -> dict[int, float]:
             return {size: seconds for (name, size), seconds in found.items() if name == kind}
