@@ -26,7 +26,7 @@ def demo(run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("eyas.assets.DEMO_TARGET", pair.model)
     monkeypatch.setattr("eyas.assets.DEMO_DRAFTER", pair.drafter)
     monkeypatch.setattr("eyas.assets.PROMPTS", (("maths", "48/2?"), ("code", "def add"), ("maths", "24?")))
-    return lambda *arguments: run("demo", "--max-new-tokens", 8, *arguments)
+    return lambda *arguments: run("demo", "--max-new-tokens", 8, "--tree", "chain:2", *arguments)
 
 
 def test_json(demo: Run) -> None:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 def demo(
     max_new_tokens: MaxNewTokens = 120,
     dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32",
-    tree: Annotated[str | None, Option(help="Another tree than the drafter's own.")] = None,
+    tree: Annotated[
+        str, Option(help="The draft tree; auto: as large as pays on this machine, measured at first.")
+    ] = "auto",
     frequency_penalty: Annotated[
         float, Option(help="Keeps so small a model from writing one phrase over and over; 0 leaves it as it is.")
     ] = 0.5,
@@ -73,7 +75,7 @@ def _picture(lanes: list[Lane], screen: Console) -> Any:
     return side_by_side(lanes, screen.size)
 
 
-def _engines(dtype: str, tree: str | None) -> tuple[Engine, Engine]:
+def _engines(dtype: str, tree: str) -> tuple[Engine, Engine]:
     """The plain and the speculative engine: one model, but slots of their own, so that they can take turns."""
     from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
     from eyas.cli.common.build import quiet
