@@ -157,8 +157,7 @@ def cpu_sdpa(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return original
-    seen = attention_mask[:, 0] if attention_mask.dtype == torch.bool else attention_mask[:, 0] >= 0
-    native = native_attention(query, key, value, seen, scaling)
+    native = native_attention(query, key, value, attention_mask, scaling)
     if native is not None:
         return native, None
     out = grouped_attention(query, key, value, attention_mask, scaling)

@@ -9,7 +9,7 @@ Shapes: T tokens of a pass, R rows, Q columns of a row, S staged columns that th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers
 from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass
-from eyas.targets.native.linears import NativeLinear, loaded_kernels, threads_for
+from eyas.targets.native.linears import NativeLinear, address, loaded_kernels, threads_for
 from eyas.targets.slots import SlotCache
 
 _LOG = logging.getLogger("eyas")
@@ -98,7 +98,8 @@ class NativeDecoder:
         self._tables = (torch.empty(0, 0), torch.empty(0, 0))
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
-        eps = {_epsilon(part) for layer in layers for part in _norms(layer)} | ({_epsilon(norm)} if norm else set())
+        norms = (norm, *(part for layer in layers for part in _norms(layer)))
+        eps = {_epsilon(part) for part in norms if part is not None}
         if len(eps) != 1:
             raise UnsupportedModelError("norms differ in their epsilon")
         self.hidden = _weight(layers[0].mlp_norm).shape[0]
@@ -115,14 +116,13 @@ class NativeDecoder:
             None if norm is None else self._vector(_weight(norm)),
             Linear() if head is None else self._linear(head, self._outputs, self.hidden),
         )  # fmt: skip
-        self._layer_weights = sum(self._layers[0].weights)
+        self._layer_weights = self._layers[0].weights
         self._scratch = self._kernels.token_scratch(byref(self._struct))
 
     def _layer(self, layer: LayerParts, heads: Heads) -> Layer:
         attention, mlp = layer.attention, layer.mlp
         width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
-        norms = (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *_head_norms(attention))
         return Layer(
             self._linear(attention.q_proj, queries, width),
             self._linear(attention.k_proj, keys, width),
@@ -131,7 +131,7 @@ class NativeDecoder:
             self._linear(mlp.gate_proj, self.intermediate, self.hidden),
             self._linear(mlp.up_proj, self.intermediate, self.hidden),
             self._linear(mlp.down_proj, self.hidden, self.intermediate),
-            *(None if norm is None else self._vector(_weight(norm)) for norm in norms),
+            *(None if norm is None else self._vector(_weight(norm)) for norm in _norms(layer)),
             layer.window or 0,
             layer.normed_residual,
         )
@@ -166,7 +166,7 @@ class NativeDecoder:
         `taps` are boundaries; `final` and `logits` say what is wanted besides.
         """
         x = states.to(torch.float32, copy=True).contiguous()
-        tokens, count = len(x), len(staged.rows)
+        tokens = len(x)
         wide = None if embedded is None else embedded.float().contiguous()
         seen, positions = staged.seen.contiguous(), staged.positions.contiguous()
         stages = seen.shape[2]
@@ -180,11 +180,11 @@ class NativeDecoder:
         self._kernels.decoder(
             byref(self._struct),
             NativePass(
-                tokens, count, staged.columns, _address(staged.cells), staged.lengths.data_ptr(),
+                tokens, staged.columns, address(staged.cells), staged.lengths.data_ptr(),
                 positions.data_ptr(), seen.data_ptr(), seen.shape[1] * stages if len(seen) > 1 else 0,
                 stages, staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), keys.data_ptr(), values.data_ptr(), cache.capacity, x.data_ptr(),
-                _address(wide), ordered.data_ptr(), len(taps), tapped.data_ptr(), _address(normed), _address(scores),
+                address(wide), ordered.data_ptr(), len(taps), tapped.data_ptr(), address(normed), address(scores),
                 scratch.data_ptr(), threads_for(tokens * self._layer_weights),
             ),
         )  # fmt: skip
@@ -238,17 +238,11 @@ def check_silu(activation: Any) -> None:
         raise UnsupportedModelError("the MLP's activation isn't SiLU")
 
 
-def _norms(layer: LayerParts) -> Iterator[nn.Module]:
-    """The norms that a layer has."""
-    candidates = (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *_head_norms(layer.attention))
-    return (norm for norm in candidates if norm is not None)
-
-
-def _head_norms(attention: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-    """The norms of queries and keys, if an attention has them."""
-    found = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-    queries, keys = (None if isinstance(norm, nn.Identity) else norm for norm in found)
-    return queries, keys
+def _norms(layer: LayerParts) -> tuple[nn.Module | None, ...]:
+    """A layer's norms in the order of the kernels' struct; None for those it hasn't."""
+    of_heads = (getattr(layer.attention, name, None) for name in ("q_norm", "k_norm"))
+    found = (None if isinstance(norm, nn.Identity) else norm for norm in of_heads)
+    return (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *found)
 
 
 def _weight(norm: nn.Module) -> Tensor:
@@ -263,7 +257,3 @@ def _epsilon(norm: nn.Module) -> float:
     if not isinstance(eps, float):
         raise UnsupportedModelError(f"{type(norm).__name__} has no epsilon")
     return eps
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

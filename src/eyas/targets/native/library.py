@@ -44,20 +44,22 @@ class Linear(Structure):
     )  # fmt: skip
 
 
+_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
 class Layer(Structure):
-    """A decoder layer."""
+    """A decoder layer: its linears, its norms, and what its tokens see."""
 
     _fields_ = (
-        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, Linear) for name in _LINEARS),
         *((name, c_void_p) for name in ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm")),
         ("window", c_int64), ("normed_residual", c_int64),
     )  # fmt: skip
 
     @property
-    def weights(self) -> list[int]:
-        """The number of weights of each linear."""
-        linears = (getattr(self, name) for name in ("q", "k", "v", "o", "gate", "up", "down"))
-        return [linear.out * linear.in_ for linear in linears]
+    def weights(self) -> int:
+        """The number of weights of all its linears."""
+        return sum(linear.out * linear.in_ for linear in (getattr(self, name) for name in _LINEARS))
 
 
 class Decoder(Structure):
@@ -74,7 +76,7 @@ class NativePass(Structure):
     """One pass of a decoder over the slot cache."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("tokens", "rows", "columns")),
+        *((name, c_int64) for name in ("tokens", "columns")),
         *((name, c_void_p) for name in ("cells", "lengths", "positions", "seen")),
         *((name, c_int64) for name in ("seen_row", "stages", "start", "first", "slot")),
         *((name, c_void_p) for name in ("cosines", "sines", "keys", "values")),

@@ -85,7 +85,7 @@ class NativeLinear(PrepackedLinear):
     def struct(self) -> Linear:
         """What the kernels are told; valid as long as this module lives."""
         return Linear(
-            self._prepacked.data_ptr(), _address(self._wide_bias), _address(self._scale),
+            self._prepacked.data_ptr(), address(self._wide_bias), address(self._scale),
             self.out_features, self.in_features, KINDS[self._prepacked.dtype],
         )  # fmt: skip
 
@@ -118,11 +118,11 @@ class Int8Linear(NativeLinear):
         return (super().restored() * self._scale.unsqueeze(1)).to(self._dtype)
 
 
-def native_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float | None) -> Tensor | None:
+def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor | None:
     """Attention [R, Q, heads, Dv] of query [R, heads, Q, D] over key and value [R, kv_heads, K, D / Dv].
 
-    `seen` [R or 1, Q, K] says which keys a query sees; those it doesn't see leave no trace in its sums, which follow
-    the order of the others. None where the kernels don't take such tensors.
+    `mask` [R or 1, 1, Q, K], bool or additive, says which keys a query sees; those it doesn't see leave no trace in its
+    sums, which follow the order of the others. None where the kernels don't take such tensors.
     """
     found, kinds = kernels(), (torch.float32, torch.bfloat16)
     rows, heads, columns, size = query.shape
@@ -131,6 +131,7 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sc
         return None
     if size % found.lanes or value.shape[3] % found.lanes:
         return None
+    seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] >= 0
     wide, seen = query.float().contiguous(), seen.expand(rows, -1, -1).contiguous()
     out = torch.empty(rows, columns, heads, value.shape[3])
     sizes = torch.tensor([rows, heads, columns, size, key.shape[1], key.shape[2], value.shape[3]])
@@ -143,5 +144,6 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sc
     return out.to(query.dtype)
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's values begin, as the kernels take it; None is their null."""
     return None if tensor is None else tensor.data_ptr()

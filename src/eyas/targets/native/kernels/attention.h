@@ -113,15 +113,29 @@ void attend_together(const Context<T>& context, const Query* query, float* score
     }
 }
 
-// `total` queries of one context, as many at once as fit into the registers.
+// Queries of one context, which are attended as many at once as fit into the registers.
 template <class T>
-void attend(const Context<T>& context, const Query* query, int64_t total, float* scores) {
-    for (; total >= 4; total -= 4, query += 4) attend_together<4>(context, query, scores);
-    if (total >= 2) {
-        attend_together<2>(context, query, scores);
-        total -= 2, query += 2;
+class Queries {
+  public:
+    Queries(const Context<T>& context, float* scores) : context_(context), scores_(scores) {}
+
+    void add(const float* state, float* out, int64_t count) {
+        waiting_[total_++] = {state, out, count};
+        if (total_ == 4) attend_together<4>(context_, waiting_, scores_), total_ = 0;
     }
-    if (total) attend_together<1>(context, query, scores);
-}
+
+    // Attend those that are left.
+    void finish() {
+        if (total_ >= 2) attend_together<2>(context_, waiting_, scores_);
+        if (total_ % 2) attend_together<1>(context_, waiting_ + total_ - 1, scores_);
+        total_ = 0;
+    }
+
+  private:
+    Context<T> context_;
+    float* scores_;
+    Query waiting_[4];
+    int total_ = 0;
+};
 
 }  // namespace eyas

@@ -42,7 +42,7 @@ struct Decoder {
 };
 
 struct Pass {
-    int64_t tokens, rows, columns;       // T, R, Q
+    int64_t tokens, columns;             // T, Q
     const int64_t* cells;                // [T] row * Q + column of each token; null = all cells
     const int64_t* lengths;              // [R] committed columns
     const int64_t* positions;            // [T]
@@ -235,17 +235,14 @@ void run(const Decoder& d, const Pass& pass) {
                         list = found;
                         std::swap(held, next);
                     }
-                    Query queries[BLOCK * 16];
-                    int64_t total = 0;
                     const int64_t base = row * slot_stride + h * head_stride;
-                    const Context<T> context{keys + base, values + base, list, d.size, d.size, d.scale, bf16};
+                    Queries<T> queries({keys + base, values + base, list, d.size, d.size, d.scale, bf16}, scores.data());
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t g = h * group; g < (h + 1) * group; g++) {
                             const int64_t head = (t + i) * q_size + g * d.size;
-                            queries[total++] = {q + head, mixed + head, counts[i]};
-                            if (total == BLOCK * 16) attend(context, queries, total, scores.data()), total = 0;
+                            queries.add(q + head, mixed + head, counts[i]);
                         }
-                    attend(context, queries, total, scores.data());
+                    queries.finish();
                     t += count;
                 }
             });
@@ -366,17 +363,14 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
                 const int64_t column = unit % columns, h = unit / columns % kv_heads, row = unit / columns / kv_heads;
                 int64_t count;
                 visible(0, 0, most, seen + (row * columns + column) * most, 0, list.data(), count);
-                const Context<std::remove_const_t<std::remove_pointer_t<decltype(all_keys)>>> context{
-                    all_keys + row * strides[0] + h * strides[1], all_values + row * strides[2] + h * strides[3],
-                    list.data(), size, value_size, scale, bf16 != 0};
-                for (int64_t g = h * group; g < (h + 1) * group;) {
-                    Query together[4];
-                    int64_t total = 0;
-                    for (; total < 4 && g < (h + 1) * group; total++, g++)
-                        together[total] = {queries + ((row * heads + g) * columns + column) * size,
-                                           out + ((row * columns + column) * heads + g) * value_size, count};
-                    attend(context, together, total, scores.data());
-                }
+                using T = std::remove_const_t<std::remove_pointer_t<decltype(all_keys)>>;
+                Queries<T> together({all_keys + row * strides[0] + h * strides[1],
+                                     all_values + row * strides[2] + h * strides[3], list.data(), size, value_size,
+                                     scale, bf16 != 0}, scores.data());
+                for (int64_t g = h * group; g < (h + 1) * group; g++)
+                    together.add(queries + ((row * heads + g) * columns + column) * size,
+                                 out + ((row * columns + column) * heads + g) * value_size, count);
+                together.finish();
             });
         }
     };

@@ -120,14 +120,6 @@ inline vec exponential(vec x) {
 
 inline vec silu(vec x) { return div(x, add(exponential(sub(zero(), x)), all(1.0f))); }
 
-inline float widened(uint16_t bits) {
-    uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float x;
-    std::memcpy(&x, &wide, 4);
-    return x;
-}
-inline float widened(float x) { return x; }
-
 inline uint16_t narrowed(float x) {  // bf16, of a value that one can hold
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
