@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from eyas.engine import Engine
-from eyas.engine.controller import CostTable, costs_for, make_controller
+from eyas.engine.controller import CostTable, calibration, costs_for, make_controller
 from eyas.engine.controller.calibration import calibrate, is_auto, sensible
 from eyas.errors import UsageError
 from eyas.types import Request, SamplingParams
@@ -15,7 +16,8 @@ from eyas.types import Request, SamplingParams
 from ... import tiny
 
 
-def test_every_curve_is_measured_and_the_slots_are_empty_after() -> None:
+def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_HOPELESS", math.inf)  # however a busy machine stalls
     target, drafter = tiny.target("llama"), tiny.drafter("eagle3")
     table = calibrate(target, drafter, batch_size=3, widest=60, seconds=0.0)
     assert table.pass_by_tokens.sizes[:4] == (1, 2, 3, 4)
@@ -28,6 +30,18 @@ def test_every_curve_is_measured_and_the_slots_are_empty_after() -> None:
     assert "llama" in table.measured_on
     assert "float32" in table.measured_on
     assert (target.slots, drafter.slots) == (0, 0)
+
+
+@pytest.mark.parametrize(("rows", "largest"), [(1, 8), (16, 32)])
+def test_passes_too_large_to_pay_are_left_out(rows: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes as many seconds as it has tokens; sizes up to two tokens a row are measured whatever they take."""
+    bench = object.__new__(calibration._Bench)
+    bench._rows = [1, rows]
+    sizes = {("tokens", n): (lambda n=n: float(n)) for n in (1, 2, 4, 8, 16, 32, 64)} | {("pairs", 64): lambda: 64.0}
+    monkeypatch.setattr(bench, "_work", sizes.items)
+    runs = bench.measure(0.0)
+    assert list(runs) == [("tokens", n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= largest] + [("pairs", 64)]
+    assert {len(taken) for taken in runs.values()} == {2}  # the first isn't counted, and slow ones aren't repeated
 
 
 def test_noise_is_bounded_by_what_holds_on_any_machine() -> None:

@@ -100,11 +100,17 @@ def test_int8_weights_are_the_nearest_of_255_steps() -> None:
     torch.testing.assert_close(native(x), x @ native.weight.T + bias, rtol=1e-5, atol=1e-5)
 
 
+class QuantisedWeight(Tensor):
+    """As torchao's: a tensor that says it is float32 and isn't a plain one."""
+
+
 def test_every_linear_but_quantised_ones_is_replaced() -> None:
-    block = nn.Sequential(linear(8, 8, torch.float32), nn.Linear(8, 8, dtype=torch.float64))
+    quantised = linear(8, 8, torch.float32)
+    quantised.weight = nn.Parameter(quantised.weight.detach().as_subclass(QuantisedWeight), requires_grad=False)
+    block = nn.Sequential(linear(8, 8, torch.float32), nn.Linear(8, 8, dtype=torch.float64), quantised)
     assert prepack_linears(block, NativeLinear) == 1
     assert isinstance(block[0], NativeLinear)
-    assert type(block[1]) is nn.Linear
+    assert [type(part) for part in block[1:]] == [nn.Linear] * 2
 
 
 def test_the_fastest_layout_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
