@@ -333,6 +333,23 @@ def test_many_writers_of_one_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
+def test_a_temporary_folder_that_is_gone_right_after_it_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, mkdir = [], os.mkdir
+
+    def found_once(path: str, *arguments: int) -> None:
+        if not found:
+            found.append(path)
+            raise FileExistsError(errno.EEXIST, "File exists", path)
+        mkdir(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", found_once)
+    write_text(tmp_path / "a", "new")
+    assert found
+    assert names(tmp_path) == ["a"]
+
+
 def test_two_writers_of_one_folder(tmp_path: Path) -> None:
     with writing_folder(tmp_path / "f") as folder:
         (folder / "x").write_text("first")

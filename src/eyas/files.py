@@ -186,7 +186,8 @@ class _Staging:
     def _acquire(self) -> None:
         """Make the folder and lock it, and make sure that its last writer has not removed it in between."""
         while True:
-            self._folder.mkdir(exist_ok=True)
+            with suppress(FileExistsError):  # mkdir's exist_ok would look again, and raise once the folder is gone
+                self._folder.mkdir()
             try:
                 self._descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
             except FileNotFoundError:
