@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.targets.attention import RaggedLayout, grouped_attention
-from eyas.targets.native.decoder import Staged
+from eyas.targets.native.decoder import Above, NativeDecoder, Staged
+from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache, mapped_copy, mapped_zeros
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512
@@ -43,7 +44,7 @@ class NetworkPairs(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """Where a pass stages its keys and values, and what it sees there."""
+    """Where a pass of the network's modules stages its keys and values, and what it sees there."""
 
     lengths: Tensor  # [R] pairs that were read
     seen: Tensor  # [R or 1, S, F] bool: which columns from `start` on each sees, besides the row's own pairs
@@ -74,8 +75,8 @@ class NetworkDrafter:
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
         self._deferred = DeferredPairs(slots)
         # the state after each slot's last pair that was read: as it is fed back, and as the head reads it
-        self._fed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
-        self._normed = torch.zeros_like(self._fed)
+        self._normed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
+        self._fed = torch.zeros_like(self._normed, dtype=dtype if self._decoder is None else torch.float32)
 
     def reshape(self, slots: int, columns: int) -> None:
         self._cache.reshape(slots, columns)
@@ -127,33 +128,28 @@ class NetworkDrafter:
         grown = [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
-        slots = slice(rows.start, rows.stop)
-        lengths = self._lengths(rows)
-        start = column = self._cache.start(rows)
-        fed = self._fed[slots].unsqueeze(1)  # [R, 1, H]
-        logits = self.network.logits(self._normed[slots].unsqueeze(1))  # [R, W, Vd]
-        guessed = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=lengths.device)  # [R, W, F]
-        growth = spec.start(len(rows), lengths.device, None if all(grown) else grown)
+        start, fed = self._cache.start(rows), self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
+        levels: _ModuleLevels | _NativeLevels
+        if self._decoder is None:
+            levels = _ModuleLevels(self, rows, start, self._lengths(rows), fed)
+        else:
+            levels = _NativeLevels(self._decoder, self.network, self._cache, rows, start, fed)
+        logits = self.network.logits(self._normed[rows.start : rows.stop].unsqueeze(1))  # [R, W, Vd]
+        growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
         for level in range(spec.depth):
-            ranked = coupling.rank(logits, level, self._ids)  # [R, W, Vd]
-            score, best = ranked.topk(min(growth.fanout, ranked.shape[2]), dim=2)
-            frontier = growth.expand(score, self._ids[best])
+            frontier = growth.expand(*self._guesses(logits, level, growth.fanout, coupling))
             if frontier is None:
                 break
-            width = frontier.tokens.shape[1]
-            # a guess sees the committed pairs, the guesses above it, and itself
-            itself = torch.eye(width, dtype=torch.bool, device=lengths.device).expand(len(rows), width, width)
-            if width > 1 or fed.shape[1] > 1:  # in a chain every guess follows the one before
-                parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
-                guessed = guessed.gather(1, parents.expand(-1, -1, guessed.shape[2]))
-                fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
-            guessed = torch.cat((guessed, itself), dim=2)
-            positions = (lengths + level).unsqueeze(1).expand(-1, width)
-            stage = _Stage(lengths, guessed, start, column)
-            fed, normed = self._step(rows, frontier.tokens, fed, positions, stage)
-            logits = self.network.logits(normed)
-            column += width
+            logits = levels.add(frontier)
         return growth.tree()
+
+    def _guesses(self, logits: Tensor, level: int, fanout: int, coupling: Coupling) -> tuple[Tensor, Tensor]:
+        """The best guesses that follow each of W nodes, given logits [R, W, Vd]: scores and target tokens [R, W, K]."""
+        count = min(fanout, logits.shape[2])
+        if self._decoder is not None and coupling.ranks_by_logits(level):
+            return native_guesses(logits, count, self._ids)
+        score, best = coupling.rank(logits, level, self._ids).topk(count, dim=2)
+        return score, self._ids[best]
 
     def truncate(self, slot: int, length: int) -> None:
         self._deferred.truncate(slot, max(0, length - self._cache.lengths[slot]))
@@ -195,43 +191,41 @@ class NetworkDrafter:
             return
         next_tokens, taps = next_tokens[:, :width], taps[:, :width]
         layout = None if sum(counts) == next_tokens.numel() else RaggedLayout.of_counts(counts, self._ids.device)
-        start = self._cache.start(rows)
-        lengths = self._lengths(rows)
-        steps = torch.arange(width, device=lengths.device)
-        positions = lengths.unsqueeze(1) + steps
-        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
         if layout is not None:
-            next_tokens, taps, positions = layout.gather(next_tokens), layout.gather(taps), layout.gather(positions)
-        stage = _Stage(lengths, causal, start, start, layout)
-        fed, normed = self._step(rows, next_tokens, self.network.fuse(taps), positions, stage)
+            next_tokens, taps = layout.gather(next_tokens), layout.gather(taps)
+        fused = self.network.fuse(taps)
+        start = self._cache.start(rows)
+        if self._decoder is None:
+            steps = torch.arange(width, device=self._ids.device)
+            lengths = self._lengths(rows)
+            positions = lengths.unsqueeze(1) + steps
+            stage = _Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), start, start, layout)
+            positions = positions if layout is None else layout.gather(positions)
+            fed, normed = (x.flatten(0, 1) for x in self.run_modules(rows, next_tokens, fused, positions, stage))
+        else:
+            self._cache.reserve(start + width)
+            cells = None if layout is None else layout.cell_index
+            staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None, start, start)
+            done = self._decoder.run(self._cache, staged, next_tokens, fused.flatten(0, 1), final=True)
+            assert done.final is not None
+            fed, normed = done.states, done.final
         self._cache.commit(rows, [range(count) for count in counts])
         # rows lie end to end in both forms: padded ones are of one length
         lasts = [end - 1 for end in accumulate(counts)]
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
-        slots, last = torch.tensor(known, device=lengths.device).unbind(1)
-        self._fed[slots] = fed.flatten(0, 1)[last]
-        self._normed[slots] = normed.flatten(0, 1)[last]
+        slots: Any
+        slots, last = known[0] if len(known) == 1 else torch.tensor(known, device=self._ids.device).unbind(1)
+        self._fed[slots], self._normed[slots] = fed[last], normed[last]
 
     def _lengths(self, rows: range) -> Tensor:
-        return torch.tensor(self._cache.lengths[rows.start : rows.stop], device=self._fed.device)
+        return torch.tensor(self._cache.lengths[rows.start : rows.stop], device=self._ids.device)
 
-    def _step(
+    def run_modules(
         self, rows: range, tokens: Tensor, hidden: Tensor, positions: Tensor, stage: _Stage
     ) -> tuple[Tensor, Tensor]:
         """`DraftNetwork.step` of tokens and positions [R, S] and states [R, S, H], with `rows` of the slot cache."""
         self._cache.reserve(stage.start + stage.seen.shape[2])
-        if self._decoder is None:
-            return self.network.step(tokens, hidden, positions, self._attend(rows, stage))
-        states, embedded = self.network.decoder_input(tokens, hidden)
-        staged = Staged(
-            rows, stage.seen.shape[1], None if stage.layout is None else stage.layout.cell_index, stage.lengths,
-            positions.flatten(), stage.seen, stage.start, stage.column,
-        )  # fmt: skip
-        embedded = None if embedded is None else embedded.flatten(0, 1)
-        done = self._decoder.run(self._cache, staged, states.flatten(0, 1), embedded, final=True)
-        assert done.final is not None
-        leaving = done.states.to(done.final.dtype).view(*tokens.shape, -1)
-        return self.network.decoder_output(leaving, done.final.view(*tokens.shape, -1))
+        return self.network.step(tokens, hidden, positions, self._attend(rows, stage))
 
     def _attend(self, rows: range, stage: _Stage) -> Attend:
         """Attention that stages its keys and values where `stage` says."""
@@ -248,6 +242,66 @@ class NetworkDrafter:
             return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 
         return attend
+
+
+class _ModuleLevels:
+    """The levels of one draft, run by the network's modules."""
+
+    def __init__(self, drafter: NetworkDrafter, rows: range, start: int, lengths: Tensor, fed: Tensor) -> None:
+        self._drafter, self._rows, self._lengths = drafter, rows, lengths
+        self._start = self._column = start
+        self._level, self._fed = 0, fed  # [R, W, H]
+        self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=fed.device)  # [R, W, F]
+
+    def add(self, frontier: Frontier) -> Tensor:
+        """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
+        rows, width = len(self._rows), frontier.tokens.shape[1]
+        seen, fed = self._seen, self._fed
+        # a guess sees the committed pairs, the guesses above it, and itself
+        itself = torch.eye(width, dtype=torch.bool, device=fed.device).expand(rows, width, width)
+        if width > 1 or fed.shape[1] > 1:  # in a chain every guess follows the one before
+            parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
+            seen = seen.gather(1, parents.expand(-1, -1, seen.shape[2]))
+            fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
+        self._seen = torch.cat((seen, itself), dim=2)
+        positions = (self._lengths + self._level).unsqueeze(1).expand(-1, width)
+        stage = _Stage(self._lengths, self._seen, self._start, self._column)
+        self._fed, normed = self._drafter.run_modules(self._rows, frontier.tokens, fed, positions, stage)
+        self._level, self._column = self._level + 1, self._column + width
+        return self._drafter.network.logits(normed)
+
+
+class _NativeLevels:
+    """The levels of one draft, each run by one call of the native decoder."""
+
+    def __init__(
+        self, decoder: NativeDecoder, network: DraftNetwork, cache: SlotCache, rows: range, start: int, fed: Tensor
+    ) -> None:
+        self._decoder, self._network, self._cache, self._rows = decoder, network, cache, rows
+        self._lengths = cache.lengths[rows.start : rows.stop]
+        self._start = self._column = start
+        self._above = Above(fed, -1)  # [R, W, H]
+        self._parents: Tensor | None = None  # [R, F] as in `Staged`
+
+    def add(self, frontier: Frontier) -> Tensor:
+        """See `_ModuleLevels.add`."""
+        width, staged = frontier.tokens.shape[1], self._column - self._start
+        if self._parents is not None or width > 1:
+            parents = self._parents
+            if parents is None:  # a chain until now
+                parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
+            self._parents = torch.cat((parents, frontier.parents + self._above.first), dim=1)
+        where = Staged(self._rows, width, None, self._lengths, self._parents, self._start, self._column)
+        self._cache.reserve(self._column + width)
+        heads = bool(self._decoder.outputs)
+        done = self._decoder.run(self._cache, where, frontier.tokens, self._above, final=not heads, logits=heads)
+        shape = (*frontier.tokens.shape, -1)
+        self._above = Above(done.states.view(shape), staged)
+        self._column += width
+        if done.logits is not None:
+            return done.logits.view(shape)
+        assert done.final is not None
+        return self._network.logits(done.final.view(shape))
 
 
 _GRANULE = 64

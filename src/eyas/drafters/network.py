@@ -29,6 +29,7 @@ from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
 from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, check_silu
+from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import KVShape
 
 _LOG = logging.getLogger("eyas")
@@ -49,6 +50,8 @@ class SharedParts:
 
     embedding: Tensor  # [V, H]
     head: Callable[[Tensor], Tensor]  # [..., H] -> [..., Vd]
+    linear: nn.Module | None
+    """The head as a linear layer; None if it does more."""
 
 
 class DraftNetwork(nn.Module):
@@ -123,8 +126,11 @@ class DraftNetwork(nn.Module):
                     f"needs {need[0]} x {need[1]}: use the target it was trained for"
                 )
         full = self.config.draft_vocab_size == self.config.vocab_size
-        head = target.head if full else target.head_rows(self.target_ids)
-        self._shared = SharedParts(model.get_input_embeddings().weight.detach(), head)
+        rows = model.get_output_embeddings() if full else target.head_rows(self.target_ids)
+        linear = rows if target.head_is_linear else None
+        self._shared = SharedParts(
+            model.get_input_embeddings().weight.detach(), partial(target.head, rows=rows), linear
+        )
 
     def fuse(self, taps: Tensor) -> Tensor:
         """The drafter states [B, S, H] of target taps [B, S, A, Ht]; never applied to states that are fed back."""
@@ -142,42 +148,45 @@ class DraftNetwork(nn.Module):
         """The layers as one native pass, which computes `step`; None where they aren't of that kind."""
         return None
 
-    def decoder_input(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What `step` gives its layers: states [B, S, H] and, if they read them too, embeddings [B, S, H]."""
-        raise NotImplementedError
-
-    def decoder_output(self, hidden: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """What `step` returns, given the states that leave the last layer and the final norm."""
-        raise NotImplementedError
-
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings [B, S, H] of target tokens [B, S]."""
         if self.config.embedding == "own":
             out: Tensor = self.embed_tokens(tokens)
             return out
-        return F.embedding(tokens, self._shared_parts().embedding).to(self.dtype)
+        return F.embedding(tokens, self.shared_parts().embedding).to(self.dtype)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits [..., Vd] of states [..., H]; gradients flow to `normed`, also through the target's head."""
-        out: Tensor = self.lm_head(normed) if self.config.head == "own" else self._shared_parts().head(normed)
+        out: Tensor = self.lm_head(normed) if self.config.head == "own" else self.shared_parts().head(normed)
         return out
 
-    def _shared_parts(self) -> SharedParts:
+    def shared_parts(self) -> SharedParts:
+        """What it has borrowed from its target. Raises CheckpointError if that was forgotten."""
         if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
         return self._shared
 
 
 def native_decoder(
-    layers: Sequence[LayerParts], norm: nn.Module | None, config: GroupedConfig, rotary: Any, dtype: torch.dtype
-) -> NativeDecoder | None:
-    """Layers with grouped-query attention as a native pass; None if they aren't of the kind that it computes."""
+    network: DraftNetwork, config: GroupedConfig, layers: Sequence[LayerParts], norm: nn.Module | None, rotary: Any, *,
+    mix: nn.Module | None = None, returns_normed: bool = False,
+) -> NativeDecoder | None:  # fmt: skip
+    """Layers with grouped-query attention as a native pass; None if they aren't of the kind that it computes.
+
+    See `NativeDecoder` for `mix` and `returns_normed`.
+    """
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
-    probe = torch.empty(0, dtype=dtype)
+    probe = torch.empty(0, dtype=network.dtype)
+    own = config.embedding == "own"
+    embedding = network.embed_tokens.weight.detach() if own else network.shared_parts().embedding
+    head = network.lm_head if config.head == "own" else network.shared_parts().linear
     try:
         for layer in layers:
             check_silu(layer.mlp.act)
-        return NativeDecoder(layers, norm, None, heads, partial(rotary, probe), dtype)
+        return NativeDecoder(
+            layers, norm, head if isinstance(head, NativeLinear) else None, heads, partial(rotary, probe), embedding,
+            network.dtype, mix=mix, returns_normed=returns_normed,
+        )  # fmt: skip
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)
         return None

@@ -8,9 +8,8 @@ a ragged pass), A taps, Ht hidden size, V vocabulary; B rows and S positions of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -191,31 +190,35 @@ class Target:
         """The tap boundary after the final norm, n + 1: what the head reads."""
         return self.num_layers + 1
 
-    def head(self, final: Tensor) -> Tensor:
+    def head(self, final: Tensor, rows: nn.Module | None = None) -> Tensor:
         """Compute logits [..., V] of final hidden states [..., Ht]; gradients flow to the states.
 
-        Raises UnsupportedModelError if the model does more to its logits (`head_is_exact` is False).
+        `rows` are what `head_rows` made: logits of those tokens only. Raises UnsupportedModelError if the model does
+        more to its logits (`head_is_exact` is False).
         """
-        return self._logits(self.model.get_output_embeddings(), final)
+        if not self.head_is_exact:
+            raise UnsupportedModelError(
+                f"{self.config.model_type} changes its logits in a way that eyas doesn't know, so they can't be "
+                "recomputed from stored states for training; decoding is not affected"
+            )
+        head = self.model.get_output_embeddings() if rows is None else rows
+        out: Tensor = self._finish(head(final.to(self.dtype)))
+        return out
 
-    def head_rows(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """A copy of the head for the tokens `ids` [Vd] only: final states [..., Ht] -> logits [..., Vd]."""
+    @property
+    def head_is_linear(self) -> bool:
+        """Whether logits are the head's product and nothing else."""
+        return self.head_is_exact and isinstance(self._finish, nn.Identity)
+
+    def head_rows(self, ids: Tensor) -> nn.Module:
+        """A copy of the head for the tokens `ids` [Vd] only."""
         whole = self.model.get_output_embeddings()
         ids = ids.to(self.device)
         rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
         rows.weight = nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
         if whole.bias is not None:
             rows.bias = nn.Parameter(whole.bias.detach()[ids], requires_grad=False)
-        return partial(self._logits, NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows)
-
-    def _logits(self, head: nn.Module, final: Tensor) -> Tensor:
-        if not self.head_is_exact:
-            raise UnsupportedModelError(
-                f"{self.config.model_type} changes its logits in a way that eyas doesn't know, so they can't be "
-                "recomputed from stored states for training; decoding is not affected"
-            )
-        out: Tensor = self._finish(head(final.to(self.dtype)))
-        return out
+        return NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows
 
     def check_taps(self, taps: Sequence[int]) -> None:
         """Raise RequestError for boundaries that this model doesn't have, or that repeat."""
@@ -269,17 +272,24 @@ class Target:
     def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
-        steps = torch.arange(tokens.shape[1], device=self.device)
-        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
-        final, caught = self._forward(rows, tokens, causal, steps.unsqueeze(0), taps, False, layout)
+        if self.native is not None:
+            final, caught = self._run_native(self.native, rows, tokens, None, taps, False, layout)
+        else:
+            steps = torch.arange(tokens.shape[1], device=self.device)
+            causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
+            final, caught = self._forward(rows, tokens, causal, steps.unsqueeze(0), taps, False, layout)
         self.cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
 
     @torch.inference_mode()
     def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> VerifyOutput:
         """Run the `roots` [R] and the trees' valid nodes through the model in one pass; nothing is committed."""
-        layout = self._layout(tree)
-        logits, caught = self._forward(rows, tree.columns(roots), tree.ancestors, tree.depth, taps, True, layout)
+        layout, tokens = self._layout(tree), tree.columns(roots)
+        if self.native is not None:
+            parents = F.pad(tree.parents + 1, (1, 0), value=-1) if tree.size > 1 else None
+            logits, caught = self._run_native(self.native, rows, tokens, parents, taps, True, layout)
+        else:
+            logits, caught = self._forward(rows, tokens, tree.ancestors, tree.depth, taps, True, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
 
@@ -324,8 +334,6 @@ class Target:
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
             # nodes beyond the context can't be emitted, but there are no learned positions to look up there
             positions = positions.clamp(max=self.max_length - 1)
-        if self.native is not None:
-            return self._run_native(self.native, rows, start, tokens, positions, lengths, ancestors, taps, head, layout)
         mask = self._masks(lengths, start, ancestors, positions)
         if layout is not None:
             tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
@@ -341,19 +349,18 @@ class Target:
         return out, self._stacked(caught, tokens)
 
     def _run_native(
-        self, native: NativeDecoder, rows: range, start: int, tokens: Tensor, positions: Tensor, lengths: Tensor,
-        ancestors: Tensor, taps: Sequence[int], head: bool, layout: RaggedLayout | None,
+        self, native: NativeDecoder, rows: range, tokens: Tensor, parents: Tensor | None, taps: Sequence[int],
+        head: bool, layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The pass of `_forward`, in the native decoder."""
-        shape = tokens.shape
+        """What `_forward` returns, of a native pass; column i of `tokens` follows column `parents[i]`, or i - 1."""
+        start, columns = self.cache.start(rows), tokens.shape[1]
+        self.cache.reserve(start + columns)
+        cells = None
         if layout is not None:
-            tokens, positions = layout.gather(tokens), layout.gather(positions)
-        staged = Staged(
-            rows, shape[1], None if layout is None else layout.cell_index, lengths, positions.flatten(), ancestors,
-            start, start,
-        )  # fmt: skip
-        embedded = self.model.get_input_embeddings()(tokens.flatten())
-        done = native.run(self.cache, staged, embedded, taps=taps, final=not head, logits=head)
+            tokens, cells = layout.gather(tokens), layout.cell_index
+        lengths = self.cache.lengths[rows.start : rows.stop]
+        staged = Staged(rows, columns, cells, lengths, parents, start, start)
+        done = native.run(self.cache, staged, tokens, taps=taps, final=not head, logits=head)
         out: Any = self._finish(done.logits) if head else done.final
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
 

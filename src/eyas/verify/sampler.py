@@ -162,6 +162,10 @@ class Coupling:
         self._noisy = enabled and needs.noise
         self._legal = legal
 
+    def ranks_by_logits(self, steps_ahead: int) -> bool:
+        """Whether `rank` only takes log-probabilities of the logits, and so leaves their order as it is."""
+        return not (self._needs.temperature or self._noisy or (self._legal is not None and steps_ahead == 0))
+
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
         """[B, W, Vd] float32 log-probabilities of drafter `logits` [B, W, Vd], with temperature and noise applied.
 

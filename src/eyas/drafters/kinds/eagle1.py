@@ -78,20 +78,14 @@ class Eagle1Network(DraftNetwork):
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """See `DraftNetwork.step`; the state fed back is the one that the head reads."""
         rope = self.rotary(hidden, positions)
-        hidden, _ = self.decoder_input(tokens, hidden)
+        hidden = self.fc(torch.cat((self.embed(tokens), hidden), dim=-1))
         for layer in self.layers:
             hidden = layer(hidden, rope, attend)
         return hidden, hidden
 
     def decoder(self) -> NativeDecoder | None:
         layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderLayer)]
-        return native_decoder(layers, None, self.config, self.rotary, self.dtype)
-
-    def decoder_input(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.fc(torch.cat((self.embed(tokens), hidden), dim=-1)), None
-
-    def decoder_output(self, hidden: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002  # there is no norm
-        return hidden, hidden
+        return native_decoder(self, self.config, layers, None, self.rotary, mix=self.fc)
 
 
 KIND = Kind(

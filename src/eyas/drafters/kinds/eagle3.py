@@ -126,12 +126,7 @@ class FusedTapsNetwork(DraftNetwork):
         hidden = first(self.embed(tokens), hidden, rope, attend)
         for layer in later:
             hidden = layer(hidden, rope, attend)
-        return self.decoder_output(hidden, self.norm(hidden))
-
-    def decoder_input(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        return hidden, self.embed(tokens)
-
-    def decoder_output(self, hidden: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self.norm(hidden)
         return (normed if self.config.norm_output else hidden), normed
 
 
@@ -145,7 +140,7 @@ class Eagle3Network(FusedTapsNetwork):
 
     def decoder(self) -> NativeDecoder | None:
         layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderBlock)]
-        return native_decoder(layers, self.norm, self.config, self.rotary, self.dtype)
+        return native_decoder(self, self.config, layers, self.norm, self.rotary, returns_normed=self.config.norm_output)
 
 
 KIND = Kind(

@@ -3,14 +3,15 @@
 Layers are recognised by what they consist of, never by name; whether the pass computes what the modules compute is
 tried by whoever uses it (`logits_agree`). The modules stay: they hold the weights, and training runs them.
 
-Shapes: T tokens of a pass, R rows, Q columns of a row, S staged columns that the pass can see, A taps, H hidden size.
+Shapes: T tokens of a pass, R rows, Q columns of a row, S columns staged so far, those of the pass included, A taps,
+H hidden size, V outputs of the head.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from ctypes import byref
+from ctypes import Array, addressof, byref, c_int64
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,25 +56,33 @@ class Heads(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Where the tokens of a pass go in the cache, and what they see there."""
+    """Where the tokens of a pass go in the cache, and what they see there: the committed columns and their own path."""
 
     rows: range
     columns: int
     """Q, the cells of each row."""
     cells: Tensor | None  # [T] row * Q + column of each token; None = every cell has one
-    lengths: Tensor  # [R] committed columns
-    positions: Tensor  # [T]
-    seen: Tensor  # [R or 1, Q, S] bool: which staged columns each cell sees
+    lengths: Sequence[int]
+    """[R] committed columns."""
+    parents: Tensor | None  # [R or 1, S] the staged column that each follows, -1 = none; None = the one before it
     start: int
     """The first staged column."""
     first: int
     """The first column that the pass writes; those from `start` on were staged before."""
 
 
+class Above(NamedTuple):
+    """The states of the level above, from which guesses take that of their parent."""
+
+    states: Tensor  # [R, W, H] float32
+    first: int
+    """The staged column of the first; -1 if they are the states of committed tokens."""
+
+
 class Outcome(NamedTuple):
     """What a pass computes, in the model's dtype."""
 
-    states: Tensor  # [T, H] float32, the residual stream that leaves the last layer
+    states: Tensor  # [T, H] float32, what a drafter is fed back: of the last layer, or after the norm
     final: Tensor | None  # [T, H] after the final norm
     logits: Tensor | None  # [T, V]
     taps: Tensor  # [T, A, H]
@@ -84,13 +93,15 @@ class NativeDecoder:
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
-        rope: RopeTables, dtype: torch.dtype, limit: int | None = None,
+        rope: RopeTables, embedding: Tensor, dtype: torch.dtype, *, mix: nn.Module | None = None,
+        returns_normed: bool = False, limit: int | None = None,
     ) -> None:  # fmt: skip
         """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
 
-        `limit` is the longest sequence: some RoPE tables change all their entries beyond it.
-
-        Raises UnsupportedModelError for layers that the kernels don't compute.
+        `embedding` [tokens, H] is row-major. `mix` makes a drafter's first input of embedding and state side by side;
+        `returns_normed` says which states it is fed back. `limit` is the longest sequence: positions stay below it, and
+        some RoPE tables change all their entries beyond it. Raises UnsupportedModelError for layers that the kernels
+        don't compute.
         """
         self._kernels = loaded_kernels()
         self._kept: list[Any] = []  # what the structs point to
@@ -104,7 +115,11 @@ class NativeDecoder:
             raise UnsupportedModelError("norms differ in their epsilon")
         self.hidden = _weight(layers[0].mlp_norm).shape[0]
         self.intermediate: int = layers[0].mlp.gate_proj.out_features
-        self._outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
+        self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
+        kinds = (torch.float32, torch.bfloat16)
+        if embedding.dtype not in kinds or embedding.shape[1] != self.hidden or not embedding.is_contiguous():
+            raise UnsupportedModelError(f"an embedding of {tuple(embedding.shape)} {embedding.dtype}")
+        self._kept.append(embedding)
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads) for layer in layers))
         self._grow(256)
         fits = (self.hidden % PANEL, self.intermediate % PANEL, heads.size % self._kernels.lanes)
@@ -112,9 +127,11 @@ class NativeDecoder:
             raise UnsupportedModelError(f"sizes {self.hidden}, {self.intermediate}, {heads.size} don't fit the vectors")
         self._struct = Decoder(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, self.intermediate,
-            self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale,
-            None if norm is None else self._vector(_weight(norm)),
-            Linear() if head is None else self._linear(head, self._outputs, self.hidden),
+            self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale, embedding.data_ptr(),
+            embedding.dtype == torch.bfloat16,
+            Linear() if mix is None else self._linear(mix, self.hidden, 2 * self.hidden),
+            None if norm is None else self._vector(_weight(norm)), returns_normed,
+            Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
         )  # fmt: skip
         self._layer_weights = self._layers[0].weights
         self._scratch = self._kernels.token_scratch(byref(self._struct))
@@ -158,37 +175,48 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def run(
-        self, cache: SlotCache, staged: Staged, states: Tensor, embedded: Tensor | None = None,
+        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | Above | None = None,
         taps: Sequence[int] = (), final: bool = False, logits: bool = False,
     ) -> Outcome:  # fmt: skip
-        """Run T tokens, whose states [T, H] enter the first layer; nothing is committed.
+        """Run `tokens` [T]; nothing is committed.
 
-        `taps` are boundaries; `final` and `logits` say what is wanted besides.
+        `states` are those of a drafter's tokens [T, H], or of their parents. `taps` are boundaries; `final` and
+        `logits` say what is wanted besides.
         """
-        x = states.to(torch.float32, copy=True).contiguous()
-        tokens = len(x)
-        wide = None if embedded is None else embedded.float().contiguous()
-        seen, positions = staged.seen.contiguous(), staged.positions.contiguous()
-        stages = seen.shape[2]
-        self._grow(staged.start + stages + 1)
+        count = tokens.numel()
+        above: tuple[int | None, int, int] = (None, 0, 0)
+        if isinstance(states, Tensor):
+            x = states.to(torch.float32, copy=True).contiguous()
+        else:
+            x = torch.empty(count, self.hidden)
+            if states is not None:
+                above = (states.states.data_ptr(), states.states.shape[1], states.first)
+        tokens = tokens.contiguous()
+        parents = None if staged.parents is None else staged.parents.contiguous()
+        self._grow(staged.first + staged.columns + 1)
         keys, values = cache.addresses()
-        ordered = torch.tensor(list(taps), dtype=torch.int64)
-        tapped = torch.empty(tokens, len(taps), self.hidden, dtype=self._dtype)
-        normed = torch.empty(tokens, self.hidden, dtype=self._dtype) if final else None
-        scores = torch.empty(tokens, self._outputs, dtype=self._dtype) if logits else None
-        scratch = torch.empty(tokens * self._scratch)
+        lengths, boundaries = _integers(staged.lengths), _integers(taps)
+        tapped = torch.empty(count, len(taps), self.hidden, dtype=self._dtype)
+        normed = torch.empty(count, self.hidden, dtype=self._dtype) if final else None
+        scores = torch.empty(count, self.outputs, dtype=self._dtype) if logits else None
+        scratch = torch.empty(count * self._scratch)
         self._kernels.decoder(
             byref(self._struct),
             NativePass(
-                tokens, staged.columns, address(staged.cells), staged.lengths.data_ptr(),
-                positions.data_ptr(), seen.data_ptr(), seen.shape[1] * stages if len(seen) > 1 else 0,
-                stages, staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
+                count, staged.columns, address(staged.cells), tokens.data_ptr(), addressof(lengths),
+                address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1],
+                staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), keys.data_ptr(), values.data_ptr(), cache.capacity, x.data_ptr(),
-                address(wide), ordered.data_ptr(), len(taps), tapped.data_ptr(), address(normed), address(scores),
-                scratch.data_ptr(), threads_for(tokens * self._layer_weights),
+                *above, addressof(boundaries), len(taps), tapped.data_ptr(), address(normed), address(scores),
+                scratch.data_ptr(), threads_for(count * self._layer_weights),
             ),
         )  # fmt: skip
         return Outcome(x, normed, scores, tapped)
+
+
+def _integers(values: Sequence[int]) -> Array[c_int64]:
+    """Numbers as the kernels take them."""
+    return (c_int64 * len(values))(*values)
 
 
 def transformers_decoder(model: Any) -> NativeDecoder | None:
@@ -215,13 +243,16 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         norms = layer.input_layernorm, layer.post_attention_layernorm
         parts.append(LayerParts(layer.self_attn, layer.mlp, *norms, window=window))
     _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    if type(base.embed_tokens) is not nn.Embedding:
+        raise UnsupportedModelError(f"{type(base.embed_tokens).__name__} is no plain embedding")
     attention: Any = layers[0].self_attn
     size = attention.head_dim
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, size, float(attention.scaling))
     probe = torch.empty(0, dtype=model.dtype)
     return NativeDecoder(
         parts, base.norm, model.get_output_embeddings(), heads,
-        lambda positions: base.rotary_emb(probe, positions), model.dtype, context_limit(config),
+        lambda positions: base.rotary_emb(probe, positions), base.embed_tokens.weight.detach(), model.dtype,
+        limit=context_limit(config),
     )  # fmt: skip
 
 

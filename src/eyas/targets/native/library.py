@@ -63,12 +63,13 @@ class Layer(Structure):
 
 
 class Decoder(Structure):
-    """A decoder: its layers, sizes, final norm and head."""
+    """A decoder: its layers, sizes, embedding, final norm and head."""
 
     _fields_ = (
         ("layers", POINTER(Layer)),
         *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
-        ("bf16", c_int64), ("eps", c_float), ("scale", c_float), ("norm", c_void_p), ("head", Linear),
+        ("bf16", c_int64), ("eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("embedding_bf16", c_int64),
+        ("mix", Linear), ("norm", c_void_p), ("returns_normed", c_int64), ("head", Linear), ("limit", c_int64),
     )  # fmt: skip
 
 
@@ -77,11 +78,13 @@ class NativePass(Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("tokens", "columns")),
-        *((name, c_void_p) for name in ("cells", "lengths", "positions", "seen")),
-        *((name, c_int64) for name in ("seen_row", "stages", "start", "first", "slot")),
+        *((name, c_void_p) for name in ("cells", "ids", "lengths", "parents")),
+        *((name, c_int64) for name in ("parents_row", "start", "first", "slot")),
         *((name, c_void_p) for name in ("cosines", "sines", "keys", "values")),
         ("capacity", c_int64),
-        *((name, c_void_p) for name in ("x", "embedded", "taps")),
+        *((name, c_void_p) for name in ("x", "above")),
+        *((name, c_int64) for name in ("above_count", "above_first")),
+        ("taps", c_void_p),
         ("tap_count", c_int64),
         *((name, c_void_p) for name in ("tapped", "final", "logits", "scratch")),
         ("threads", c_int64),
@@ -100,6 +103,10 @@ class Kernels:
         self.attention = _function(
             library.eyas_attention,
             (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64),
+        )
+        self.guess = _function(
+            library.eyas_guess,
+            (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         )
         self.token_scratch = _function(library.eyas_token_scratch, (POINTER(Decoder),), c_int64)
         self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)))

@@ -144,6 +144,21 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     return out.to(query.dtype)
 
 
+def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The `count` greatest log-probabilities of each row of logits [..., V], best first, and the `ids` [V] they are of.
+
+    Both are [..., count], in float32 and int64; equal ones stand in the order of their logits.
+    """
+    shape = (*logits.shape[:-1], count)
+    scores, found = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    size = logits.shape[-1]
+    loaded_kernels().guess(
+        logits.data_ptr(), logits.numel() // size, size, logits.dtype == torch.bfloat16, ids.data_ptr(), count,
+        scores.data_ptr(), found.data_ptr(), threads_for(logits.numel()),
+    )  # fmt: skip
+    return scores, found
+
+
 def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's values begin, as the kernels take it; None is their null."""
     return None if tensor is None else tensor.data_ptr()

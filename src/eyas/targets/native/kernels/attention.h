@@ -14,15 +14,36 @@
 
 namespace eyas {
 
-// The columns that a token sees, in the order of their positions: committed ones, then ancestors among the staged ones,
-// of which `seen` [stages] knows; with a window the latest of them. Returns the first of `count` columns in `room`.
-inline const int64_t* visible(int64_t committed, int64_t start, int64_t stages, const uint8_t* seen, int64_t window,
+// The columns that `seen` [most] says, in their order; returns how many.
+inline int64_t visible(const uint8_t* seen, int64_t most, int64_t* columns) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < most; i++)
+        if (seen[i]) columns[count++] = i;
+    return count;
+}
+
+// Staged columns, each of which follows another one, or the committed columns.
+struct Tree {
+    const int64_t* parents;  // the staged column that each staged column follows, -1 = none; null = the one before it
+
+    int64_t parent(int64_t column) const { return parents ? parents[column] : column - 1; }
+    int64_t depth(int64_t column) const {  // columns on its path
+        if (!parents) return column + 1;
+        int64_t depth = 0;
+        for (; column >= 0; column = parents[column]) depth++;
+        return depth;
+    }
+};
+
+// The columns that staged column `column` sees, in the order of their positions: the committed ones, then its path among
+// the staged ones, which begin at `start`; with a window the latest of them. Returns the first of `count` columns in
+// `room`, and their number.
+inline const int64_t* visible(int64_t committed, int64_t start, const Tree& tree, int64_t column, int64_t window,
                               int64_t* room, int64_t& count) {
     count = 0;
-    for (int64_t column = window && committed > window ? committed - window : 0; column < committed; column++)
-        room[count++] = column;
-    for (int64_t i = 0; i < stages; i++)
-        if (seen[i]) room[count++] = start + i;
+    for (int64_t i = window && committed > window ? committed - window : 0; i < committed; i++) room[count++] = i;
+    count += tree.depth(column);
+    for (int64_t at = count; column >= 0; column = tree.parent(column)) room[--at] = start + column;
     if (!window || count <= window) return room;
     room += count - window;
     count = window;

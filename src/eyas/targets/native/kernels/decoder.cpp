@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "guess.h"
 #include "linear.h"
 
 using namespace eyas;
@@ -37,26 +38,32 @@ struct Decoder {
     int64_t rotated;                     // leading features of a head that RoPE rotates
     int64_t bf16;
     float eps, scale;
+    const void* embedding;               // [tokens, H] row-major
+    int64_t embedding_bf16;
+    Linear mix;                          // of embedding and state side by side, before the first layer; or none
     const float* norm;                   // [H] or null
+    int64_t returns_normed;              // whether the states that come back are those after the norm
     Linear head;                         // or none
+    int64_t limit;                       // positions stay below it; 0 = there is no limit
 };
 
 struct Pass {
     int64_t tokens, columns;             // T, Q
     const int64_t* cells;                // [T] row * Q + column of each token; null = all cells
+    const int64_t* ids;                  // [T]
     const int64_t* lengths;              // [R] committed columns
-    const int64_t* positions;            // [T]
-    const uint8_t* seen;                 // [R, Q, stages] which staged columns each cell sees
-    int64_t seen_row;                    // from row to row of `seen`, 0 = the same for all
-    int64_t stages, start, first;        // staged columns, the first of them, the first that this pass writes
+    const int64_t* parents;              // [R, parents_row] see `Tree`
+    int64_t parents_row;                 // from row to row of `parents`, 0 = the same for all
+    int64_t start, first;                // the first staged column, the first that this pass writes
     int64_t slot;                        // of row 0
     const float *cosines, *sines;        // [positions, rotated]
     char* const* keys;                   // for each layer [slots, kv_heads, C, D]
     char* const* values;
     int64_t capacity;                    // C
-    float* x;                            // [T, H] the residual stream; afterwards what leaves the last layer
-    const float* embedded;               // [T, H] for a first layer that reads embeddings, else null
-    const int64_t* taps;                 // boundaries, ascending
+    float* x;                            // [T, H] a drafter's states, then what leaves the last layer
+    const float* above;                  // [R, above_count, H] where a guess takes its parent's state from; or null
+    int64_t above_count, above_first;    // cells of a row there, the staged column of the first
+    const int64_t* taps;                 // boundaries, in the order of `tapped`
     int64_t tap_count;
     char* tapped;                        // [T, taps, H] in the model's dtype
     char* final;                         // [T, H] after the final norm, or null
@@ -131,8 +138,17 @@ void write(uint16_t* to, const float* from, int64_t size) {
 }
 
 int64_t widest_input(const Decoder& decoder) {
-    bool embeds = decoder.count && decoder.layers[0].embedding_norm;
+    bool embeds = decoder.mix.weight || (decoder.count && decoder.layers[0].embedding_norm);
     return embeds ? 2 * decoder.hidden : decoder.hidden;
+}
+
+void embed(const Decoder& d, int64_t token, float* out) {
+    const int64_t at = token * d.hidden;
+    for (int64_t i = 0; i < d.hidden; i += LANES) {
+        vec values = d.embedding_bf16 ? load(static_cast<const uint16_t*>(d.embedding) + at + i)
+                                      : load(static_cast<const float*>(d.embedding) + at + i);
+        store(out + i, d.bf16 ? rounded(values) : values);
+    }
 }
 
 // Floats of scratch that each token takes.
@@ -160,14 +176,34 @@ void run(const Decoder& d, const Pass& pass) {
             if (pass.taps[i] == boundary)
                 write(reinterpret_cast<T*>(pass.tapped) + (t * pass.tap_count + i) * hidden, state, hidden);
     };
-    const int64_t most = pass.start + pass.stages, blocks = (tokens + BLOCK - 1) / BLOCK;
-    Region region(8 * d.count + 2);
+    const int64_t stage = pass.first - pass.start;  // staged columns of passes before this one
+    const int64_t most = pass.first + pass.columns, blocks = (tokens + BLOCK - 1) / BLOCK;
+    auto tree_of = [&](int64_t row) { return Tree{pass.parents ? pass.parents + row * pass.parents_row : nullptr}; };
+    const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm;
+    Region region(8 * d.count + 4);
 
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
     {
         int64_t phase = 0;
         std::vector<float> scores(4 * (most + 2 * LANES));
         std::vector<int64_t> columns(2 * most);
+
+        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+            float* state = pass.x + t * hidden;
+            if (pass.above) {
+                const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
+                const int64_t parent = std::max<int64_t>(tree_of(row).parent(column) - pass.above_first, 0);
+                std::memcpy(state, pass.above + (row * pass.above_count + parent) * hidden, hidden * sizeof(float));
+            }
+            if (!of_drafter) return embed(d, pass.ids[t], state);
+            embed(d, pass.ids[t], normed + t * wide);
+            std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
+        });
+        if (d.mix.weight)
+            region.share(phase++, panels(d.mix), PIECE, [&](int64_t first, int64_t stop) {
+                multiply(d.mix, normed, wide, tokens, first, stop, bf16,
+                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
+            });
 
         for (int64_t index = 0; index < d.count; index++) {
             const Layer& layer = d.layers[index];
@@ -176,7 +212,7 @@ void run(const Decoder& d, const Pass& pass) {
                 float* out = normed + t * wide;
                 tap(index, t, state);
                 if (layer.embedding_norm) {
-                    rms_norm(pass.embedded + t * hidden, layer.embedding_norm, hidden, d.eps, bf16, out);
+                    rms_norm(out, layer.embedding_norm, hidden, d.eps, bf16, out);
                     out += hidden;
                 }
                 if (layer.input_norm)
@@ -203,8 +239,11 @@ void run(const Decoder& d, const Pass& pass) {
             T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * slot_stride;
             region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
                 const int64_t cell = cell_of(t), column = pass.first + cell % pass.columns;
-                const float* cosine = pass.cosines + pass.positions[t] * d.rotated;
-                const float* sine = pass.sines + pass.positions[t] * d.rotated;
+                const int64_t row = cell / pass.columns;
+                int64_t position = pass.lengths[row] + tree_of(row).depth(column - pass.start) - 1;
+                if (d.limit) position = std::min(position, d.limit - 1);
+                const float* cosine = pass.cosines + position * d.rotated;
+                const float* sine = pass.sines + position * d.rotated;
                 auto turn = [&](float* head, const float* norm) {
                     if (norm) rms_norm(head, norm, d.size, d.eps, bf16, head);
                     rotate(head, cosine, sine, d.rotated, bf16);
@@ -213,7 +252,7 @@ void run(const Decoder& d, const Pass& pass) {
                 for (int64_t h = 0; h < d.kv_heads; h++) {
                     float* key = k + t * kv_size + h * d.size;
                     turn(key, layer.k_norm);
-                    const int64_t at = cell / pass.columns * slot_stride + h * head_stride + column * d.size;
+                    const int64_t at = row * slot_stride + h * head_stride + column * d.size;
                     write(keys + at, key, d.size);
                     write(values + at, v + t * kv_size + h * d.size, d.size);
                 }
@@ -227,8 +266,9 @@ void run(const Decoder& d, const Pass& pass) {
                     int64_t *held = columns.data(), *next = columns.data() + most, counts[BLOCK], count = 0, length = 0;
                     const int64_t* list = nullptr;
                     for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
-                        const uint8_t* seen = pass.seen + row * pass.seen_row + cell_of(t + count) % pass.columns * pass.stages;
-                        const int64_t* found = visible(pass.lengths[row], pass.start, pass.stages, seen, layer.window, next, length);
+                        const int64_t column = stage + cell_of(t + count) % pass.columns;
+                        const int64_t* found =
+                            visible(pass.lengths[row], pass.start, tree_of(row), column, layer.window, next, length);
                         if (count && (length < counts[count - 1] || std::memcmp(found, list, counts[count - 1] * sizeof(int64_t))))
                             break;
                         counts[count] = length;
@@ -292,6 +332,7 @@ void run(const Decoder& d, const Pass& pass) {
             else
                 std::memcpy(out, pass.x + t * hidden, hidden * sizeof(float));
             tap(d.count + 1, t, out);
+            if (d.returns_normed) std::memcpy(pass.x + t * hidden, out, hidden * sizeof(float));
             if (pass.final) write(reinterpret_cast<T*>(pass.final) + t * hidden, out, hidden);
         });
         if (pass.logits)
@@ -361,8 +402,7 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
             std::vector<int64_t> list(most);
             region.share(0, rows * kv_heads * columns, 1, [&](int64_t unit, int64_t) {
                 const int64_t column = unit % columns, h = unit / columns % kv_heads, row = unit / columns / kv_heads;
-                int64_t count;
-                visible(0, 0, most, seen + (row * columns + column) * most, 0, list.data(), count);
+                const int64_t count = visible(seen + (row * columns + column) * most, most, list.data());
                 using T = std::remove_const_t<std::remove_pointer_t<decltype(all_keys)>>;
                 Queries<T> together({all_keys + row * strides[0] + h * strides[1],
                                      all_values + row * strides[2] + h * strides[3], list.data(), size, value_size,
@@ -378,6 +418,19 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
         run(static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values));
     else
         run(static_cast<const float*>(keys), static_cast<const float*>(values));
+}
+
+// The `count` greatest log-probabilities of each of `tokens` rows of logits [V], and what they belong to: `ids` [V] of
+// them, or their places in the row if that is null.
+void eyas_guess(const void* logits, int64_t tokens, int64_t size, int64_t bf16, const int64_t* ids, int64_t count,
+                float* scores, int64_t* found, int64_t threads) {
+#pragma omp parallel for num_threads(static_cast<int>(threads))
+    for (int64_t t = 0; t < tokens; t++) {
+        if (bf16)
+            guess(static_cast<const uint16_t*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
+        else
+            guess(static_cast<const float*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
+    }
 }
 
 int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
