@@ -171,22 +171,19 @@ def _walk(
     Returns the walk (on the device), the node indices walked in each row, and what is known of the output.
     """
     walk = (rule or SeededWalk())(logits if legal is None else legal.restrict(logits), tree, sampler, rows)
+    walk = walk.to(logits.rows.device)
     sampler.commit(rows, walk.tokens, walk.accepted + 1)
     wanted = sampler.logprobs(rows)
     scores = EmittedLogprobs.of(logits, walk, wanted) if wanted else None
 
-    depths = tree.depth[:, 1:] * tree.valid  # [R, N]
-    offered = depths.amax(1) if tree.size else torch.zeros_like(walk.accepted)
-    summary = torch.stack((walk.accepted, offered, tree.valid.sum(1)), dim=1)
-    outcome = torch.cat((summary, walk.tokens, walk.path), dim=1)  # [R, 3 + 2 * (D + 1)]
-    flat = outcome.flatten() if scores is None else torch.cat((outcome.flatten(), scores.flat()))
-    fetched = flat.cpu()  # the host sync
-
-    table = fetched[: outcome.numel()].view(outcome.shape).tolist()
+    table, flat = walk.fetched, None if scores is None else scores.flat()
+    if table is None:  # the host sync, unless the walk was made on the host
+        fetched = torch.cat((walk.table.flatten(), *(() if flat is None else (flat,)))).cpu()
+        table, flat = fetched[: walk.table.numel()].view(walk.table.shape).tolist(), fetched[walk.table.numel() :]
     width = walk.tokens.shape[1]
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]
-    logprobs = {} if scores is None else scores.read(fetched[outcome.numel() :], tokens)
+    logprobs = {} if scores is None or flat is None else scores.read(flat.cpu(), tokens)
     failed = sampler.consume(rows, tokens)
     for row, (legal_tokens, _) in failed.items():
         del tokens[row][legal_tokens:]

@@ -6,11 +6,12 @@ i + 1; rows whose walk has ended wait off the tree, at index N + 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, NodeLogits
@@ -19,17 +20,53 @@ from eyas.verify.sampler import Sampler
 
 @dataclass(frozen=True)
 class Walk:
-    """The path walked through each row's tree and the `accepted + 1` tokens that it emits."""
+    """The path walked through each row's tree, the `accepted + 1` tokens that it emits, and the size of the tree."""
 
-    tokens: Tensor  # [B, D + 1] emitted tokens, -1 past the end
-    path: Tensor  # [B, D + 1] node indexes whose logits gave the tokens, to be committed; 0 past the end
-    accepted: Tensor  # [B] number of draft tokens among them
+    table: Tensor  # [B, 3 + 2 * (D + 1)] int64: the attributes below, side by side
+    """On the device of the logits, or on the host where the walk was made there."""
+    fetched: list[list[int]] | None = None
+    """What the table holds, if the host knows it already."""
 
     @staticmethod
-    def of(path: Tensor, tokens: Tensor, size: int) -> Walk:
-        """From a `path` [B, D + 1] that may leave the tree of `size` nodes and the `tokens` [B, D + 1] chosen there."""
-        inside = path <= size
-        return Walk(tokens.masked_fill(~inside, -1), path.masked_fill(~inside, 0), inside.sum(dim=1) - 1)
+    def of(path: Tensor, tokens: Tensor, tree: DraftTree) -> Walk:
+        """From a `path` [B, D + 1] that may leave the tree and the `tokens` [B, D + 1] chosen there."""
+        inside = path <= tree.size
+        deepest = (tree.depth * F.pad(tree.valid, (1, 0), value=True)).amax(1)
+        counts = torch.stack((inside.sum(1) - 1, deepest, tree.valid.sum(1)), dim=1)
+        return Walk(torch.cat((counts, tokens.masked_fill(~inside, -1), path.masked_fill(~inside, 0)), dim=1))
+
+    @property
+    def accepted(self) -> Tensor:
+        """[B] number of draft tokens among the emitted ones."""
+        return self.table[:, 0]
+
+    @property
+    def offered(self) -> Tensor:
+        """[B] depth of the tree."""
+        return self.table[:, 1]
+
+    @property
+    def nodes(self) -> Tensor:
+        """[B] number of the tree's valid nodes."""
+        return self.table[:, 2]
+
+    @property
+    def tokens(self) -> Tensor:
+        """[B, D + 1] emitted tokens, -1 past the end."""
+        return self.table[:, 3 : 3 + self._steps]
+
+    @property
+    def path(self) -> Tensor:
+        """[B, D + 1] node indexes whose logits gave the tokens, to be committed; 0 past the end."""
+        return self.table[:, 3 + self._steps :]
+
+    @property
+    def _steps(self) -> int:
+        return (self.table.shape[1] - 3) // 2
+
+    def to(self, device: torch.device) -> Walk:
+        """The same walk on a device."""
+        return self if self.table.device == device else replace(self, table=self.table.to(device, non_blocking=True))
 
 
 class WalkRule(Protocol):
@@ -73,23 +110,32 @@ def _sampled_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: r
         node = torch.where(found, child + 1, tree.size + 1)
         path.append(node)
         tokens.append(state.sample(logits.at(node)))
-    return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree.size)
+    return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree)
 
 
 def _greedy_walk(best: Tensor, tree: DraftTree) -> Walk:
-    """The walk of rows whose token at each node is `best` [B, 1 + N], however the node was reached."""
-    off = tree.size + 1
-    parents = tree.parents + 1  # [B, N] node indexes
-    nodes = torch.arange(1, off, device=best.device)
-    follows = (tree.tokens == best.gather(1, parents)) & tree.valid
-    # [B, N + 2] the node after each node; of twins the first
-    after = torch.full((best.shape[0], off + 1), off, dtype=torch.int64, device=best.device)
-    after.scatter_reduce_(1, parents, torch.where(follows, nodes, off), "amin")
-    walked = [torch.zeros_like(after[:, :1])]
-    for _ in range(tree.max_depth):
-        walked.append(after.gather(1, walked[-1]))
-    path = torch.cat(walked, dim=1)  # [B, D + 1]
-    return Walk.of(path, best.gather(1, path.clamp(max=tree.size)), tree.size)
+    """The walk of rows whose token at each node is `best` [B, 1 + N], however the node was reached.
+
+    It is made on the host, from what is fetched anyway: none of its steps is worth a kernel.
+    """
+    size, steps = tree.size, tree.max_depth + 1
+    rows = []
+    for row in torch.cat((best, tree.tokens, tree.parents, tree.valid), dim=1).cpu().tolist():  # the host sync
+        chosen = row[: size + 1]
+        at, deepest, path, depth = 0, 0, [0], [0] * (size + 1)
+        nodes = zip(row[size + 1 : 2 * size + 1], row[2 * size + 1 : 3 * size + 1], row[3 * size + 1 :], strict=True)
+        for node, (token, parent, valid) in enumerate(nodes, 1):  # a node's parent comes before it
+            if valid:
+                depth[node] = depth[parent + 1] + 1
+                deepest = max(deepest, depth[node])
+                if parent + 1 == at and token == chosen[at]:
+                    at = node
+                    path.append(node)
+        missing = steps - len(path)
+        tokens = [chosen[node] for node in path]
+        counts = (len(path) - 1, deepest, sum(row[3 * size + 1 :]))
+        rows.append([*counts, *tokens, *[-1] * missing, *path, *[0] * missing])
+    return Walk(torch.tensor(rows), rows)
 
 
 class TypicalWalk:
@@ -126,7 +172,7 @@ class TypicalWalk:
             node = torch.where(found, child + 1, tree.size + 1)
             path.append(node)
         tokens.append(state.sample(logits.at(node)))
-        return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree.size)
+        return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree)
 
     def _best_child(self, warped: Tensor, tree: DraftTree, node: Tensor) -> tuple[Tensor, Tensor]:
         """Whether `node` [B] has an acceptable child, and the tree column of the most probable one: two [B]."""

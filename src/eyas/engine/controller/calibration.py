@@ -184,7 +184,8 @@ class _Bench:
         with self._timed() as watch:
             verified = target.verify(where, roots, fresh, self._drafter.taps)
             walk = SeededWalk()(verified.logits, fresh, self._sampler, where)
-            torch.cat((walk.accepted.unsqueeze(1), walk.tokens), dim=1).tolist()
+            if walk.fetched is None:
+                walk.table.tolist()
         return watch.seconds
 
     def _draft(self, rows: int, width: int, depth: int) -> float:
