@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyas.drafters.decoding import DeferredPairs
+from eyas.drafters.deferred_pairs import DeferredPairs
 
 
 def pairs(rows: int, count: int) -> tuple[Tensor, Tensor]:
@@ -37,3 +37,21 @@ def test_when_all_is_read_wide_buffers_go() -> None:
     kept.append(range(2), *pairs(2, 1), [1, 1])
     assert kept.part(range(2), 0, 1)[1].untyped_storage().nbytes() < held
     assert kept.copy_out(1, 0, 1)[0].tolist() == [[1]]
+
+
+def test_pairs_that_are_held_are_in_their_slots_whatever_comes_next() -> None:
+    """Single pairs are copied some appends later, or before anything else happens to them."""
+    kept = DeferredPairs(3)
+    for i in range(40):
+        tokens, taps = pairs(3, 2)
+        kept.append(range(3), tokens + 10 * i, taps + 10 * i, [1, 0, 2])
+    kept.truncate(2, 7)
+    kept.append(range(3), *pairs(3, 2), [0, 1, 0])
+    kept.move(0, 1)
+    kept.append(range(3), *pairs(3, 2), [1, 0, 1])
+    assert kept.lengths == [1, 40, 8]
+    assert kept.copy_out(1, 0, 40)[0].tolist() == [[10 * i for i in range(40)]]
+    assert kept.copy_out(2, 0, 8)[0].tolist() == [[4, 5, 14, 15, 24, 25, 34, 4]]
+    tokens, taps = kept.part(range(3), 0, 1)
+    assert tokens.tolist() == [[0], [0], [4]]
+    assert taps[:, 0, 0, 0].tolist() == [0.0, 0.0, 4.0]

@@ -4,7 +4,7 @@ A network without attention has a cache without layers. Pairs whose row isn't dr
 read before the row's next draft.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, W frontier nodes, F staged guesses so
-far, H draft hidden, Vd draft vocabulary, C capacity of the buffers of deferred pairs.
+far, H draft hidden, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.drafters.deferred_pairs import DeferredPairs
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.targets.attention import RaggedLayout, grouped_attention
 from eyas.targets.native.decoder import Above, NativeDecoder, Staged
 from eyas.targets.native.linears import native_guesses
-from eyas.targets.slots import Saved, SlotCache, mapped_copy, mapped_zeros
+from eyas.targets.slots import Saved, SlotCache
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
@@ -302,92 +303,3 @@ class _NativeLevels:
             return done.logits.view(shape)
         assert done.final is not None
         return self._network.logits(done.final.view(shape))
-
-
-_GRANULE = 64
-"""Columns of the smallest buffers of deferred pairs; larger ones hold a multiple of it."""
-
-
-class DeferredPairs:
-    """The deferred pairs of every slot, in order: their tokens [slots, C] and taps [slots, C, A, Ht].
-
-    Nothing is allocated before the first pair, and little is kept when all have been read.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self.lengths = [0] * slots
-        self._tokens: Tensor | None = None
-        self._taps: Tensor | None = None
-
-    def reshape(self, slots: int) -> None:
-        """Change to `slots` slots; those that stay keep their pairs."""
-        self.lengths = self.lengths[:slots] + [0] * max(0, slots - len(self.lengths))
-        if self._tokens is not None and self._taps is not None:
-            self._resize(slots, self._tokens.shape[1], self._tokens, self._taps)
-
-    def append(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        """Add the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht] to each row's slot."""
-        slots: list[int] = []
-        columns: list[int] = []
-        sources: list[int] = []
-        for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
-            length, first = self.lengths[slot], row * next_tokens.shape[1]
-            slots += [slot] * count
-            columns += range(length, length + count)
-            sources += range(first, first + count)
-            self.lengths[slot] = length + count
-        if not slots:
-            return
-        kept_tokens, kept_taps = self._room(next_tokens, taps)
-        slot_index, column_index, source = torch.tensor([slots, columns, sources], device=taps.device)
-        kept_tokens[slot_index, column_index] = next_tokens.flatten().index_select(0, source)
-        kept_taps[slot_index, column_index] = taps.flatten(0, 1).index_select(0, source)
-
-    def part(self, rows: range, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views of the tokens [R, Q] and taps [R, Q, A, Ht] in columns [begin, end); rubbish past a row's length."""
-        if self._tokens is None or self._taps is None:
-            raise IndexError("no pair was deferred yet")
-        slots = slice(rows.start, rows.stop)
-        return self._tokens[slots, begin:end], self._taps[slots, begin:end]
-
-    def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
-        tokens, taps = self.part(range(slot, slot + 1), begin, end)
-        return tokens.clone(), mapped_copy(taps)
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Forget all but the first `length` of a slot's pairs."""
-        self.lengths[slot] = min(self.lengths[slot], length)
-        if self._tokens is not None and self._tokens.shape[1] > _GRANULE and not any(self.lengths):
-            self._tokens = self._taps = None
-
-    def move(self, source: int, target: int) -> None:
-        """Copy a slot's pairs over another's and empty it."""
-        used = self.lengths[source]
-        if used:
-            tokens, taps = self.part(range(len(self.lengths)), 0, used)
-            tokens[target], taps[target] = tokens[source], taps[source]
-        self.lengths[target], self.lengths[source] = used, 0
-
-    def _room(self, next_tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-        """Both buffers, wide enough for the longest slot. They double in size, so few appends copy them."""
-        wanted, held = max(self.lengths), 0 if self._tokens is None else self._tokens.shape[1]
-        if self._tokens is not None and self._taps is not None and wanted <= held:
-            return self._tokens, self._taps
-        capacity = max(wanted + -wanted % _GRANULE, 2 * held)
-        if self._tokens is not None and self._taps is not None:
-            return self._resize(len(self.lengths), capacity, self._tokens, self._taps)
-        return self._resize(len(self.lengths), capacity, next_tokens[:0], taps[:0])
-
-    def _resize(self, slots: int, columns: int, tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace both buffers by ones of `slots` x `columns` and copy what fits of tokens and taps into them."""
-        self._tokens, self._taps = (_resized(old, slots, columns) for old in (tokens, taps))
-        return self._tokens, self._taps
-
-
-def _resized(old: Tensor, slots: int, columns: int) -> Tensor:
-    """A copy [slots, columns, ...] of a buffer [S, C, ...], cut or filled up with zeros."""
-    new = mapped_zeros((slots, columns, *old.shape[2:]), old.dtype, old.device)
-    kept, held = min(slots, old.shape[0]), min(columns, old.shape[1])
-    new[:kept, :held] = old[:kept, :held]
-    return new
