@@ -79,6 +79,7 @@ class NetworkDrafter:
         self._normed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
         self._fed = torch.zeros_like(self._normed, dtype=dtype if self._decoder is None else torch.float32)
 
+    @torch.inference_mode()
     def reshape(self, slots: int, columns: int) -> None:
         self._cache.reshape(slots, columns)
         self._deferred.reshape(slots)
@@ -152,6 +153,7 @@ class NetworkDrafter:
         score, best = coupling.rank(logits, level, self._ids).topk(count, dim=2)
         return score, self._ids[best]
 
+    @torch.inference_mode()
     def truncate(self, slot: int, length: int) -> None:
         self._deferred.truncate(slot, max(0, length - self._cache.lengths[slot]))
         self._cache.truncate(slot, length)

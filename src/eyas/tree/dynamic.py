@@ -54,9 +54,16 @@ class BeamGrowth:
         offset, self._count = self._count, self._count + flat.shape[1]
         if len(self._tokens) == self._depth:
             return None
-        self._beam_score, best = scores.topk(min(self._fanout, scores.shape[1]), dim=1)  # [B, W']
+        if flat.shape[1] == 1:  # a chain: nothing to choose
+            self._beam_score, best = scores, torch.zeros_like(flat)
+        else:
+            self._beam_score, best = scores.topk(min(self._fanout, scores.shape[1]), dim=1)  # [B, W']
         if not self._wants_another_level():
             return None
+        if flat.shape[1] == 1:
+            self._beam_logprob, self._beam_index = logprobs, best + offset
+            self._beams.append(best)
+            return Frontier(flat, best)
         self._beam_logprob = logprobs.gather(1, best)
         self._beam_index = best + offset
         self._beams.append(best)

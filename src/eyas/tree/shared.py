@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from eyas.errors import UsageError
 from eyas.tree.draft_tree import BeamCandidates, DraftTree
@@ -103,20 +105,17 @@ class SharedGrowth(BeamGrowth):
         count = scores.shape[1]
         level_stops = list(accumulate(level.shape[1] for level in self._scores))
         if self._counts_freely:
-            per_row = kept.sum(1)
-            counted, width = int(per_row.sum()), int(per_row.max())
-            deepest = bisect_right(level_stops, int(kept.any(0).nonzero().max())) + 1 if width else 0
+            mask = kept.numpy()
+            counted, width = int(mask.sum()), int(mask.sum(1).max())
+            deepest = bisect_right(level_stops, int(np.flatnonzero(mask.any(0))[-1])) + 1 if width else 0
         else:
             cap = min(count, spec.per_row or count)
             counted, width = min(spec.budget, len(self._drafting) * cap), min(spec.budget, cap)
             deepest = min(len(level_stops), width)
-        # kept candidates move together, in their order, which puts parents first
-        column = kept.cumsum(1).masked_fill_(~kept, width + 1) - 1  # [B, M] node column, `width` = dropped
-        index = torch.arange(count, device=self._device).expand_as(column)
-        chosen = torch.zeros(self._batch, width + 1, dtype=torch.int64, device=self._device)
-        chosen = chosen.scatter_(1, column, index)[:, :width]  # [B, N]
-        valid = torch.arange(width, device=self._device) < kept.sum(1, keepdim=True)
-        column = torch.cat((torch.full_like(column[:, :1], -1), column), dim=1)  # [B, 1 + M], the root's -1 first
+        # kept candidates come first, in their order, which puts parents before children
+        chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, N]
+        valid = kept.gather(1, chosen)
+        column = F.pad(kept.cumsum(1) - 1, (1, 0), value=-1)  # [B, 1 + M] node column of the root (-1) and the kept
         parents = column.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1)
         return DraftTree(
             tokens=torch.cat(self._tokens, dim=1).gather(1, chosen),
@@ -132,8 +131,10 @@ class SharedGrowth(BeamGrowth):
     def _chosen(self, scores: Tensor) -> Tensor:
         """[B, M] bool: the candidates to keep; `scores` [B, M] are logarithms of their values."""
         spec = self._spec
+        if spec.prices is not None:
+            return self._profitable(scores)
         priority, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
-        if spec.threshold > 0.0 and spec.prices is None:
+        if spec.threshold > 0.0:
             priority.masked_fill_(value < spec.threshold, -math.inf)
         if len(self._drafting) < self._batch:
             idle = torch.ones(self._batch, dtype=torch.bool)
@@ -141,16 +142,20 @@ class SharedGrowth(BeamGrowth):
             priority[idle.to(self._device)] = -math.inf
         if spec.per_row is not None and spec.per_row < priority.shape[1]:
             priority.masked_fill_(~greatest(priority, spec.per_row), -math.inf)
-        budget = min(spec.budget, priority.numel())
-        if spec.prices is not None:
-            offered = value.masked_fill(priority == -math.inf, 0.0).double().numpy()
-            padding_prices = spec.padding_prices if self._batch > 1 else None
-            per_row, budget = most_profitable(offered, spec.prices, padding_prices)
-            priority.masked_fill_(~greatest(priority, per_row), -math.inf)
         kept = priority > -math.inf
-        if budget < priority.numel():
-            kept &= greatest(priority.view(1, -1), budget).view_as(kept)
+        if spec.budget < priority.numel():
+            kept &= greatest(priority.view(1, -1), spec.budget).view_as(kept)
         return kept
+
+    def _profitable(self, scores: Tensor) -> Tensor:
+        """[B, M] bool: the candidates whose values together exceed their prices by the most; on a CPU only."""
+        spec = self._spec
+        assert spec.prices is not None
+        value = np.exp(scores.numpy(), dtype=np.float64)
+        idle = [row for row in range(self._batch) if row not in self._drafting]
+        value[idle] = 0.0
+        padding_prices = spec.padding_prices if self._batch > 1 else None
+        return torch.from_numpy(most_profitable(value, spec.prices, padding_prices, spec.per_row).mask(value))
 
     def _candidates(self) -> BeamCandidates:
         return BeamCandidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))

@@ -70,20 +70,32 @@ class NodeChoice(NamedTuple):
     per_row: int
     nodes: int
 
+    def mask(self, values: Array) -> npt.NDArray[np.bool_]:
+        """[B, M] bool: the candidates chosen by their `values` [B, M]; among equals the earlier ones."""
+        order = np.argsort(-values, axis=1, kind="stable")[:, : self.per_row]
+        rows = np.arange(len(values))[:, None]
+        best = np.argsort(-values[rows, order], axis=None, kind="stable")[: self.nodes]
+        row, rank = np.divmod(best, max(1, order.shape[1]))
+        chosen = np.zeros(values.shape, dtype=bool)
+        chosen[row, order[row, rank]] = True
+        return chosen
 
-def most_profitable(values: Array, prices: Sequence[float], padding_prices: Sequence[float] | None) -> NodeChoice:
+
+def most_profitable(
+    values: Array, prices: Sequence[float], padding_prices: Sequence[float] | None, limit: int | None = None
+) -> NodeChoice:
     """The choice of candidates whose value exceeds its price by the most; no nodes if none does.
 
-    `values` [B, M] of the candidates, 0 = excluded. `prices` are what 1, 2, ... nodes must gain together; their number
-    is the most nodes allowed. `padding_prices` are the same for padding nodes, the last one for any higher number; None
-    = padding is free.
+    `values` [B, M] of the candidates, 0 = excluded; a row gets at most `limit` of them. `prices` are what 1, 2, ...
+    nodes must gain together; their number is the most nodes allowed. `padding_prices` are the same for padding nodes,
+    the last one for any higher number; None = padding is free.
 
     Attention pads all rows of a pass to the longest, so all pay for one easy row's long tree; as many nodes shared out
     equally cost no padding and gain a little less. Both, and everything between, are tried: for each limit on a row's
     nodes the best candidates of all rows in order of value, as many as pay off.
     """
     rows = len(values)
-    most = int((values > 0.0).sum(1).max())
+    most = min(limit or values.shape[1], int((values > 0.0).sum(1).max()))
     ranked = -np.sort(-values, axis=1)
     node_prices, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
     best, choice = 0.0, NodeChoice(most, 0)
