@@ -1,0 +1,79 @@
+"""How many PyTorch operations the host dispatches in a round: on small targets they are what a round costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.engine import Engine, Speculation
+from eyas.targets import Target
+from eyas.targets.linears import prepack_linears
+from eyas.targets.native.decoder import transformers_decoder
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import NativeLinear
+from eyas.tree import parse_tree
+from eyas.tree.shared import SharedTree
+from eyas.types import Request, SamplingParams
+
+from .. import tiny
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+PRICES = tuple(0.01 * n for n in range(1, 17))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        self.counts[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def native() -> tuple[Target, NetworkDrafter]:
+    model = tiny.build_model("llama", head_dim=16)
+    prepack_linears(model, NativeLinear)
+    target = Target(model, native=transformers_decoder(model))
+    network = tiny.network("eagle3", head_dim=16)
+    prepack_linears(network, NativeLinear)
+    return target, NetworkDrafter(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
+
+
+@pytest.mark.parametrize(
+    ("tree", "rows", "temperature", "most"),
+    [
+        (None, 1, 0.0, 45),
+        (parse_tree("chain:3"), 1, 0.0, 116),
+        (parse_tree("chain:3"), 4, 0.0, 117),
+        (parse_tree("chain:3"), 1, 0.8, 454),  # most of them make noise
+        (parse_tree("dynamic:3,3,8"), 1, 0.0, 150),
+        (SharedTree(3, 3, 16, per_row=8, threshold=0.001, prices=PRICES), 1, 0.0, 169),
+    ],
+)
+def test_a_round_dispatches_few_operations(
+    native: tuple[Target, NetworkDrafter], tree: Any, rows: int, temperature: float, most: int
+) -> None:
+    target, drafter = native
+    assert target.native is not None
+    engine = Engine(target, None, Speculation(drafter, tree), batch_size=rows)
+    for i, prompt in enumerate(tiny.prompts(*[7] * rows)):
+        engine.submit(
+            Request(tuple(prompt), SamplingParams(max_tokens=40, temperature=temperature, seed=i, ignore_eos=True))
+        )
+    for _ in range(4):
+        engine.step()
+    with Operations() as counted:
+        engine.step()
+    assert engine.outcome is not None
+    assert engine.outcome.pass_tokens >= rows * (1 if tree is None else 4)
+    assert sum(counted.counts.values()) <= most, counted.counts.most_common(15)
