@@ -22,7 +22,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "runtime": frozenset(),
     "assets": frozenset(),
     "tree": FOUNDATION,
-    "verify": FOUNDATION | {"tree"},
+    "verify": FOUNDATION | {"tree", "targets"},
     "targets": FOUNDATION | {"tree"},
     "drafters": FOUNDATION | {"tree", "verify", "targets"},
     "engine": FOUNDATION | {"tree", "verify", "targets", "drafters"},

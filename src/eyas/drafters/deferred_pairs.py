@@ -45,24 +45,26 @@ class DeferredPairs:
 
         The tensors may be held for some appends more, and must not change.
         """
-        places = []
+        positions = []
         for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
             length = self.lengths[slot]
-            places += [(slot, length + i, row * next_tokens.shape[1] + i) for i in range(count)]
+            positions += [(slot, length + i, row * next_tokens.shape[1] + i) for i in range(count)]
             self.lengths[slot] = length + count
-        if places:
-            self._held.append((next_tokens.flatten(), taps.flatten(0, 1), places))
-        if len(self._held) >= _HELD or len(places) > _HELD:
+        if positions:
+            self._held.append((next_tokens.flatten(), taps.flatten(0, 1), positions))
+        if len(self._held) >= _HELD or len(positions) > _HELD:
             self._copy()
 
     def _copy(self) -> None:
         """Copy what is held into the buffers."""
         if not self._held:
             return
-        all_tokens, all_taps, all_places = zip(*self._held, strict=True)
+        all_tokens, all_taps, all_positions = zip(*self._held, strict=True)
         self._held = []
         starts = accumulate((len(tokens) for tokens in all_tokens), initial=0)
-        table = [(s, c, start + i) for start, places in zip(starts, all_places, strict=False) for s, c, i in places]
+        table = [
+            (s, c, start + i) for start, positions in zip(starts, all_positions, strict=False) for s, c, i in positions
+        ]
         tokens, taps = torch.cat(all_tokens), torch.cat(all_taps)
         kept_tokens, kept_taps = self._room(tokens, taps)
         slot, column, source = torch.tensor(table, device=taps.device).unbind(1)

@@ -274,24 +274,15 @@ class Target:
     def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
-        if self.native is not None:
-            final, caught = self._run_native(self.native, rows, tokens, None, taps, False, layout)
-        else:
-            steps = torch.arange(tokens.shape[1], device=self.device)
-            causal = (steps.unsqueeze(1) >= steps).unsqueeze(0)
-            final, caught = self._forward(rows, tokens, causal, steps.unsqueeze(0), taps, False, layout)
+        final, caught = self._forward(rows, tokens, None, taps, layout)
         self.cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
 
     @torch.inference_mode()
     def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> VerifyOutput:
         """Run the `roots` [R] and the trees' valid nodes through the model in one pass; nothing is committed."""
-        layout, tokens = self._layout(tree), tree.columns(roots)
-        if self.native is not None:
-            parents = F.pad(tree.parents + 1, (1, 0), value=-1) if tree.size > 1 else None
-            logits, caught = self._run_native(self.native, rows, tokens, parents, taps, True, layout)
-        else:
-            logits, caught = self._forward(rows, tokens, tree.ancestors, tree.depth, taps, True, layout)
+        layout = self._layout(tree)
+        logits, caught = self._forward(rows, tree.columns(roots), tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
 
@@ -322,13 +313,18 @@ class Target:
         return Trace(self._stacked(caught, tokens), final)
 
     def _forward(
-        self, rows: range, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int], head: bool,
-        layout: RaggedLayout | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Stage `tokens` [R, Q]; returns logits (without `head` final states) [R, Q, ...] and taps [R, Q, A, Ht].
+        self, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int], layout: RaggedLayout | None
+    ) -> tuple[Tensor, Tensor]:
+        """Stage `tokens` [R, Q]: a tree's columns, or each after the one before it.
 
-        With a `layout` only the real tokens are run, and what comes back is ragged: [1, T, ...].
+        Returns a tree's logits, or else final states, [R, Q, ...] and taps [R, Q, A, Ht]. With a `layout` only the real
+        tokens are run, and what comes back is ragged: [1, T, ...].
         """
+        if self.native is not None:
+            return self._run_native(self.native, rows, tokens, tree, taps, layout)
+        steps = torch.arange(tokens.shape[1], device=self.device)
+        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
+        ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
         start = self.cache.start(rows)
         self.cache.reserve(start + tokens.shape[1])
         lengths = torch.tensor(self.cache.lengths[rows.start : rows.stop], device=self.device)
@@ -339,7 +335,7 @@ class Target:
         mask = self._masks(lengths, start, ancestors, positions)
         if layout is not None:
             tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
-        runner = self.model if head else self.model.base_model
+        runner = self.model.base_model if tree is None else self.model
         with use_layout(layout), caught_taps(self.model.base_model, self.layers, taps) as caught:
             out = runner(
                 input_ids=tokens,
@@ -351,19 +347,21 @@ class Target:
         return out, self._stacked(caught, tokens)
 
     def _run_native(
-        self, native: NativeDecoder, rows: range, tokens: Tensor, parents: Tensor | None, taps: Sequence[int],
-        head: bool, layout: RaggedLayout | None,
+        self, native: NativeDecoder, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
+        layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """What `_forward` returns, of a native pass; column i of `tokens` follows column `parents[i]`, or i - 1."""
+        """`_forward` in the native decoder."""
         start, columns = self.cache.start(rows), tokens.shape[1]
         self.cache.reserve(start + columns)
         cells = None
         if layout is not None:
             tokens, cells = layout.gather(tokens), layout.cell_index
         lengths = self.cache.lengths[rows.start : rows.stop]
+        # the columns that they follow; where there are but two, each follows the one before it
+        parents = None if tree is None or tree.size < 2 else F.pad(tree.parents + 1, (1, 0), value=-1)
         staged = Staged(rows, columns, cells, lengths, parents, start, start)
-        done = native.run(self.cache, staged, tokens, taps=taps, final=not head, logits=head)
-        out: Any = self._finish(done.logits) if head else done.final
+        done = native.run(self.cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
+        out: Any = done.final if tree is None else self._finish(done.logits)
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
 
     def _stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eyas.targets.native.linears import native_gumbel
 from eyas.types import SamplingParams
 
 
@@ -292,8 +293,15 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     seed, position and probabilities give the same token whatever the batch, the slot or the speculation. A token's hash
     is the `token + 1`-th output of the SplitMix64 generator (Steele, Lea, Flood 2014) whose state starts at
     `mix(mix(seed) + position)`. That is integer arithmetic, hence the same on every device, as are the uniforms made of
-    it (52 bits, exact in float64); two logarithms follow, rounded from float64 to float32.
+    it (52 bits, exact in float64); two logarithms follow, rounded from float64 to float32. Native kernels compute them
+    where there are any: the same but for a unit in float64's last place, which float32 has yet to show.
     """
+    noise = native_gumbel(seeds, positions, token_ids)
+    return _gumbel(seeds, positions, token_ids) if noise is None else noise
+
+
+def _gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """`gumbel` in PyTorch's operations."""
     keys = _mix_(_mix_(seeds.clone()).unsqueeze(1) + positions)  # [B, P]
     bits = _mix_(keys.unsqueeze(2) + (token_ids + 1) * _GOLDEN)
     bits = _shift_right(bits, 64 - _UNIFORM_BITS)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.targets.native import library, linears
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
+from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout, native_guesses, native_gumbel
+from eyas.verify.path import _gumbel
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 CPU = torch.device("cpu")
@@ -141,3 +142,32 @@ def test_without_kernels_pytorch_s_are_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert best_layout.__wrapped__(CPU, torch.float32) in (PrepackedLinear, None)
     with pytest.raises(RuntimeError, match="no native kernels"):
         linears.loaded_kernels()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1024, 5000])
+def test_native_noise_is_the_noise_of_pytorch(size: int) -> None:
+    draw = torch.Generator().manual_seed(size)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (3,), generator=draw)
+    positions = torch.randint(10**6, (3, 2), generator=draw)
+    ids = torch.randint(200_000, (size,), generator=draw)
+    found = native_gumbel(seeds, positions, ids)
+    assert found is not None
+    assert torch.equal(found, _gumbel(seeds, positions, ids))
+
+
+@given(
+    st.lists(st.floats(-30, 30, width=16), min_size=1, max_size=70), st.integers(1, 9),
+    st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 1000),
+)  # fmt: skip
+def test_native_guesses_are_the_greatest_log_probabilities(
+    values: list[float], count: int, dtype: torch.dtype, first: int
+) -> None:
+    """Of several rows, with ties, in every tail of the vectors."""
+    count = min(count, len(values))
+    logits = torch.tensor([values, values[::-1]], dtype=dtype).unsqueeze(0)
+    ids = torch.arange(first, first + len(values)) * 3
+    scores, found = native_guesses(logits, count, ids)
+    expected = logits.float().log_softmax(-1)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices[..., :count]  # the first of equals first
+    assert torch.equal(found, ids[order])
+    torch.testing.assert_close(scores, expected.gather(2, order), rtol=1e-5, atol=1e-5)

@@ -108,6 +108,9 @@ class Kernels:
             library.eyas_guess,
             (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         )
+        self.gumbel = _function(
+            library.eyas_gumbel, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64)
+        )
         self.token_scratch = _function(library.eyas_token_scratch, (POINTER(Decoder),), c_int64)
         self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)))
 

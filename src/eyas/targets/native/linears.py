@@ -159,6 +159,24 @@ def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Ten
     return scores, found
 
 
+_NOISE_COST = 32
+"""Multiplications that take as long as a number of Gumbel noise."""
+
+
+def native_gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor | None:
+    """Gumbel noise [B, P, V] of `seeds` [B], `positions` [B, P] and `ids` [V]; None where there are no kernels."""
+    found = kernels()
+    if found is None or seeds.device.type != "cpu":
+        return None
+    seeds, positions, ids = seeds.contiguous(), positions.contiguous(), ids.contiguous()
+    out = torch.empty(*positions.shape, len(ids))
+    found.gumbel(
+        seeds.data_ptr(), positions.data_ptr(), *positions.shape, ids.data_ptr(), len(ids), out.data_ptr(),
+        threads_for(_NOISE_COST * out.numel()),
+    )  # fmt: skip
+    return out
+
+
 def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's values begin, as the kernels take it; None is their null."""
     return None if tensor is None else tensor.data_ptr()

@@ -16,6 +16,7 @@
 
 #include "attention.h"
 #include "guess.h"
+#include "gumbel.h"
 #include "linear.h"
 
 using namespace eyas;
@@ -430,6 +431,18 @@ void eyas_guess(const void* logits, int64_t tokens, int64_t size, int64_t bf16, 
             guess(static_cast<const uint16_t*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
         else
             guess(static_cast<const float*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
+    }
+}
+
+// Noise [rows, steps, count] of the tokens `ids` at positions [rows, steps], with a seed for each row.
+void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, int64_t steps, const int64_t* ids,
+                 int64_t count, float* out, int64_t threads) {
+    constexpr int64_t piece = 1024;
+    const int64_t pieces = (count + piece - 1) / piece;
+#pragma omp parallel for num_threads(static_cast<int>(threads))
+    for (int64_t unit = 0; unit < rows * steps * pieces; unit++) {
+        const int64_t at = unit / pieces, first = unit % pieces * piece;
+        gumbel(seeds[at / steps], positions[at], ids + first, std::min(piece, count - first), out + at * count + first);
     }
 }
 
