@@ -236,3 +236,10 @@ def test_coupling_ranks_by_the_noise_of_the_token_s_own_position() -> None:
         noise = gumbel(torch.tensor([0]), torch.tensor([[8 + ahead]]), ids)  # the seed and place of the token
         ranked = from_scratch(drafter.network, *pairs[0], path[:ahead]) + noise.flatten()
         assert int(ids[ranked.argmax()]) == path[ahead]
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_modules_draft_where_there_are_no_native_kernels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, another processor, or EYAS_NATIVE=0."""
+    monkeypatch.setattr("eyas.targets.native.decoder.kernels", lambda: None)
+    assert tiny.drafter(kind)._decoder is None

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers
-from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass
-from eyas.targets.native.linears import NativeLinear, address, loaded_kernels, threads_for
+from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass, kernels
+from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
 
 _LOG = logging.getLogger("eyas")
@@ -101,9 +101,12 @@ class NativeDecoder:
         `embedding` [tokens, H] is row-major. `mix` makes a drafter's first input of embedding and state side by side;
         `returns_normed` says which states it is fed back. `limit` is the longest sequence: positions stay below it, and
         some RoPE tables change all their entries beyond it. Raises UnsupportedModelError for layers that the kernels
-        don't compute.
+        don't compute, and where there are none.
         """
-        self._kernels = loaded_kernels()
+        found = kernels()
+        if found is None:
+            raise UnsupportedModelError("there are no native kernels on this machine")
+        self._kernels = found
         self._kept: list[Any] = []  # what the structs point to
         self._rope, self._dtype, self._limit = rope, dtype, limit
         self._tables = (torch.empty(0, 0), torch.empty(0, 0))
