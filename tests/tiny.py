@@ -205,9 +205,17 @@ class OracleDrafter:
     """
 
     def __init__(
-        self, sequences: Sequence[Sequence[int]], taps: tuple[int, ...], omit: float = 0.15, vocab_size: int = VOCAB
+        self,
+        sequences: Sequence[Sequence[int]],
+        taps: tuple[int, ...],
+        omit: float = 0.15,
+        vocab_size: int = VOCAB,
+        device: str | torch.device = "cpu",
+        strict: bool = True,
     ) -> None:
+        """`strict`: a sequence may not leave its recorded continuation; else its drafts are wrong from there on."""
         self.taps = taps
+        self._device, self._strict = torch.device(device), strict
         self.seen: list[tuple[list[int], Tensor]] = []
         """(tokens after the first, their taps [n, A, Ht]) of every sequence that left its slot."""
         self._sequences = [list(s) for s in sequences]
@@ -268,13 +276,13 @@ class OracleDrafter:
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else drafting
         alive = [want and bool(self._tokens[slot]) for want, slot in zip(wanted, rows, strict=True)]
-        growth = spec.start(len(rows), torch.device("cpu"), alive)
+        growth = spec.start(len(rows), self._device, alive)
         ahead = [[self._ahead(slot)] for slot in rows]  # of every frontier node: what truly follows, None off track
         while True:
             made = [[self._children(node, growth.fanout) for node in row] for row in ahead]
             tokens = torch.tensor([[node[0] for node in row] for row in made])
             steps = torch.rand(tokens.shape, generator=self._random).cumsum(2)
-            frontier = growth.expand(-steps, tokens)
+            frontier = growth.expand(-steps.to(self._device), tokens.to(self._device))
             if frontier is None:
                 break
             grown = []
@@ -291,7 +299,8 @@ class OracleDrafter:
         for sequence in self._sequences:
             if sequence[1 : 1 + len(known)] == known:
                 return sequence[1 + len(known) :]
-        raise AssertionError(f"slot {slot} holds tokens of no recorded sequence: {known}")
+        assert not self._strict, f"slot {slot} holds tokens of no recorded sequence: {known}"
+        return None
 
     def _children(self, ahead: list[int] | None, count: int) -> tuple[list[int]]:
         wrong = torch.randperm(self._vocab_size, generator=self._random).tolist()
