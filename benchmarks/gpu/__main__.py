@@ -59,7 +59,8 @@ def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
         Step("training", "store to drafter", partial(training.capture_and_train, sizes, device), 20),
     ]
     tests = [
-        Step("tests", name, partial(processes.run_tests, files, device), 20) for name, files in processes.TESTS.items()
+        Step("tests", name, partial(processes.run_tests, files, sizes, device), 20)
+        for name, files in processes.TESTS.items()
     ]
     vllm = Step("vLLM", "random pair's shape", partial(processes.vllm_rates, sizes, device), 120)
     return [*demo, *rates[: len(sizes.batches)], *rounds[:2], *families, *trained, *tests,

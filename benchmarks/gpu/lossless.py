@@ -33,7 +33,7 @@ TREES = ("chain:4", "dynamic:4,3,8", "dynamic:4,3,8,0.1")
 FAMILY_PROMPTS = (13, 1, 20, 5, 9, 3)
 
 
-def demo_pair(dtype: torch.dtype, sizes: Sizes, device: torch.device, _left: float) -> Outcome:
+def demo_pair(dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome:
     """The demo pair on texts of `eyas demo`, greedy and sampled."""
     target = load_target(DEMO, dtype=dtype, device=device)
     prompts = demo_prompts()
@@ -51,7 +51,7 @@ def demo_prompts() -> list[tuple[int, ...]]:
     return [encode_chat(tokenizer, [Message(role="user", content=text)]) for _, text in PROMPTS]
 
 
-def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device, _left: float) -> Outcome:
+def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome:
     """A tiny random model of an architecture, with a drafter that is often right anywhere in its trees."""
     from tests import tiny  # the models that the tests use
 

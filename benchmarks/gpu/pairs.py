@@ -49,6 +49,8 @@ class Sizes:
     train_steps: int
     chats: int
     """Chats whose states are captured."""
+    tests: str = ""
+    """Which of the tests are run, as `pytest -k` takes it; all of them by default."""
 
 
 FULL = Sizes(
@@ -73,7 +75,7 @@ SMALL = Sizes(
         "head_dim": 16, "num_hidden_layers": 4, "vocab_size": 997, "max_position_embeddings": 512,
     },
     draft_vocab=256, batches=(1, 4), prompt=12, tokens=8, repeats=2, rounds=3, answers=12,
-    train_length=96, train_steps=8, chats=40,
+    train_length=96, train_steps=8, chats=40, tests="llama or kernels or prefix",
 )  # fmt: skip
 """For the stand-in on a CPU: the same steps, figures that mean nothing."""
 
@@ -104,7 +106,7 @@ def wide_pair(sizes: Sizes, device: torch.device) -> Pair:
     light = LlamaForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
     network = load_network(DEMO_DRAFTER)
     assert isinstance(network, Eagle3Network)
-    model = widened_target(light, sizes.wide).to(device, BF16).requires_grad_(False)
+    model = widened_target(light, sizes.wide).requires_grad_(False).to(device, BF16)
     return _pair(model, widened_drafter(network, sizes.wide, 1))
 
 
@@ -140,7 +142,7 @@ def make_sure(model: Any) -> None:
 
 def _pair(model: Any, network: DraftNetwork) -> Pair:
     target = Target(model)
-    network = network.to(target.device, BF16).eval().requires_grad_(False)
+    network = network.eval().requires_grad_(False).to(target.device, BF16)
     return Pair(target, NetworkDrafter(network, network.config.taps_of(target.num_layers)))
 
 

@@ -19,29 +19,34 @@ from benchmarks.gpu.steps import Outcome, Skipped
 
 ROOT = Path(__file__).parents[2]
 TESTS = {
-    "engine": ("tests/engine/test_equality.py",),
+    "losslessness": ("tests/engine/test_equality.py", "tests/engine/test_round.py"),
+    "kernels of training": ("tests/train/loss/test_causal_kernels.py",),
+    "engine": tuple(
+        f"tests/engine/test_{name}.py" for name in ("engine", "sampling", "prefix", "grammar", "serving", "under_load")
+    ),
 }
 """Name -> test files whose models are on the device that EYAS_TEST_DEVICE names."""
 WORKERS = 4
 
 
-def run_tests(files: tuple[str, ...], device: torch.device, left: float) -> Outcome:
+def run_tests(files: tuple[str, ...], sizes: Sizes, device: torch.device) -> Outcome:
     """Test files with their models on the device."""
     if find_spec("pytest") is None:
         raise Skipped("pytest isn't installed")
     release_pairs()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "not slow", *files]
+    command += ["-k", sizes.tests] if sizes.tests else []
     if device.type != "cpu" and find_spec("xdist") is not None:
         command += ["-n", str(WORKERS)]
     environment = os.environ | {"EYAS_TEST_DEVICE": str(device)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=left)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", done.stdout)}
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     wrong = [] if done.returncode == 0 else failed or [f"pytest ended with {done.returncode}: {done.stdout[-300:]}"]
     return Outcome([{"files": len(files), "passed": 0, "failed": 0, **counts}], wrong, done.stdout.splitlines()[-40:])
 
 
-def vllm_rates(sizes: Sizes, device: torch.device, left: float) -> Outcome:
+def vllm_rates(sizes: Sizes, device: torch.device) -> Outcome:
     """Plain decoding of the random pair's shape in vLLM as it is by default."""
     if device.type != "cuda" or find_spec("vllm") is None:
         raise Skipped("there is no GPU" if device.type != "cuda" else "vLLM isn't installed")
@@ -56,7 +61,7 @@ def vllm_rates(sizes: Sizes, device: torch.device, left: float) -> Outcome:
         }  # fmt: skip
         output = Path(folder, "rates.json")
         command = [sys.executable, str(Path(__file__).parent / "inside" / "vllm_rates.py"), str(output)]
-        subprocess.run(command, input=json.dumps(job), text=True, check=True, timeout=left)
+        subprocess.run(command, input=json.dumps(job), text=True, check=True)
         found = json.loads(output.read_text(encoding="utf-8"))
     rows = [
         {"batch": int(batch), "setting": f"vLLM {found['version']}, plain", "tokens/s": round(rate["median"], 1),

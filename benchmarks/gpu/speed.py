@@ -42,7 +42,7 @@ ROUNDS: dict[str, tuple[float, ...]] = {PLAIN: (), "chain:3 at 0.9": (0.9,) * 3}
 """Settings whose rounds are looked at closely."""
 
 
-def rates(name: str, batch: int, sizes: Sizes, device: torch.device, _left: float) -> Outcome:
+def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
     """Tokens/s of each setting at a batch size: medians, and ratios to plain decoding in the same repeat."""
     pair = make_pair(name, sizes, device)
     prompts = random_prompts(pair, batch, sizes.prompt)
@@ -93,7 +93,7 @@ def _line(setting: str, batch: int, runs: Sequence[Row], plain: Sequence[Row], e
     return row
 
 
-def rounds(name: str, batch: int, sizes: Sizes, device: torch.device, _left: float) -> Outcome:
+def rounds(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
     """The time of a round, the device's part of it, kernels, and how often the host waits, in the midst of answers."""
     pair = make_pair(name, sizes, device)
     length = 4 * sizes.rounds * (1 + max(map(len, ROUNDS.values()))) + 8

@@ -37,11 +37,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement. It isn't begun when less than `seconds` are left; `measure` is given how many are."""
+    """One measurement. It isn't begun when less than `seconds` are left."""
 
     section: str
     name: str
-    measure: Callable[[float], Outcome]
+    measure: Callable[[], Outcome]
     seconds: float = 5.0
 
 
@@ -119,7 +119,7 @@ def _run(step: Step, results: Results, left: float) -> None:
 
     try:
         with limited(left):
-            outcome = step.measure(left)
+            outcome = step.measure()
     except OutOfTime:
         record("cut", error=f"cut after {left:.0f} s")
     except Skipped as reason:

@@ -40,7 +40,7 @@ TOLERANCE = 1e-3
 """Greatest relative difference of loss and gradient in float32: kernels sum in other orders."""
 
 
-def as_on_cpu(device: torch.device, _left: float) -> Outcome:
+def as_on_cpu(device: torch.device) -> Outcome:
     """Loss and gradients of one small batch in float32, on the CPU and on the device."""
     network, head, batch = _problem(SMALL, torch.device("cpu"))
     found = []
@@ -61,7 +61,7 @@ def as_on_cpu(device: torch.device, _left: float) -> Outcome:
     return Outcome([row], wrong)
 
 
-def step_time(sizes: Sizes, device: torch.device, _left: float) -> Outcome:
+def step_time(sizes: Sizes, device: torch.device) -> Outcome:
     """An EAGLE-3 step of the random pair's shape in bfloat16 autocast: forward, backward, AdamW."""
     release_pairs()
     network, head, batch = _problem(sizes, device)
@@ -88,7 +88,7 @@ def step_time(sizes: Sizes, device: torch.device, _left: float) -> Outcome:
     return Outcome([row], [] if final == final else ["the loss is not a number"])
 
 
-def capture_and_train(sizes: Sizes, device: torch.device, _left: float) -> Outcome:
+def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
     """A shard of the demo target's states, a drafter trained on it, and answers with it that equal plain ones."""
     with TemporaryDirectory() as folder:
         chats, store, run = (Path(folder, name) for name in ("chats.jsonl", "store", "run"))

@@ -29,7 +29,7 @@ def test_tests_that_are_run_on_a_device_exist() -> None:
 
 
 def test_a_batch_of_the_random_pair() -> None:
-    outcome = speed.rates("random", 2, SMALL, CPU, 60.0)
+    outcome = speed.rates("random", 2, SMALL, CPU)
     lines = {row["setting"]: row for row in outcome.rows}
     assert next(iter(lines)) == speed.PLAIN
     assert set(speed.ORACLES) | {speed.STOCK} < set(lines)
@@ -38,7 +38,7 @@ def test_a_batch_of_the_random_pair() -> None:
         assert lines[setting]["answers as plain"] == "2 of 2"
         assert lines[setting]["accept length"] > 1.5
         assert lines[setting]["peak GiB"] is None
-    rounds = speed.rounds("random", 2, SMALL, CPU, 60.0)
+    rounds = speed.rounds("random", 2, SMALL, CPU)
     assert [row["setting"] for row in rounds.rows] == list(speed.ROUNDS)
     assert all(row["round ms"] > 0 and row["host waits"] is None for row in rounds.rows)
 
@@ -61,7 +61,7 @@ def test_the_stock_model_has_its_own_attention_for_a_while() -> None:
 
 
 def test_an_objective_on_the_device_is_that_on_the_cpu() -> None:
-    outcome = training.as_on_cpu(CPU, 60.0)
+    outcome = training.as_on_cpu(CPU)
     assert not outcome.wrong
     assert outcome.rows[0]["gradient apart"] == 0.0
 

@@ -17,7 +17,7 @@ IDENTITY = {"device": "a device", "torch": "2", "sizes": "full"}
 
 
 def step(name: str, call: Callable[[], Outcome | None], seconds: float = 0.0) -> Step:
-    return Step("section", name, lambda _left: call() or Outcome([{"figure": 1}]), seconds)
+    return Step("section", name, lambda: call() or Outcome([{"figure": 1}]), seconds)
 
 
 def failing() -> None:
