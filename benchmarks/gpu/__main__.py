@@ -84,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path, required=True, help="the folder of gpu.json and gpu.md")
-    parser.add_argument("--budget", type=float, default=540.0, help="seconds")
+    parser.add_argument("--budget", type=float, default=520.0, help="seconds for the steps; starting takes some more")
     parser.add_argument("--only", nargs="+", default=[], metavar="SECTION", help="sections that begin so")
     options = parser.parse_args()
     device = resolve_device(options.device)
