@@ -34,7 +34,7 @@ def run_tests(files: tuple[str, ...], sizes: Sizes, device: torch.device) -> Out
     if find_spec("pytest") is None:
         raise Skipped("pytest isn't installed")
     release_pairs()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-m", "not slow", *files]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=line", "-m", "not slow", *files]
     command += ["-k", sizes.tests] if sizes.tests else []
     if device.type != "cpu" and find_spec("xdist") is not None:
         command += ["-n", str(WORKERS)]
