@@ -10,7 +10,7 @@ from benchmarks.gpu.steps import Results, Row, Step
 NOTES = {
     "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
     "with a fixed probability a level, while a drafter's network of that shape runs as usual (except `for free`).",
-    "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter was trained for chat, prompts are random.",
+    "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats, prompts are random.",
     "rounds": "`device ms`: kernels' time. `exposed host ms`: the rest of the round. `host waits`: how often a round "
     "the host waits for the device, copies from pageable memory included.",
 }
