@@ -53,7 +53,7 @@ def decode(
     texts = tiny.prompts(*LENGTHS)
     outcomes = []
     for tree in cycle(plan):
-        roots = torch.tensor([text[-1] for text in texts])
+        roots = torch.tensor([text[-1] for text in texts], device=target.device)
         outcome = run_round(target, replace(speculation, tree=tree), sampler, rows(), roots, None, drafting)
         outcomes.append(outcome)
         for text, tokens in zip(texts, outcome.tokens, strict=True):

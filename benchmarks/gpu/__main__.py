@@ -1,0 +1,107 @@
+"""Everything that is worth knowing of eyas on a GPU, in one call of nine minutes that goes on where it was cut.
+
+    make gpu [DEVICE=cpu] [OUTPUT=runs/gpu-cuda] [GPU_PYTHON=python3]
+
+Writes OUTPUT/gpu.json after every step and OUTPUT/gpu.md at the end. Ends with 1 if a step failed or is left to run. On
+a CPU everything is tiny: that is the stand-in, which shows that the script works.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.utils import logging
+
+import eyas
+from benchmarks.gpu import lossless, processes, speed, training
+from benchmarks.gpu.pairs import FULL, SMALL, Sizes
+from benchmarks.gpu.report import page
+from benchmarks.gpu.steps import Results, Step, run_steps
+from eyas.bench.machine import describe_machine
+from eyas.files import write_text
+from eyas.targets.loading import resolve_device
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
+    """What is measured, the most important first."""
+    from tests import tiny  # the models that the tests use
+
+    demo = [
+        Step("lossless: demo pair", name, partial(lossless.demo_pair, dtype, sizes, device))
+        for name, dtype in DTYPES.items()
+    ]
+    families = [
+        Step("lossless: families", f"{family}, {name}", partial(lossless.family, family, dtype, sizes, device))
+        for family in tiny.ARCHITECTURES
+        for name, dtype in DTYPES.items()
+    ]
+    rates = [
+        Step(pair, f"batch {batch}", partial(speed.rates, pair, batch, sizes, device), 20)
+        for pair in ("random", "wide")
+        for batch in sizes.batches
+    ]
+    rounds = [
+        Step("rounds", f"{pair}, batch {batch}", partial(speed.rounds, pair, batch, sizes, device), 10)
+        for pair in ("random", "wide")
+        for batch in (sizes.batches[0], sizes.batches[-1])
+    ]
+    trained = [
+        Step("training", "objective", partial(training.as_on_cpu, device)),
+        Step("training", "step", partial(training.step_time, sizes, device)),
+        Step("training", "store to drafter", partial(training.capture_and_train, sizes, device), 20),
+    ]
+    tests = [
+        Step("tests", name, partial(processes.run_tests, files, sizes, device), 20)
+        for name, files in processes.TESTS.items()
+    ]
+    vllm = Step("vLLM", "random pair's shape", partial(processes.vllm_rates, sizes, device), 120)
+    return [*demo, *rates[: len(sizes.batches)], *rounds[:2], *families, *trained, *tests,
+            *rates[len(sizes.batches) :], *rounds[2:], vllm]  # fmt: skip
+
+
+def identity_of(sizes: Sizes, device: torch.device) -> dict[str, Any]:
+    """What results must have in common to be in one file."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else describe_machine()["cpu"]
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "eyas": eyas.__version__}
+    return {"device": name, **versions, "sizes": sizes.name}
+
+
+def chosen(steps: Sequence[Step], sections: Sequence[str]) -> list[Step]:
+    """The steps whose section begins with one of the names; all of them without names."""
+    return [step for step in steps if not sections or step.section.startswith(tuple(sections))]
+
+
+def main() -> int:
+    """Run what isn't done yet, write the page; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path, required=True, help="the folder of gpu.json and gpu.md")
+    parser.add_argument("--budget", type=float, default=520.0, help="seconds for the steps; starting takes some more")
+    parser.add_argument("--only", nargs="+", default=[], metavar="SECTION", help="sections that begin so")
+    options = parser.parse_args()
+    device = resolve_device(options.device)
+    sizes = FULL if device.type == "cuda" else SMALL
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    steps = all_steps(sizes, device)
+    results = Results.open(options.output / "gpu.json", identity_of(sizes, device))
+    run_steps(chosen(steps, options.only), results, options.budget)
+    write_text(options.output / "gpu.md", page(results, steps) + "\n")
+    statuses = [results.status(step) for step in steps]
+    failed, left = statuses.count("failed"), sum(status in (None, "cut") for status in statuses)
+    print(f"{statuses.count('done')} steps done, {statuses.count('skipped')} skipped, {failed} failed, {left} left")
+    print(f"{options.output / 'gpu.md'}" + (": run the same command again to go on" if failed or left else ""))
+    return int(bool(failed or left))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,147 @@
+"""Losslessness on a device: speculation against plain decoding there, and plain decoding there against the CPU.
+
+Differences are judged as `eyas verify` judges them: two runs may part only where the target scores both tokens almost
+alike.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.pairs import Sizes
+from benchmarks.gpu.steps import Outcome, Row
+from eyas.assets import DEMO, PROMPTS
+from eyas.bench.offline.certificate import CertificateGrid, Certifier, first_difference, judge, scores_after
+from eyas.drafters import Drafter
+from eyas.drafters.loading import load_drafter
+from eyas.engine import Engine
+from eyas.targets import Target, load_target, load_tokenizer
+from eyas.targets.architecture import eos_token_ids
+from eyas.text.chats import Message
+from eyas.text.prompts import PromptRow
+from eyas.text.template import encode_chat
+from eyas.tree import parse_tree
+from eyas.types import Request, SamplingParams
+
+TREES = ("chain:4", "dynamic:4,3,8", "dynamic:4,3,8,0.1")
+"""A chain, a tree, and trees of different sizes in a batch, whose passes are ragged where the device allows."""
+FAMILY_PROMPTS = (13, 1, 20, 5, 9, 3)
+
+
+def demo_pair(dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome:
+    """The demo pair on texts of `eyas demo`, greedy and sampled."""
+    target = load_target(DEMO, dtype=dtype, device=device)
+    prompts = demo_prompts()
+    params = SamplingParams(max_tokens=sizes.answers)
+    # without native kernels, which would be compiled first
+    reference = load_target(DEMO, dtype=dtype, device="cpu", prepacked=False)
+    rows, wrong, detail = certified(target, load_drafter(DEMO, target), prompts, params, (0.0, 0.8), (1, 4))
+    apart, more, parted = compared(reference, target, prompts, params)
+    return Outcome([*rows, apart], wrong + more, [*detail, *parted])
+
+
+def demo_prompts() -> list[tuple[int, ...]]:
+    """The texts of `eyas demo` as chats."""
+    tokenizer = load_tokenizer(DEMO)
+    return [encode_chat(tokenizer, [Message(role="user", content=text)]) for _, text in PROMPTS]
+
+
+def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome:
+    """A tiny random model of an architecture, with a drafter that is often right anywhere in its trees."""
+    from tests import tiny  # the models that the tests use
+
+    reference = Target(_tiny_model(name, dtype))
+    target = Target(copy.deepcopy(_tiny_model(name, dtype)).to(device))
+    prompts = [tuple(prompt) for prompt in tiny.prompts(*FAMILY_PROMPTS)]
+    params = SamplingParams(max_tokens=min(sizes.answers, 24))
+    recorded = [[*p, *a] for p, a in zip(prompts, answers(target, prompts, params), strict=True)]
+    oracle = tiny.OracleDrafter(recorded, (0, 2, tiny.LAYERS), device=device, strict=False)
+    rows, wrong, detail = certified(target, oracle, prompts, params, (0.0,), (1, 4))
+    apart, more, parted = compared(reference, target, prompts, params)
+    return Outcome([_pooled(rows), apart], wrong + more, [*detail, *parted])
+
+
+@lru_cache(maxsize=1)
+def _tiny_model(name: str, dtype: torch.dtype) -> Any:
+    from tests import tiny
+
+    return tiny.build_model(name).to(dtype)
+
+
+def certified(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    temperatures: Sequence[float],
+    batches: Sequence[int],
+) -> tuple[list[Row], list[str], list[Any]]:
+    """A line for each cell of the certificate's grid, the cells that are wrong, and all divergences."""
+    prompt_rows = [PromptRow(str(number), "here", token_ids=prompt) for number, prompt in enumerate(prompts)]
+    grid = CertificateGrid(temperatures, {tree: parse_tree(tree) for tree in TREES}, batches)
+    rows: list[Row] = []
+    wrong, detail = [], []
+    for cell in Certifier(target, None, drafter, params).cells(prompt_rows, grid):
+        equal = cell.rows - len(cell.divergences)
+        rows.append(
+            {
+                "against": "plain, one by one",
+                "tree": cell.tree,
+                "batch": cell.batch_size,
+                "temperature": cell.temperature,
+                "answers": cell.rows,
+                "equal": equal,
+                "near-ties": len(cell.divergences) - cell.real,
+                "different": cell.real,
+                "accept length": cell.accept_length,
+            }
+        )
+        if cell.real or cell.errors or not cell.rows:
+            wrong.append(f"{cell.tree}, batch {cell.batch_size}: {cell.verdict} {' '.join(cell.errors)}".strip())
+        detail += cell.as_dict()["divergences"]
+    return rows, wrong, detail
+
+
+def compared(
+    reference: Target, target: Target, prompts: Sequence[tuple[int, ...]], params: SamplingParams
+) -> tuple[Row, list[str], list[Any]]:
+    """Greedy plain answers of the same model on a CPU and on the device; a line, what is wrong, and what parted."""
+    parted: list[dict[str, Any]] = []
+    expected, found = answers(reference, prompts, params), answers(target, prompts, params)
+    for prompt, there, here in zip(prompts, expected, found, strict=True):
+        at = first_difference(there, here)
+        if at is None:
+            continue
+        left, right = (answer[at] if at < len(answer) else None for answer in (there, here))
+        scores = scores_after(reference, params, prompt, there[:at], eos_token_ids(reference.model, None))
+        gap, tolerance = judge(scores, left, right, reference.dtype)
+        tie = gap is not None and tolerance is not None and gap <= tolerance
+        parted.append({"position": at, "cpu": left, "device": right, "gap": gap, "tolerance": tolerance, "tie": tie})
+    ties = sum(each["tie"] for each in parted)
+    row: Row = {
+        "against": "plain on the CPU", "tree": "none", "batch": 1, "temperature": 0.0, "answers": len(prompts),
+        "equal": len(prompts) - len(parted), "near-ties": ties, "different": len(parted) - ties,
+    }  # fmt: skip
+    return row, ["parts from the CPU's answers"] * bool(row["different"]), parted
+
+
+def answers(target: Target, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> list[list[int]]:
+    """Plain answers, one prompt at a time."""
+    done = Engine(target).generate([Request(prompt, params) for prompt in prompts])
+    return [completion.token_ids for completion in done]
+
+
+def _pooled(rows: Sequence[Row]) -> Row:
+    """The cells of a grid as one line."""
+    lengths = [row["accept length"] for row in rows if row["tree"] != "none"]
+    counts = {key: sum(row[key] for row in rows) for key in ("answers", "equal", "near-ties", "different")}
+    batches = sorted({row["batch"] for row in rows})
+    return {
+        "against": rows[0]["against"], "tree": f"{len(TREES)} trees", "batch": " and ".join(map(str, batches)),
+        "temperature": 0.0, **counts, "accept length": round(sum(lengths) / len(lengths), 2),
+    }  # fmt: skip

@@ -1,0 +1,180 @@
+"""A drafter that knows the answers: its accept length is a setting, not a property of trained weights.
+
+Shapes: R rows (a contiguous range of slots), Q pairs, S recorded sequences, L their tokens, K levels of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.drafters import Drafter
+from eyas.errors import UsageError
+from eyas.tree import DraftTree, TreeSpec
+from eyas.tree.static import StaticTree
+from eyas.verify import Coupling
+
+
+class OracleDrafter:
+    """Drafts chains out of recorded plain continuations, level i right with the probability `rates[i]`.
+
+    Which levels are right is drawn once for every position of every sequence, so all runs accept alike. What is drafted
+    is known on the host; a draft costs one small copy to the device, and a `network`, if there is one, which observes
+    and drafts as usual and whose tokens are thrown away: then a draft costs what a real one does.
+
+    Sequences must differ within their prompts, and are recognised when the first of their pairs are observed. A
+    sequence that leaves its recorded continuation (rounding) is `lost`: it gets wrong drafts from there on.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[Sequence[int]],
+        rates: Sequence[float],
+        vocab_size: int,
+        device: torch.device,
+        network: Drafter | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.lost = 0
+        """Sequences found to have left their recorded continuation."""
+        self._sequences = [list(sequence) for sequence in sequences]
+        self._vocab_size, self._device, self._network = vocab_size, device, network
+        longest = max(map(len, self._sequences))
+        draws = torch.rand(len(self._sequences), longest, len(rates), generator=torch.Generator().manual_seed(seed))
+        right = (draws < torch.tensor(rates)).long().cumprod(2).sum(2)  # [S, L] right levels from the first on
+        self._right: list[list[int]] = right.tolist()
+        self._depth = len(rates)
+        self.resize(0)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return () if self._network is None else self._network.taps
+
+    @property
+    def slots(self) -> int:
+        return len(self._lengths)
+
+    def resize(self, slots: int) -> None:
+        self._lengths = [0] * slots
+        self._held: list[int | None] = [None] * slots  # the sequence in each slot; None: unknown or lost
+        self._expected: list[int | None] = [None] * slots  # how much of the last draft is right
+        if self._network is not None:
+            self._network.resize(slots)
+
+    def reshape(self, slots: int, columns: int) -> None:
+        more = max(0, slots - self.slots)
+        self._lengths = self._lengths[:slots] + [0] * more
+        self._held = self._held[:slots] + [None] * more
+        self._expected = self._expected[:slots] + [None] * more
+        if self._network is not None:
+            self._network.reshape(slots, columns)
+
+    def length(self, slot: int) -> int:
+        return self._lengths[slot]
+
+    def unread(self, slot: int) -> int:
+        return 0 if self._network is None else self._network.unread(slot)
+
+    def save(self, slot: int, start: int, stop: int) -> Any:  # noqa: ARG002
+        """Refused: an engine that measures has no prefix cache."""
+        raise UsageError("an oracle's sequences can't be saved: leave the prefix cache off")
+
+    def load(self, slot: int, saved: Any, count: int) -> None:  # noqa: ARG002
+        """Refused, as `save` is."""
+        raise UsageError("an oracle's sequences can't be loaded: leave the prefix cache off")
+
+    def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        self._follow(rows, next_tokens, counts)
+        if self._network is not None:
+            self._network.observe(rows, next_tokens, taps, counts)
+
+    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        self._follow(rows, next_tokens, counts)
+        if self._network is not None:
+            self._network.defer(rows, next_tokens, taps, counts)
+
+    def draft(
+        self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
+    ) -> DraftTree:
+        if not isinstance(spec, StaticTree) or len(spec.nodes) != spec.depth or spec.depth > self._depth:
+            raise UsageError(f"an oracle drafts chains of at most {self._depth} tokens")
+        if self._network is not None:
+            self._network.draft(rows, spec, coupling, drafting)
+        wanted = [True] * len(rows) if drafting is None else drafting
+        grown = [want and self._lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
+        if not any(grown):
+            return DraftTree.empty(len(rows), self._device)
+        chains = [self._chain(slot, spec.depth) for slot in rows]
+        return chain_trees(torch.tensor(chains, device=self._device)).only(grown)
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._lengths[slot] = min(self._lengths[slot], length)
+        self._expected[slot] = None
+        if not length:
+            self._held[slot] = None
+        if self._network is not None:
+            self._network.truncate(slot, length)
+
+    def move(self, source: int, target: int) -> None:
+        for state, empty in ((self._lengths, 0), (self._held, None), (self._expected, None)):
+            state[target], state[source] = state[source], empty
+        if self._network is not None:
+            self._network.move(source, target)
+
+    def _follow(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
+        """Note how far the sequences have come; tokens are looked at only to recognise a new one."""
+        for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
+            if not count:
+                continue
+            if not self._lengths[slot]:
+                self._held[slot] = self._recognised(next_tokens[row, :count].tolist())
+            expected, self._expected[slot] = self._expected[slot], None
+            if expected is not None and expected != count - 1:
+                self._held[slot] = None
+                self.lost += 1
+            self._lengths[slot] += count
+
+    def _recognised(self, tokens: list[int]) -> int:
+        for number, sequence in enumerate(self._sequences):
+            if sequence[1 : 1 + len(tokens)] == tokens:
+                return number
+        raise UsageError(f"no recorded sequence goes on with {tokens[:8]} after its first token")
+
+    def _chain(self, slot: int, depth: int) -> list[int]:
+        """What to draft in a slot: as much of the truth as was drawn, then wrong tokens."""
+        held = self._held[slot]
+        if held is None:
+            return [0] * depth
+        last = self._lengths[slot]  # n pairs know tokens 0 to n
+        right = min(self._right[held][min(last, len(self._right[held]) - 1)], depth)
+        truth = self._sequences[held][last + 1 : last + 1 + depth]
+        self._expected[slot] = right if len(truth) == depth else None
+        truth += [0] * (depth - len(truth))
+        return [token if i < right else (token + 1) % self._vocab_size for i, token in enumerate(truth)]
+
+
+def chain_trees(tokens: Tensor) -> DraftTree:
+    """Trees of one path each: tokens [R, K]."""
+    depth = tokens.shape[1]
+    parents = torch.arange(-1, depth - 1, device=tokens.device).expand_as(tokens)
+    return DraftTree(
+        tokens=tokens,
+        parents=parents,
+        logprob=torch.zeros(tokens.shape, device=tokens.device),
+        valid=torch.ones_like(tokens, dtype=torch.bool),
+        max_depth=depth,
+        shared_ancestors=torch.ones(1 + depth, 1 + depth, dtype=torch.bool, device=tokens.device).tril(),
+        counted=tokens.numel(),
+    )
+
+
+def expected_accept_length(rates: Sequence[float]) -> float:
+    """Tokens a round, the bonus token counted, if level i is right with the probability `rates[i]`."""
+    length, reached = 1.0, 1.0
+    for rate in rates:
+        reached *= rate
+        length += reached
+    return length

@@ -1,0 +1,158 @@
+"""What is measured: how large everything is, the wide pair, and a random pair of an 8B model's shape."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.heavy_pair import widened_drafter, widened_target
+from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
+from eyas.drafters.checkpoint import load_network
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
+from eyas.drafters.network import DraftNetwork
+from eyas.targets import Target
+from eyas.targets.taps import choose_taps
+
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True, eq=False)  # so that it can be a key
+class Sizes:
+    """How large models, batches and answers are."""
+
+    name: str
+    wide: dict[str, int]
+    """Config fields of the wide pair's target, which is as deep as the demo target and has as many heads a key head."""
+    llama: dict[str, int]
+    """Config fields of the random pair's target."""
+    draft_vocab: int
+    batches: tuple[int, ...]
+    prompt: int
+    """Tokens of a prompt."""
+    tokens: int
+    """Tokens of an answer."""
+    repeats: int
+    rounds: int
+    """Rounds in which host time and syncs are counted."""
+    answers: int
+    """Tokens of the answers that are compared for losslessness."""
+    train_length: int
+    """Tokens of a training step's chat."""
+    train_steps: int
+    chats: int
+    """Chats whose states are captured."""
+    tests: str = ""
+    """Which of the tests are run, as `pytest -k` takes it; all of them by default."""
+
+
+FULL = Sizes(
+    name="full",
+    wide={
+        "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
+    },
+    llama={
+        "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 8192,
+    },
+    draft_vocab=32000, batches=(1, 8, 32, 128), prompt=128, tokens=64, repeats=3, rounds=16, answers=64,
+    train_length=2048, train_steps=40, chats=240,
+)  # fmt: skip
+SMALL = Sizes(
+    name="small",
+    wide={
+        "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "num_key_value_heads": 3,
+    },
+    llama={
+        "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "num_hidden_layers": 4, "vocab_size": 997, "max_position_embeddings": 512,
+    },
+    draft_vocab=256, batches=(1, 4), prompt=12, tokens=8, repeats=2, rounds=3, answers=12,
+    train_length=96, train_steps=8, chats=40, tests="llama or kernels or prefix",
+)  # fmt: skip
+"""For the stand-in on a CPU: the same steps, figures that mean nothing."""
+
+
+class Pair(NamedTuple):
+    """A target, and a drafter of its shape."""
+
+    target: Target
+    drafter: NetworkDrafter
+
+
+@lru_cache(maxsize=1)  # models are large: one pair at a time
+def make_pair(name: str, sizes: Sizes, device: torch.device) -> Pair:
+    """The pair called `wide` or `random`, in bfloat16."""
+    return wide_pair(sizes, device) if name == "wide" else random_pair(sizes, device)
+
+
+def release_pairs() -> None:
+    """Give back the memory of the last pair."""
+    make_pair.cache_clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def wide_pair(sizes: Sizes, device: torch.device) -> Pair:
+    """The demo pair in wider matrices (`benchmarks/heavy_pair.py`): it computes the same."""
+    light = LlamaForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
+    network = load_network(DEMO_DRAFTER)
+    assert isinstance(network, Eagle3Network)
+    model = widened_target(light, sizes.wide).requires_grad_(False).to(device, BF16)
+    return _pair(model, widened_drafter(network, sizes.wide, 1))
+
+
+def random_pair(sizes: Sizes, device: torch.device) -> Pair:
+    """Random weights, made on the device. The drafter's guesses are worth nothing: an oracle's take their place."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes.llama, tie_word_embeddings=False), dtype=BF16)
+    model = model.eval().requires_grad_(False)
+    make_sure(model)
+    shape = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
+    config = Eagle3Config(
+        **shape, draft_vocab_size=sizes.draft_vocab, target_hidden_size=shape["hidden_size"],
+        num_aux_hidden_states=3, taps=choose_taps(model.config),
+    )  # fmt: skip
+    with torch.device(device):
+        network = Eagle3Network(config)
+        network.set_vocabulary(torch.arange(sizes.draft_vocab))
+    return _pair(model, network)
+
+
+def make_sure(model: Any) -> None:
+    """Let the next token be a fixed permutation of the last one, by a wide margin, whatever the layers add.
+
+    With logits of random weights nearly every second answer would part from plain decoding at a near-tie, and an oracle
+    could not keep to an accept length. All matrices are read and multiplied as always.
+    """
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    order = torch.randperm(len(embedding), device=embedding.device)
+    head.copy_(embedding[order] * (0.02 / embedding.float().std()))
+    embedding.mul_(64 / embedding.float().std())
+
+
+def _pair(model: Any, network: DraftNetwork) -> Pair:
+    target = Target(model)
+    network = network.eval().requires_grad_(False).to(target.device, BF16)
+    return Pair(target, NetworkDrafter(network, network.config.taps_of(target.num_layers)))
+
+
+@contextmanager
+def stock_attention(target: Target) -> Iterator[Any]:
+    """The target's model with transformers' own attention function, as `generate` finds it."""
+    model = target.model
+    own = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        yield model
+    finally:
+        model.set_attn_implementation(own)

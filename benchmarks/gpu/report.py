@@ -1,0 +1,67 @@
+"""The results of all steps as a Markdown page: a table for every section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.gpu.steps import Results, Row, Step
+
+NOTES = {
+    "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
+    "with a fixed probability a level, while a drafter's network of that shape runs as usual (except `for free`).",
+    "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats, prompts are random.",
+    "rounds": "`device ms`: kernels' time. `exposed host ms`: the rest of the round. `host waits`: how often a round "
+    "the host waits for the device, copies from pageable memory included.",
+}
+"""Section -> what its figures are."""
+
+
+def page(results: Results, steps: Sequence[Step]) -> str:
+    """All sections in the order of their steps, and what is missing."""
+    identity = results.identity
+    lines = [f"# eyas on {identity['device']}", ""]
+    lines += [", ".join(f"{name} {value}" for name, value in identity.items() if name != "device"), ""]
+    if identity["sizes"] != "full":
+        lines += ["**The stand-in: tiny shapes on a CPU. These figures say that the script works, nothing else.**", ""]
+    lines += ["CUDA graphs: eyas has none yet, so there is no column for them.", ""]
+    for section in dict.fromkeys(step.section for step in steps):
+        lines += [f"## {section}", ""]
+        if section in NOTES:
+            lines += [NOTES[section], ""]
+        lines += [*_section(results, [step for step in steps if step.section == section]), ""]
+    return "\n".join(lines)
+
+
+def _section(results: Results, steps: Sequence[Step]) -> list[str]:
+    rows: list[Row] = []
+    for step in steps:
+        entry = results.entry(step)
+        if entry is None:
+            rows.append({"step": step.name, "result": "not run yet"})
+            continue
+        result = {"step": step.name, "result": _result(entry), "s": entry["seconds"]}
+        rows += [result | row for row in entry.get("rows") or [{}]]
+    return table(rows)
+
+
+def _result(entry: Mapping[str, Any]) -> str:
+    return entry["status"] if entry["status"] == "done" else f"{entry['status']}: {entry['error']}"
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Markdown lines: a column for every key that a row has, in the order in which they come."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    shown = [[_cell(row.get(column)) for column in columns] for row in rows]
+    return [_line(columns), "|---" * len(columns) + "|", *map(_line, shown)]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.2g}" if isinstance(value, float) and 0 < abs(value) < 1e-3 else str(value)
+    return " ".join(text.replace("|", "/").split())[:300]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,81 @@
+"""The steps of `make gpu` on a CPU: a few run, all are named once, and every section of the page is one of theirs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__, processes, report, speed, training
+from benchmarks.gpu.pairs import SMALL, make_pair
+
+from ... import tiny
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_step_has_a_name_of_its_own() -> None:
+    steps = __main__.all_steps(SMALL, CPU)
+    names = [(step.section, step.name) for step in steps]
+    assert len(set(names)) == len(names) > 2 * len(tiny.ARCHITECTURES)
+    assert set(report.NOTES) <= {section for section, _ in names}
+
+
+def test_tests_that_are_run_on_a_device_exist() -> None:
+    assert all((ROOT / file).is_file() for files in processes.TESTS.values() for file in files)
+
+
+def test_a_batch_of_the_random_pair() -> None:
+    outcome = speed.rates("random", 2, SMALL, CPU)
+    lines = {row["setting"]: row for row in outcome.rows}
+    assert next(iter(lines)) == speed.PLAIN
+    assert set(speed.ORACLES) | {speed.STOCK} < set(lines)
+    assert lines[speed.PLAIN]["to plain"] == lines[speed.PLAIN]["min"] == lines[speed.PLAIN]["max"] == 1.0
+    for setting in speed.ORACLES:
+        assert lines[setting]["answers as plain"] == "2 of 2"
+        assert lines[setting]["accept length"] > 1.5
+        assert lines[setting]["peak GiB"] is None
+    rounds = speed.rounds("random", 2, SMALL, CPU)
+    assert [row["setting"] for row in rounds.rows] == list(speed.ROUNDS)
+    assert all(row["round ms"] > 0 and row["host waits"] is None for row in rounds.rows)
+
+
+def test_the_random_pair_is_sure_of_its_tokens() -> None:
+    """Else answers would part at near-ties, and no accept length could be set."""
+    model = make_pair("random", SMALL, CPU).target.model
+    logits = model(torch.arange(50).unsqueeze(0)).logits[0].float()
+    best = logits.topk(2).values
+    assert float((best[:, 0] - best[:, 1]).min()) > 0.1 * float(best[:, 0].max())
+    assert len(set(logits.argmax(1).tolist())) == 50
+
+
+def test_the_stock_model_has_its_own_attention_for_a_while() -> None:
+    target = make_pair("random", SMALL, CPU).target
+    own = target.model.config._attn_implementation
+    with speed.stock_attention(target) as model:
+        assert model.config._attn_implementation == "sdpa"
+    assert target.model.config._attn_implementation == own != "sdpa"
+
+
+def test_an_objective_on_the_device_is_that_on_the_cpu() -> None:
+    outcome = training.as_on_cpu(CPU)
+    assert not outcome.wrong
+    assert outcome.rows[0]["gradient apart"] == 0.0
+
+
+def test_the_call_writes_both_files_and_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [step for step in __main__.all_steps(SMALL, CPU) if step.name in ("objective", "random pair's shape")]
+    monkeypatch.setattr(__main__, "all_steps", lambda *_: steps)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path), "--budget", "300"])
+    assert __main__.main() == 0
+    assert "1 steps done, 1 skipped, 0 failed, 0 left" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"gpu.json", "gpu.md"}
+    assert "| random pair's shape | skipped: there is no GPU |" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path / "b"), "--budget", "0"])
+    assert __main__.main() == 1
+    assert "run the same command again to go on" in capsys.readouterr().out
