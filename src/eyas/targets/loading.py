@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +14,11 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import logging as transformers_logging
 
 from eyas.assets import DEMO_TARGET, named_target
-from eyas.errors import ModelError, UsageError
+from eyas.errors import ModelError, UnsupportedModelError, UsageError
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
 from eyas.targets.linears import fuse_linears, prepack_linears
@@ -24,6 +26,8 @@ from eyas.targets.native.decoder import NativeDecoder, transformers_decoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target
+
+_LOG = logging.getLogger("eyas")
 
 
 def load_target(
@@ -101,7 +105,9 @@ def _prepack(
     layout = best_layout(device, dtype)
     if quantize:
         head = model.get_output_embeddings()
+        weights = sum(parameter.numel() for parameter in model.base_model.parameters() if parameter.dim() > 1)
         prepack_linears(model, lambda linear, shared: (NativeLinear if linear is head else Int8Linear)(linear, shared))
+        _check_quantized(model, weights)
     elif layout is not None:
         prepack_linears(model, layout)
     if quantize or layout is NativeLinear:
@@ -109,6 +115,19 @@ def _prepack(
     if layout is not None:
         fuse_linears(model, lambda: _trial_logits(model))
     return None
+
+
+def _check_quantized(model: Any, weights: int) -> None:
+    """Warn if few of a model's `weights` are in 8 bits; UnsupportedModelError if none is."""
+    quantized = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, Int8Linear))
+    name = type(model).__name__
+    if not quantized:
+        raise UnsupportedModelError(f"int8: {name} has no linear layers to quantise; load it without quantize")
+    if quantized < weights / 2:
+        _LOG.warning(
+            "int8: only %.0f %% of the weights of %s are in linear layers and take 8 bits; the others stay as they are",
+            100 * quantized / weights, name,
+        )  # fmt: skip
 
 
 def _trial_logits(model: Any) -> Tensor:
@@ -138,12 +157,12 @@ def load_embedding_and_head(
     config = read_config(name)
     short = _shortened(config)
     torch_dtype = resolve_dtype(dtype, name, torch_device)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers would list the layers left out
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # transformers would list the layers left out
     try:
         loaded = read_model(name, short, torch_dtype)
     finally:
-        logging.set_verbosity(verbosity)
+        transformers_logging.set_verbosity(verbosity)
     target = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
     target.config = config.get_text_config()
     target.num_layers = target.config.num_hidden_layers

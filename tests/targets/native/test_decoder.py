@@ -11,7 +11,7 @@ import torch
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.network import DraftNetwork
 from eyas.engine import Engine, Speculation
-from eyas.errors import UsageError
+from eyas.errors import UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
@@ -182,6 +182,15 @@ def test_int8_targets_speculate_losslessly(folders: Path, dtype: torch.dtype) ->
         speculation = Speculation(native_drafter("eagle3", dtype), parse_tree(tree))
         done = Engine(target, None, speculation, batch_size=batch).generate(requests)
         assert [one.token_ids for one in done] == plain
+
+
+def test_int8_says_what_stays_as_it_is(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel has no linear layers to quantise"):
+        load_target(folders / "gpt2", device="cpu", quantize="int8")
+    load_target(folders / "llama", device="cpu", quantize="int8")
+    assert "int8" not in caplog.text
+    load_target(folders / "mixtral", device="cpu", quantize="int8")
+    assert "% of the weights of MixtralForCausalLM are in linear layers and take 8 bits" in caplog.text
 
 
 def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
