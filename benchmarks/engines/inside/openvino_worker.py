@@ -1,0 +1,38 @@
+"""OpenVINO GenAI in its own process: a JSON line with a prompt's tokens in, one with the answer and its times out.
+
+python openvino_worker.py TARGET DRAFTER K, with K = 0 for plain decoding. Run by `benchmarks/openvino.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+import openvino
+import openvino_genai
+
+
+def main(target: str, drafter: str, chain: int) -> None:
+    draft = {"draft_model": openvino_genai.draft_model(drafter, "CPU")} if chain else {}
+    pipeline = openvino_genai.LLMPipeline(target, "CPU", **draft)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        config = openvino_genai.GenerationConfig(
+            max_new_tokens=asked["tokens"], ignore_eos=True, do_sample=False, apply_chat_template=False
+        )
+        if chain:
+            config.num_assistant_tokens = chain
+        ids = np.array([asked["prompt"]], dtype=np.int64)
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+        began = time.perf_counter()
+        done = pipeline.generate(inputs, config)
+        seconds = time.perf_counter() - began
+        answer = {"tokens": [int(token) for token in done.tokens[0]], "seconds": seconds}
+        print(json.dumps({**answer, "first": done.perf_metrics.get_ttft().mean / 1e3}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
