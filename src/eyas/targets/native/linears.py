@@ -149,7 +149,7 @@ def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Ten
 
     Both are [..., count], in float32 and int64; equal ones stand in the order of their logits.
     """
-    shape = (*logits.shape[:-1], count)
+    logits, shape = logits.contiguous(), (*logits.shape[:-1], count)
     scores, found = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
     size = logits.shape[-1]
     loaded_kernels().guess(
