@@ -51,7 +51,7 @@ class ModelRunner:
         """The shape of the last round's draft trees; None = it drafted nothing."""
         self._caches: list[Target | Drafter] = [target] if self.drafter is None else [target, self.drafter]
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
-        self._writing = False
+        self._writing, self._prompt_pairs = False, 0
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
@@ -137,6 +137,7 @@ class ModelRunner:
             if drafter is not None:
                 reading = [self.tree is not None] * len(observed)
                 observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
+                self._prompt_pairs += sum(chunk.counts)
         for sequence, count in zip(batch.sequences, batch.counts, strict=True):
             sequence.cached += count
 
@@ -150,6 +151,7 @@ class ModelRunner:
         output = run_first_round(
             self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
         )
+        self._prompt_pairs += sum(rest.counts) * any(observed)
         for sequence in rest.sequences:
             sequence.cached = sequence.known
         return output
@@ -186,8 +188,10 @@ class ModelRunner:
                 emitted=sum(output.accepted) + len(decoding),
                 seconds=seconds,
                 drafting=drafting,
+                prompt_pairs=self._prompt_pairs,
             )
             self.controller.learn(record)
+            self._prompt_pairs = 0
         return output, seconds
 
     def _drafts_for(self, sequence: SequenceState) -> bool:

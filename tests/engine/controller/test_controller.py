@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,16 @@ def test_under_load_only_confident_nodes_pay() -> None:
     tree, _ = text.draft(spec)
     hard, easy = tree.valid[0::2].sum().item(), tree.valid[1::2].sum().item()
     assert easy > 10 * hard
+
+
+@pytest.mark.parametrize(("prompt_pairs", "pays"), [(0, True), (8, True), (2000, False)])
+def test_the_prompts_that_a_drafter_has_to_read_must_be_earned_too(prompt_pairs: int, pays: bool) -> None:
+    """A batch of short answers to long prompts, of which the same text is worth drafting for without the prompts."""
+    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(4))
+    for _ in range(200):
+        record = simulation.round(made.plan(4, [200] * 4))
+        made.learn(replace(record, prompt_pairs=prompt_pairs))
+    assert (decided(made, 4) is not None) == pays
 
 
 def test_easy_rows_get_more_of_the_budget() -> None:

@@ -32,6 +32,8 @@ _THINKING, _ANALYSING = 0.002, 0.005
 """Shares of the time that planning, and analysing drafts, may take."""
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
+_ANSWER = 100
+"""The tokens of an answer that are taken for granted when a prompt's reading is shared out among them."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 _EAGER = 6
@@ -70,7 +72,7 @@ class Controller:
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._expected: set[int] = set()
         """The committed lengths of the rows after the last round; other lengths mean new rows."""
-        self._emitted, self._seconds = 0.0, 0.0
+        self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
@@ -110,6 +112,7 @@ class Controller:
         paths = [[0]] * record.rows if record.draft is None else record.draft.paths
         self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
         self._emitted = self._emitted * _FADE + record.emitted
+        self._prompt_pairs = self._prompt_pairs * _FADE + record.prompt_pairs
         self._seconds = self._seconds * _FADE + whole
         self._counts["rounds"] += 1
         self._counts["plain_rounds"] += not drafted
@@ -153,6 +156,7 @@ class Controller:
             lengths,
             depth=room,
             stops_early=self._counts_freely,
+            prompt_pairs=self._prompt_pairs / (self._emitted + _ANSWER),
         )
         best = prospects.best()
         if self._choice is not None:
@@ -312,6 +316,8 @@ class RoundRecord:
     """Time of the whole round, including the drafter's observation; None = draft_seconds + pass_seconds."""
     drafting: Sequence[bool] | None = None
     """[R] the rows that were drafted for; None = all."""
+    prompt_pairs: int = 0
+    """Pairs of prompts that the drafter was given since the round before, read or deferred."""
 
 
 @dataclass(frozen=True)

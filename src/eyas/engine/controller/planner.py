@@ -2,6 +2,7 @@
 
 tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, columns) + observe(R + accepted))
 
+A drafter in use also reads the prompts that keep coming, so their time is shared out among the tokens generated.
 Where a round selects its nodes after drafting, rows differ in length, and the cost of padding is added. Chains of equal
 length don't have it; they take the place of chains with the lowest threshold.
 Shapes: W widths, D depths, L thresholds, R rows.
@@ -21,6 +22,10 @@ from eyas.engine.controller.gain import Forecast
 
 _LONGEST = 2.0
 """Assumed ratio of the nodes in the longest row to the average row's."""
+
+
+_MANY = 64
+"""Pairs that take as long each as those of a prompt."""
 
 
 class Shape(NamedTuple):
@@ -58,8 +63,12 @@ class Prospects:
         *,
         depth: int,
         stops_early: bool,
+        prompt_pairs: float = 0.0,
     ) -> None:
-        """Forecast all shapes up to `depth`. `stops_early`: whether drafting ends once no node is worth extending."""
+        """Forecast all shapes up to `depth`. `stops_early`: whether drafting ends once no node is worth extending.
+
+        `prompt_pairs` is how many pairs of prompts a drafter in use has to read for each token that is generated.
+        """
         self._nodes, self._accepted = forecast.nodes[:, :depth].copy(), forecast.accepted[:, :depth]
         full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], self._nodes.shape)
         levels = np.broadcast_to(forecast.levels[:depth], full.shape).copy() if stops_early else full
@@ -77,6 +86,9 @@ class Prospects:
             + self._drafting
             + costs.observe_seconds(rows + self._accepted, rows)
         )
+        if prompt_pairs:  # at the speed of a prompt's many pairs
+            a_pair = float(costs.observe_seconds(_MANY, rows)) / _MANY
+            self._seconds += (rows + self._accepted) * prompt_pairs * a_pair
         self._rate: Array = (rows + self._accepted) / self._seconds
         self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
         self._padding = partial(costs.padding_seconds, rows=rows)
