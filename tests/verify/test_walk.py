@@ -115,3 +115,17 @@ def test_only_the_first_slots_are_walked() -> None:
     assert sampler.needs(range(1)).plain
     result = SeededWalk()(NodeLogits.of(torch.eye(VOCAB)[None, 3:]), DraftTree.empty(1, CPU), sampler, range(1))
     assert result.tokens.tolist() == [[3]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_walk_that_builds_on_another_keeps_what_it_does_not_replace(temperature: float) -> None:
+    tree = random_tree(2, 5, torch.Generator().manual_seed(5))
+    params = [SamplingParams(temperature=temperature, seed=seed) for seed in range(2)]
+    walk = SeededWalk()(NodeLogits.of(torch.randn(2, 6, VOCAB)), tree, admit_all(params, VOCAB), range(2))
+    other = walk.replaced(tokens=walk.tokens.clamp(max=1))
+    assert torch.equal(other.tokens, walk.tokens.clamp(max=1))
+    assert other.fetched is None  # else the round would emit the old ones
+    for name in ("path", "accepted", "offered", "nodes"):
+        assert torch.equal(getattr(other, name), getattr(walk, name))
+    assert torch.equal(walk.nodes, tree.valid.sum(1))
+    assert torch.equal(walk.offered, (tree.depth[:, 1:] * tree.valid).amax(1))

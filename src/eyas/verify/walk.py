@@ -64,6 +64,14 @@ class Walk:
     def _steps(self) -> int:
         return (self.table.shape[1] - 3) // 2
 
+    def replaced(
+        self, *, tokens: Tensor | None = None, path: Tensor | None = None, accepted: Tensor | None = None
+    ) -> Walk:
+        """Another walk through the same trees, for rules that build on one: what is given takes the place of ours."""
+        counts = self.accepted if accepted is None else accepted
+        parts = (self.tokens if tokens is None else tokens, self.path if path is None else path)
+        return Walk(torch.cat((counts.unsqueeze(1), self.table[:, 1:3], *parts), dim=1))
+
     def to(self, device: torch.device) -> Walk:
         """The same walk on a device."""
         return self if self.table.device == device else replace(self, table=self.table.to(device, non_blocking=True))

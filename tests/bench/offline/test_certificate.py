@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,7 +91,8 @@ class FirstChild:
         rest = torch.full_like(walk.tokens[:, 2:], -1)
         path = torch.zeros_like(walk.path)
         path[:, 1] = 1
-        return Walk(torch.cat((child, after, rest), 1), path, torch.ones_like(walk.accepted))
+        tokens = torch.cat((child, after, rest), 1)
+        return walk.replaced(tokens=tokens, path=path, accepted=torch.ones_like(walk.accepted))
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -128,7 +128,7 @@ class Swapped:
         walk = SeededWalk()(logits, tree, sampler, rows)
         if not tree.size:
             return walk
-        return replace(walk, tokens=torch.where(walk.tokens == self.token, self.twin, walk.tokens))
+        return walk.replaced(tokens=torch.where(walk.tokens == self.token, self.twin, walk.tokens))
 
 
 @pytest.mark.parametrize(("whisker", "tie"), [(0.0, True), (3e-6, True), (1e-4, False)])

@@ -63,9 +63,7 @@ class Shifted:
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
-        if tree.size:
-            walk.tokens.clamp_(max=50)
-        return walk
+        return walk if not tree.size else walk.replaced(tokens=walk.tokens.clamp(max=50))
 
 
 def test_identical_is_computed(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
