@@ -287,7 +287,7 @@ class _NativeLevels:
         self._parents: Tensor | None = None  # [R, F] as in `Staged`
 
     def add(self, frontier: Frontier) -> Tensor:
-        """See `_ModuleLevels.add`."""
+        """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
         width, staged = frontier.tokens.shape[1], self._column - self._start
         if self._parents is not None or width > 1:
             parents = self._parents

@@ -42,7 +42,7 @@ class Walk:
 
     @property
     def offered(self) -> Tensor:
-        """[B] depth of the tree."""
+        """[B] depth of each row's draft tree; 0 = it has no nodes."""
         return self.table[:, 1]
 
     @property
@@ -73,7 +73,7 @@ class Walk:
         return Walk(torch.cat((counts.unsqueeze(1), self.table[:, 1:3], *parts), dim=1))
 
     def to(self, device: torch.device) -> Walk:
-        """The same walk on a device."""
+        """The same walk with its table on `device`, copied without waiting for it."""
         return self if self.table.device == device else replace(self, table=self.table.to(device, non_blocking=True))
 
 

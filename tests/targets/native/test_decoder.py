@@ -212,3 +212,12 @@ def test_auto_is_bfloat16_where_passes_are_native(
     tiny.build_model(name, **(SIZES if name in NATIVE else {})).to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
     assert load_target(tmp_path, device="cpu", dtype="auto", prepacked=False).dtype == torch.float32
+
+
+@pytest.mark.parametrize("token", [-1, tiny.VOCAB])
+def test_a_token_without_embedding_is_refused(folders: Path, token: int) -> None:
+    """Native passes look embeddings up by themselves: nothing else stands between an id and memory."""
+    target = native_target(folders, "llama", torch.float32)
+    target.resize(1)
+    with pytest.raises(IndexError, match=f"ids must be from 0 to {tiny.VOCAB - 1}"):
+        target.prefill_to_end(range(1), [[3, token]], ())

@@ -131,7 +131,7 @@ class NativeDecoder:
         self._struct = Decoder(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, self.intermediate,
             self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale, embedding.data_ptr(),
-            embedding.dtype == torch.bfloat16,
+            len(embedding), embedding.dtype == torch.bfloat16,
             Linear() if mix is None else self._linear(mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(_weight(norm)), returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
@@ -181,7 +181,7 @@ class NativeDecoder:
         self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | Above | None = None,
         taps: Sequence[int] = (), final: bool = False, logits: bool = False,
     ) -> Outcome:  # fmt: skip
-        """Run `tokens` [T]; nothing is committed.
+        """Run `tokens` [T]; nothing is committed. IndexError for a token without embedding.
 
         `states` are those of a drafter's tokens [T, H], or of their parents. `taps` are boundaries; `final` and
         `logits` say what is wanted besides.
@@ -203,7 +203,7 @@ class NativeDecoder:
         normed = torch.empty(count, self.hidden, dtype=self._dtype) if final else None
         scores = torch.empty(count, self.outputs, dtype=self._dtype) if logits else None
         scratch = torch.empty(count * self._scratch)
-        self._kernels.decoder(
+        failed = self._kernels.decoder(
             byref(self._struct),
             NativePass(
                 count, staged.columns, address(staged.cells), tokens.data_ptr(), addressof(lengths),
@@ -214,6 +214,8 @@ class NativeDecoder:
                 scratch.data_ptr(), threads_for(count * self._layer_weights),
             ),
         )  # fmt: skip
+        if failed:
+            raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
         return Outcome(x, normed, scores, tapped)
 
 

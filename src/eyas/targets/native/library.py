@@ -68,7 +68,8 @@ class Decoder(Structure):
     _fields_ = (
         ("layers", POINTER(Layer)),
         *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
-        ("bf16", c_int64), ("eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("embedding_bf16", c_int64),
+        ("bf16", c_int64), ("eps", c_float), ("scale", c_float), ("embedding", c_void_p),
+        *((name, c_int64) for name in ("embeddings", "embedding_bf16")),
         ("mix", Linear), ("norm", c_void_p), ("returns_normed", c_int64), ("head", Linear), ("limit", c_int64),
     )  # fmt: skip
 
@@ -112,7 +113,7 @@ class Kernels:
             library.eyas_gumbel, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64)
         )
         self.token_scratch = _function(library.eyas_token_scratch, (POINTER(Decoder),), c_int64)
-        self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)))
+        self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)), c_int64)
 
     def pack(self, weight: Tensor) -> Tensor:
         """A weight [out, in] in panels of 16 outputs: [panels, in, 16], of its own dtype."""

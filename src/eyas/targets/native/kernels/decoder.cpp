@@ -39,8 +39,8 @@ struct Decoder {
     int64_t rotated;                     // leading features of a head that RoPE rotates
     int64_t bf16;
     float eps, scale;
-    const void* embedding;               // [tokens, H] row-major
-    int64_t embedding_bf16;
+    const void* embedding;               // [embeddings, H] row-major
+    int64_t embeddings, embedding_bf16;
     Linear mix;                          // of embedding and state side by side, before the first layer; or none
     const float* norm;                   // [H] or null
     int64_t returns_normed;              // whether the states that come back are those after the norm
@@ -198,7 +198,7 @@ void run(const Decoder& d, const Pass& pass) {
             }
             if (!of_drafter) return embed(d, pass.ids[t], state);
             embed(d, pass.ids[t], normed + t * wide);
-            std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
+            if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
         });
         if (d.mix.weight)
             region.share(phase++, panels(d.mix), PIECE, [&](int64_t first, int64_t stop) {
@@ -448,10 +448,14 @@ void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, i
 
 int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
 
-void eyas_decoder(const Decoder* decoder, const Pass* pass) {
+// Returns 0, or 1 without running where a token has no embedding.
+int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
+    for (int64_t t = 0; t < pass->tokens; t++)
+        if (pass->ids[t] < 0 || pass->ids[t] >= decoder->embeddings) return 1;
     if (decoder->bf16)
         run<uint16_t>(*decoder, *pass);
     else
         run<float>(*decoder, *pass);
+    return 0;
 }
 }
