@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.errors import UsageError
+from eyas.runtime import to_device
 from eyas.tree.draft_tree import BeamCandidates, DraftTree
 from eyas.tree.dynamic import BeamGrowth
 from eyas.tree.values import ValueTable, most_profitable
@@ -86,7 +87,7 @@ class SharedGrowth(BeamGrowth):
         if spec.prices is not None and not self._counts_freely:
             raise UsageError("shared tree: prices work on a CPU only; use a budget on this device")
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
-        self._groups = torch.tensor((0,) * batch if spec.groups is None else spec.groups, device=device)
+        self._groups = to_device((0,) * batch if spec.groups is None else spec.groups, device)
 
     def _step_values(self, steps: Tensor) -> Tensor:
         return steps if self._spec.values is None else self._spec.values.look_up(steps, self._groups)

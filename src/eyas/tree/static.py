@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
+from eyas.runtime import to_device
 from eyas.tree.draft_tree import DraftTree, Frontier, ancestor_mask
 
 Path = tuple[int, ...]
@@ -103,7 +104,7 @@ class _Tables:
 @cache
 def _tables(spec: StaticTree, device: torch.device) -> _Tables:
     """A shape's index tables on `device`, computed once."""
-    parents = torch.tensor(spec.parents, device=device)
+    parents = to_device(spec.parents, device)
     levels = [
         replace(lv, parents=lv.parents.to(device), ranks=lv.ranks.to(device), inner=lv.inner.to(device))
         for lv in spec.levels()
