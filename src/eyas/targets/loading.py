@@ -22,7 +22,8 @@ from eyas.errors import ModelError, UnsupportedModelError, UsageError
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.architecture import causal_lm_class, refuse_unsupported
 from eyas.targets.linears import fuse_linears, prepack_linears
-from eyas.targets.native.decoder import NativeDecoder, transformers_decoder
+from eyas.targets.native.architectures import transformers_decoder
+from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eyas.errors import UnsupportedModelError
 from eyas.targets.linears import PrepackedLinear, can_prepack
-from eyas.targets.native.library import KINDS, Kernels, Linear, kernels
+from eyas.targets.native.library import KINDS, PANEL, Kernels, Linear, kernels
 
 
 def loaded_kernels() -> Kernels:
@@ -81,20 +82,25 @@ class NativeLinear(PrepackedLinear):
     def restored(self) -> Tensor:
         return loaded_kernels().unpack(self._prepacked, self.out_features)
 
-    @property
-    def struct(self) -> Linear:
-        """What the kernels are told; valid as long as this module lives."""
+    def rows(self, first: int, outputs: int) -> Linear:
+        """Some outputs of this layer as the kernels take them; valid as long as this module lives.
+
+        Raises UnsupportedModelError if the first doesn't begin a panel.
+        """
+        if first % PANEL:
+            raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
+        weight, vectors = self._prepacked, (address(self._wide_bias), address(self._scale))  # no tensor operations here
         return Linear(
-            self._prepacked.data_ptr(), address(self._wide_bias), address(self._scale),
-            self.out_features, self.in_features, KINDS[self._prepacked.dtype],
+            weight.data_ptr() + first * self.in_features * weight.element_size(),
+            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype],
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(flat), self.out_features)
         loaded_kernels().linear(
-            byref(self.struct), flat.data_ptr(), len(flat), out.data_ptr(), self._dtype == torch.bfloat16,
-            threads_for(out.numel() * self.in_features),
+            byref(self.rows(0, self.out_features)), flat.data_ptr(), len(flat), out.data_ptr(),
+            self._dtype == torch.bfloat16, threads_for(out.numel() * self.in_features),
         )  # fmt: skip
         return out.to(self._dtype).view(*x.shape[:-1], self.out_features)
 
