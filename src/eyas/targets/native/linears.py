@@ -7,6 +7,7 @@ same to the bit alone and in a batch, in a plain pass and in a tree.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from ctypes import byref
 from functools import cache
 from typing import Any
@@ -40,7 +41,7 @@ def threads_for(multiplications: int) -> int:
 def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinear] | None:
     """The fastest layout of weights on a device: native, oneDNN's or (None) PyTorch's own row-major one.
 
-    Measured once in a process, in some 50 ms: native weights are taken unless oneDNN's multiply 1, 4 and 16 tokens
+    Measured once in a process, in some 100 ms: native weights are taken unless oneDNN's multiply 1, 4 and 16 tokens
     faster by more than 5 %, or a prompt's 256 more than 1.5 times as fast.
     """
     if device.type != "cpu" or dtype not in KINDS:
@@ -50,23 +51,34 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
         return PrepackedLinear if prepacked else None
     if not prepacked:
         return NativeLinear
-    native, other = (_seconds(layout, dtype) for layout in (NativeLinear, PrepackedLinear))
+    native, other = _seconds((NativeLinear, PrepackedLinear), dtype)
     slower = sum(native[:3]) > 1.05 * sum(other[:3]) or native[3] > 1.5 * other[3]
     return PrepackedLinear if slower else NativeLinear
 
 
-def _seconds(layout: type[PrepackedLinear], dtype: torch.dtype) -> list[float]:
-    """The best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024."""
-    weights = [layout(nn.Linear(1024, 1024, bias=False, dtype=dtype).requires_grad_(False), False) for _ in range(6)]
-    found = []
-    for tokens, repeats in ((1, 4), (4, 4), (16, 4), (256, 2)):
-        x = torch.ones(tokens, 1024, dtype=dtype)
-        times = []
-        for weight in weights * repeats:
-            began = time.perf_counter()
-            weight.multiply(x)
-            times.append(time.perf_counter() - began)
-        found.append(min(times))
+def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> list[list[float]]:
+    """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024.
+
+    They take turns, on one thread: on a busy machine threads wait for each other, and the choice would be one of luck.
+    """
+    linears = [nn.Linear(1024, 1024, bias=False, dtype=dtype).requires_grad_(False) for _ in range(6)]
+    weights = [tuple(layout(linear, False) for layout in layouts) for linear in linears]
+    found: list[list[float]] = [[] for _ in layouts]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for tokens, repeats in ((1, 4), (4, 4), (16, 4), (256, 2)):
+            x = torch.ones(tokens, 1024, dtype=dtype)
+            times: list[list[float]] = [[] for _ in layouts]
+            for each in weights * repeats:
+                for weight, seconds in zip(each, times, strict=True):
+                    began = time.perf_counter()
+                    weight.multiply(x)
+                    seconds.append(time.perf_counter() - began)
+            for best, seconds in zip(found, times, strict=True):
+                best.append(min(seconds))
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 
