@@ -20,7 +20,7 @@ from eyas.data.chats.folder import splits, write_prompts
 from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
 from eyas.targets import load_tokenizer
 
-RECIPE = Path(__file__).parent / "pipeline.yaml"
+RECIPE = "pipeline"
 
 
 def eyas(*arguments: str | Path) -> None:

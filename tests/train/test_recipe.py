@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from eyas.errors import ConfigError
-from eyas.train.recipe import load_recipe, read_recipe
+from eyas.recipes import read_recipe
+from eyas.train.recipe import load_recipe
 
 DRAFTER: dict[str, Any] = {"target": "demo", "chats": "c.jsonl", "output": "run", "loop": {"steps": 5}}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from eyas.cli.bench.endpoint import MeasuredEndpointOptions, check_endpoints, measure_endpoints
-from eyas.cli.common.build import open_target, sampling_params
+from eyas.cli.common.build import check_drafter, check_target, check_tree, open_target, sampling_params
 from eyas.cli.common.display import output, row_bar
 from eyas.cli.common.measuring import check_json, finish, plan_settings, settings_of
 from eyas.cli.common.options import (
@@ -20,6 +20,7 @@ from eyas.cli.common.options import (
     Trees,
 )
 from eyas.cli.common.verb import Given
+from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -47,20 +48,24 @@ def bench(
     draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a
     run.
     """
-    from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.report import lines_of, means, report_dict, table_of
-    from eyas.bench.offline.runner import Plan, measure, read_tasks
-    from eyas.engine.controller import is_auto
-    from eyas.errors import UsageError
-    from eyas.files import write_json
-    from eyas.tree import parse_tree
-
     if not draft_model and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
     check_endpoints(servers, target.model, given)
     params = sampling_params(sampling)
-    specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     check_json(json)
+    for text in tree:
+        check_tree(text)
+    if target.model is not None:
+        check_target(target.model, target)
+    for name in draft_model:
+        check_drafter(name, files)
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.offline.report import lines_of, means, report_dict, table_of
+    from eyas.bench.offline.runner import Plan, measure, read_tasks
+    from eyas.files import write_json
+    from eyas.tree import is_auto, parse_tree
+
+    specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     batch_size = measuring.batch_size
     tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
     engines, settings, what = {}, plan_settings(measuring, params), f"batch {batch_size}"

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from eyas.cli.common.build import open_target, sampling_params
+from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_json, finish, settings_of
 from eyas.cli.common.options import Coupled, JsonFile, MeasureOptions, RuntimeOptions, SamplingOptions
 from eyas.errors import UsageError
+from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
     from eyas.bench.offline.checkpoints import TrainingRun
@@ -41,6 +42,13 @@ def checkpoints(
     kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too, are
     checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis.
     """
+    params = sampling_params(sampling)
+    if tree is not None:
+        read_tree(tree)
+    check_json(json)
+    check_device(runtime.device)
+    if model is not None:
+        check_target(model, runtime)
     from eyas.bench.ledger import Ledger
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.candidates import choose
@@ -52,12 +60,7 @@ def checkpoints(
     from eyas.files import copy_folder, file_hash, write_bytes, write_json
     from eyas.targets import load_tokenizer
     from eyas.targets.fingerprint import fingerprint
-    from eyas.tree import parse_tree
 
-    params = sampling_params(sampling)
-    if tree is not None:
-        parse_tree(tree)
-    check_json(json)
     trained = TrainingRun(run)
     drafters = {checkpoint.name: checkpoint.path for checkpoint in trained.checkpoints}
     name = model or _target_of(trained)
