@@ -55,7 +55,8 @@ def read_recipe(name: str | Path, extending: tuple[Path, ...] = ()) -> dict[str,
     values: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
         beside = path.parent / str(base)
-        values = _merged(values, read_recipe(beside if beside.is_file() else str(base), (*extending, path.resolve())))
+        above = beside if beside.is_file() else find_recipe(str(base))
+        values = _merged(values, read_recipe(above, (*extending, path.resolve())))
     return _merged(values, own)
 
 

@@ -30,7 +30,7 @@ def bench(run: Run, pair: Pair, tmp_path: Path) -> Run:
 def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     trees = ("--tree", "chain:2", "--tree", "dynamic:2,3,5")
-    result = bench("--draft-model", pair.drafter, *trees, "--batch-size", 2, "--json", file)
+    result = bench("--draft-model", pair.drafter, *trees, "--batch-size", 2, "--output", file)
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
     assert [(line["task"], line["method"]) for line in report["lines"]] == [
@@ -61,7 +61,7 @@ def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
     [
         (("--tree", "chain:2"), "--tree and --coupled are about drafting: give --draft-model"),
         (("--no-coupled",), "give --draft-model"),
-        (("--json", "no/such/place/report.json"), "there is no directory no/such/place"),
+        (("--output", "no/such/place/report.json"), "there is no directory no/such/place"),
         (("--temperature", -1), "--temperature -1"),
         (("--repeats", 0), "--repeats"),
     ],

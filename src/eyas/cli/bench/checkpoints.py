@@ -9,8 +9,8 @@ from typer import Argument, Option
 
 from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_json, finish, settings_of
-from eyas.cli.common.options import Coupled, JsonFile, MeasureOptions, RuntimeOptions, SamplingOptions
+from eyas.cli.common.measuring import check_output, finish, settings_of, write_report
+from eyas.cli.common.options import Coupled, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
 from eyas.errors import UsageError
 from eyas.tree.spec import read_tree
 
@@ -34,7 +34,8 @@ def checkpoints(
     ] = "accept_length",
     together: Annotated[int, Option(min=1, help="Checkpoints in memory, and interleaved, at a time.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick to RUN/pick.")] = False,
-    json: JsonFile = None,
+    json: Json = False,
+    output_: ReportFile = None,
 ) -> int:
     """Measure every checkpoint of a training run and pick the best.
 
@@ -45,7 +46,7 @@ def checkpoints(
     params = sampling_params(sampling)
     if tree is not None:
         read_tree(tree)
-    check_json(json)
+    check_output(output_)
     check_device(runtime.device)
     if model is not None:
         check_target(model, runtime)
@@ -95,11 +96,11 @@ def checkpoints(
     content = report.as_dict()
     write_json(run / "bench" / "checkpoints.json", content)
     write_bytes(run / "bench" / "checkpoints.svg", checkpoint_figure(trained, content))
-    if json is not None:
-        write_json(json, content)
-    console = output()
-    console.print(report.table())
-    console.print(f"Pick: {report.choice.reason}")
+    write_report(content, json, output_)
+    if not json:
+        console = output()
+        console.print(report.table())
+        console.print(f"Pick: {report.choice.reason}")
     if write:
         copy_folder(drafters[report.choice.best.name], run / "pick")
         note(f"copied {report.choice.best.name} to {run / 'pick'}")

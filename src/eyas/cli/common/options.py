@@ -154,9 +154,9 @@ class MeasureOptions:
     limit: Limit = None
 
 
-JsonFile = Annotated[Path | None, Option("--json", dir_okay=False, help="Write everything to this file.")]
-
-
+ReportFile = Annotated[
+    Path | None, Option("--output", "-o", dir_okay=False, help="Write everything to this file, as JSON.")
+]
 Taps = Annotated[str, Option(help="Boundaries such as 2,16,29; auto: by the target's architecture.")]
 States = Annotated[Literal["fp8", "bf16", "float32"], Option(help="How states are stored.")]
 Final = Annotated[

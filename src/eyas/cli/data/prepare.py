@@ -113,6 +113,8 @@ def _threshold(text: str) -> str | float | None:
 
 def _show(report: dict[str, Any], folder: Path) -> None:
     screen = output()
+    for line in report["notes"]:  # first: what was asked for and isn't so
+        screen.print(f"note: {line}")
     screen.print(_sources_table(report))
     screen.print(_splits_table(report))
     for source in report["sources"]:
@@ -120,8 +122,6 @@ def _show(report: dict[str, Any], folder: Path) -> None:
             screen.print(f"dropped, {source['name']}: {dropped['count']} x {reason}")
             for example in dropped["first"]:
                 screen.print(f"    {example}")
-    for line in report["notes"]:
-        screen.print(f"note: {line}")
     note(f"{folder} is complete")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from eyas.cli.common.build import check_engine, open_engine
-from eyas.cli.common.display import note
 from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.cli.common.verb import Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
@@ -111,7 +111,7 @@ def serve(
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
         from eyas.serve.http.run import bind, run_server
-        from eyas.serve.observe.logs import Logs, log_to
+        from eyas.serve.observe.logs import Logs, log_listening, log_to
         from eyas.serve.observe.metrics import Metrics
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
@@ -128,7 +128,7 @@ def serve(
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
-    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 ({loading}; /health says when it is ready)")
+    log_listening(settings.model_names[0], f"http://{host}:{port}", loading)
     try:
         run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
     finally:
@@ -147,6 +147,7 @@ def _with_default_tree(draft: DraftOptions) -> DraftOptions:
 
 
 def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
+    from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
     limits = Limits(
@@ -156,7 +157,9 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
         prefill_chunk=capacity.prefill_chunk,
         prefix_tokens=capacity.prefix_tokens,
     )
+    began = time.monotonic()
     engine = open_engine(target, draft, limits=limits)
+    log_loaded(engine, time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()
     gc.freeze()

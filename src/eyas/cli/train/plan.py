@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from typer import Argument, Option
+from typer import Option
 
 from eyas.assets import named_target
+from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.build import quiet
 from eyas.cli.common.display import output
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
@@ -19,8 +21,18 @@ if TYPE_CHECKING:
     from eyas.data.plan import Machine, StorageOption
 
 
+@dataclass(frozen=True)
+class PlannedTarget:
+    """The target whose drafter is planned."""
+
+    ALIASES: ClassVar = ModelArgument
+    model: Annotated[str, Option("--model", "--model-path", help="A directory, config.json or Hub id.")] = field(
+        kw_only=True
+    )
+
+
 def plan(
-    model: Annotated[str, Argument(metavar="MODEL_OR_CONFIG", help="A directory, config.json or Hub id.")],
+    target: PlannedTarget,
     samples: Annotated[int, Option(min=1, help="Chats.")],
     length: Annotated[int, Option(min=1, help="Tokens of a chat.")],
     taps: Taps = "auto",
@@ -39,7 +51,7 @@ def plan(
 
     Says what speedup to expect, too. Only the model's config is read.
     """
-    boundaries = parse_taps(taps)
+    model, boundaries = target.model, parse_taps(taps)
     kind, top = parse_final(final)
     if machine is not None and tflops is not None and bandwidth is not None:
         raise UsageError("--machine and --tflops with --bandwidth both say how fast it is: give one of them")

@@ -126,6 +126,11 @@ class Controller:
         if self._probe is not None:
             self._count_probe(record, whole)
 
+    @property
+    def table(self) -> CostTable:
+        """The costs that were measured before the first round, without later corrections."""
+        return self._costs.table
+
     def snapshot(self) -> ControllerState:
         """The current state, for metrics."""
         choice, prospects = self._choice, self._prospects
