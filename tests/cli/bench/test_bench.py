@@ -47,6 +47,17 @@ def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
         assert words in result.stdout
 
 
+def test_json_goes_to_standard_output(run: Run, pair: Pair, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}])
+    out = tmp_path / "report.json"
+    result = run(
+        *("bench", "--model", pair.model, "--prompt-file", file, "--max-new-tokens", 2, "--repeats", 1),
+        *("--json", "-o", out),
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads(out.read_text())
+
+
 def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}, {"prompt": ""}, {"token_ids": [9999]}])
     result = run("bench", "--model", pair.model, "--prompt-file", file, "--max-new-tokens", 2, "--repeats", 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.common.build import check_engine, open_engine
+from eyas.cli.common.build import check_engine, open_engine, tree_text
 from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.cli.common.verb import Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
@@ -159,7 +159,7 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
     )
     began = time.monotonic()
     engine = open_engine(target, draft, limits=limits)
-    log_loaded(engine, time.monotonic() - began)
+    log_loaded(engine, draft.draft_model, tree_text(draft), time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()
     gc.freeze()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.engine.controller.acceptance import Indices
-from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.costs import CostModel, CostTable
 from eyas.engine.controller.explore import Explorer, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects

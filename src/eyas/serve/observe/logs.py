@@ -36,9 +36,9 @@ def log_to(stream: IO[str], form: Form = "text", level: int = logging.INFO) -> N
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # requests have lines of their own
 
 
-def log_loaded(engine: Engine, seconds: float) -> None:
+def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
-    target, speculation, controller = engine.target, engine.speculation, engine.controller
+    target, controller = engine.target, engine.controller
     fields: dict[str, Any] = {
         "seconds": round(seconds, 1),
         "model": type(target.model).__name__,
@@ -46,13 +46,13 @@ def log_loaded(engine: Engine, seconds: float) -> None:
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "passes": "transformers" if target.native is None else "native",
-        "drafter": "none: plain decoding" if speculation is None else type(speculation.drafter.network).__name__,
+        "drafter": drafter or "none: plain decoding",
         "max_running": engine.limits.max_running,
         "cache_tokens": engine.limits.max_cached_tokens or "what memory allows",
         "context": target.max_length or "no limit",
     }
-    if speculation is not None:
-        fields["tree"] = "by measured costs" if controller is not None else str(speculation.tree)
+    if drafter is not None:
+        fields["tree"] = tree or "the drafter's own"
     if controller is not None:
         table = controller.table
         fields |= {
