@@ -28,8 +28,8 @@ def chat(
     from eyas.types import Request
 
     params = sampling_params(sampling)
-    note_plain(draft)
     engine = open_engine(target, draft, batch_size=1)
+    note_plain(draft)
     if not getattr(engine.tokenizer, "chat_template", None):
         raise UsageError(f"the tokenizer of {target.model} has no chat template: use eyas generate")
     engine.check(Request((0,), params))

@@ -42,8 +42,8 @@ def generate(
     _check_source(prompt, prompt_file, raw)
     params = sampling_params(sampling)
     rows = None if prompt_file is None else read_prompts(prompt_file)
-    note_plain(draft)
     engine = open_engine(target, draft, batch_size)
+    note_plain(draft)
     engine.check(Request((0,), params))  # what is wrong with every row is wrong with the options
     if rows is None:
         return _answer_one(engine, Dialogue(_row_of(prompt or "", raw, engine)), params, json)
