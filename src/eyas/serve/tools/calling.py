@@ -96,7 +96,7 @@ def tool_call_grammar(
     exist, or if calls of strict tools can't be distinguished from text.
     """
     names = callable_tools(tools, tool_choice)
-    forced = tool_choice == "required" or isinstance(tool_choice, Mapping)
+    forced = _is_forced(tool_choice)
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
     if not functions or not (forced or any(function.get("strict") for function in functions)):
         return None
@@ -137,6 +137,10 @@ def callable_tools(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str |
     if tool_choice not in (None, "auto", "required"):
         raise RequestError(f"tool_choice {tool_choice!r} is not supported: use none, auto, required or a function")
     return names
+
+
+def _is_forced(tool_choice: str | Mapping[str, Any] | None) -> bool:
+    return tool_choice == "required" or isinstance(tool_choice, Mapping)
 
 
 def _thinking(tokenizer: Any) -> str:
@@ -180,6 +184,8 @@ class Calling:
     """The tools as chat templates take them."""
     grammar: GrammarSpec | None
     """The grammar that constrains the calls; None = they are only parsed out of the answer."""
+    forced: bool
+    """Whether an answer is nothing but calls; the beginning of one that was cut is no text, either."""
     parallel: bool
     """Whether an answer may make several calls."""
     special_tokens: frozenset[int]
@@ -203,7 +209,7 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
     parallel = body.parallel_tool_calls is not False
     grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
-    return Calling(style, schemas, grammar, parallel, _call_tokens(style, tokenizer))
+    return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, _call_tokens(style, tokenizer))
 
 
 def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> GrammarSpec | None:

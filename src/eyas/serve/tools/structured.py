@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 from eyas.errors import RequestError
 from eyas.serve.api.schema.request import GenerationRequest
 from eyas.types import GrammarSpec
+from eyas.verify.grammar import JSON_KINDS
 
 _GUIDED = {
     "json": "json_schema",
@@ -31,6 +33,7 @@ def requested_grammar(body: GenerationRequest) -> GrammarSpec | None:
         guided_regex=body.guided_regex,
         guided_choice=body.guided_choice,
         guided_grammar=body.guided_grammar,
+        guided_whitespace_pattern=body.guided_whitespace_pattern,
     )
 
 
@@ -41,13 +44,19 @@ def grammar_from_request(
 ) -> GrammarSpec | None:
     """The grammar that these fields, as JSON, ask for; None if they leave the text free.
 
-    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. RequestError if two
-    fields ask for a grammar, or one for an unknown kind; whether it compiles is checked by `compile_grammar`.
+    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. A white space pattern
+    goes with any field that asks for JSON. RequestError if two fields ask for a grammar, or one for an unknown kind;
+    whether it compiles is checked by `compile_grammar`.
     """
+    structured_outputs = dict(structured_outputs or {})
+    patterns = {
+        "structured_outputs.whitespace_pattern": structured_outputs.pop("whitespace_pattern", None),
+        "guided_whitespace_pattern": guided.pop("guided_whitespace_pattern", None),
+    }
     found: dict[str, GrammarSpec] = {}
     if response_format is not None and (spec := _from_response_format(response_format)) is not None:
         found["response_format"] = spec
-    for name, value in (structured_outputs or {}).items():
+    for name, value in structured_outputs.items():
         if name not in _GUIDED:
             raise RequestError(f"structured_outputs.{name} is not supported: use one of {', '.join(_GUIDED)}")
         if value is not None and value is not False:
@@ -60,7 +69,18 @@ def grammar_from_request(
             found[name] = _from_guided(short, value)
     if len(found) > 1:
         raise RequestError(f"{' and '.join(found)} both constrain the answer: send one of them")
-    return next(iter(found.values()), None)
+    return _with_whitespace(next(iter(found.values()), None), patterns)
+
+
+def _with_whitespace(spec: GrammarSpec | None, patterns: Mapping[str, str | None]) -> GrammarSpec | None:
+    given = {name: pattern for name, pattern in patterns.items() if pattern is not None}
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} are the same: send one of them")
+    for name, pattern in given.items():
+        if spec is None or spec.kind not in JSON_KINDS:
+            raise RequestError(f"{name} is about JSON: send it with a schema or json_object, or leave it out")
+        spec = replace(spec, whitespace=pattern)
+    return spec
 
 
 def _from_response_format(response_format: Mapping[str, Any]) -> GrammarSpec | None:
