@@ -23,6 +23,7 @@ from eyas.errors import RequestError
 from eyas.serve.api.schema.chat import ChatCompletionRequest
 from eyas.serve.api.schema.messages import NamedToolChoice, tool_schemas
 from eyas.serve.http.errors import ApiError
+from eyas.serve.tools.structured import closed_schema
 from eyas.text.detokenizer import special_token_ids
 from eyas.types import GrammarSpec
 from eyas.verify import WHITESPACE, lark_literal, lark_marker
@@ -172,6 +173,7 @@ def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
 def _schema(parameters: Mapping[str, Any] | None) -> str:
     schema = dict(parameters or {"type": "object", "properties": {}, "additionalProperties": False})
     schema.setdefault("type", "object")
+    schema = closed_schema(schema)
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from eyas.serve.api.schema.request import GenerationRequest
 from eyas.types import GrammarSpec
 from eyas.verify.grammar import JSON_KINDS
 
+_UNCLEAR = frozenset("allOf oneOf not if dependentSchemas unevaluatedProperties".split())
+"""Keywords under which an object can't be closed without looking at the rest of the schema."""
 _GUIDED = {
     "json": "json_schema",
     "json_object": "json_object",
@@ -95,7 +97,7 @@ def _from_response_format(response_format: Mapping[str, Any]) -> GrammarSpec | N
     schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
     if schema is None:
         raise RequestError("response_format.json_schema.schema is missing")
-    return GrammarSpec("json_schema", _dump(schema))
+    return GrammarSpec("json_schema", _dump(closed_schema(schema)))
 
 
 def _from_guided(name: str, value: Any) -> GrammarSpec:
@@ -103,12 +105,58 @@ def _from_guided(name: str, value: Any) -> GrammarSpec:
     if kind == "json_object":
         return GrammarSpec("json_object")
     if kind == "json_schema":
-        return GrammarSpec("json_schema", value if isinstance(value, str) else _dump(value))
+        return GrammarSpec("json_schema", _closed_text(value) if isinstance(value, str) else _dump(closed_schema(value)))
     if kind == "choice":
         return GrammarSpec("choice", _dump(value))
     if not isinstance(value, str):
         raise RequestError(f"{name} has to be a text")
     return GrammarSpec("regex" if kind == "regex" else "lark", value)
+
+
+def closed_schema(schema: Any) -> Any:
+    """The schema without properties that it doesn't name: objects that list some and say nothing of others get no more.
+
+    So do xgrammar (in vLLM and SGLang) and llama.cpp, since small models go on inventing properties. What satisfies the
+    closed schema satisfies the given one. One that combines schemas in ways that this could contradict stays as it is.
+    """
+    for part in _subschemas(schema):
+        if part.keys() & _UNCLEAR or ("properties" in part and part.keys() & {"anyOf", "$ref"}):
+            return schema
+    closed = json.loads(_dump(schema))
+    for part in _subschemas(closed):
+        if _lists_all(part):
+            part.setdefault("additionalProperties", False)
+    return closed
+
+
+def _lists_all(part: dict[str, Any]) -> bool:
+    """Whether an object can do with the properties that it names; False also for what is no proper schema."""
+    named, required = part.get("properties"), part.get("required", [])
+    if not isinstance(named, dict) or not named or not isinstance(required, list):
+        return False
+    asks_more = "minProperties" in part or "patternProperties" in part
+    return not asks_more and all(isinstance(each, str) and each in named for each in required)
+
+
+def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all inside it, but not what only looks like one: values of enum, const, default and examples."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    inside = [schema.get(name) for name in ("items", "additionalProperties")]
+    for name in ("properties", "patternProperties", "$defs", "definitions"):
+        inside += schema[name].values() if isinstance(schema.get(name), dict) else ()
+    for name in ("anyOf", "prefixItems"):
+        inside += schema[name] if isinstance(schema.get(name), list) else ()
+    for each in inside:
+        yield from _subschemas(each)
+
+
+def _closed_text(text: str) -> str:
+    try:
+        return _dump(closed_schema(json.loads(text)))
+    except (ValueError, RecursionError):  # refused with the reason when it is compiled
+        return text
 
 
 def _dump(value: Any) -> str:
