@@ -87,7 +87,9 @@ def test_clients_that_parse_answers_get_one() -> None:
     """
     speculation = base().speculation
     assert speculation is not None
-    engine = Engine(base().target, base().tokenizer, Speculation(speculation.drafter, parse_tree("chain:3")), batch_size=4)
+    engine = Engine(
+        base().target, base().tokenizer, Speculation(speculation.drafter, parse_tree("chain:3")), batch_size=4
+    )
     schema = {"name": "Sum", "schema": Sum.model_json_schema()}
     asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 60}
     with live(engine) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:

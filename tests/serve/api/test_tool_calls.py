@@ -104,7 +104,9 @@ def ask_cut(text: str, **body: Any) -> httpx.Response:
     tokens = templated("qwen2")(text, add_special_tokens=False)["input_ids"]
     messages = [{"role": "user", "content": "How is the weather?"}]
     engine = FakeEngine(tokens, chars=templated("qwen2"), context=4096)
-    response: httpx.Response = run(post(engine, CHAT, {"model": "tiny", "messages": messages, "tools": [WEATHER], **body}))
+    response: httpx.Response = run(
+        post(engine, CHAT, {"model": "tiny", "messages": messages, "tools": [WEATHER], **body})
+    )
     return response
 
 

@@ -57,7 +57,10 @@ def test_unknown_fields_inside_others_are_named_with_their_path(ask: Ask) -> Non
 def test_what_the_chat_template_does_not_take_is_refused_by_name(ask: Ask, name: str) -> None:
     found = error(ask(CHAT, messages=HELLO, chat_template_kwargs={name: []}), 400)
     assert found["param"] == f"chat_template_kwargs.{name}"
-    assert found["message"] == f"chat_template_kwargs may not set {name!r}: this model's chat template takes nothing from it"
+    assert (
+        found["message"]
+        == f"chat_template_kwargs may not set {name!r}: this model's chat template takes nothing from it"
+    )
 
 
 def test_parts_that_are_not_text_are_refused_by_their_type(ask: Ask) -> None:

@@ -101,9 +101,7 @@ def test_nobody_waits_for_anothers_grammars(trials: GrammarTrials) -> None:
     trials.compile(pairs.tokenizer(), known)
 
     async def ask(child: Child) -> None:
-        slow = [
-            asyncio.ensure_future(trials.check(pairs.tokenizer(), grammar("slow"), "hostile")) for _ in range(5)
-        ]
+        slow = [asyncio.ensure_future(trials.check(pairs.tokenizer(), grammar("slow"), "hostile")) for _ in range(5)]
         while not child.compiled:
             await asyncio.sleep(0.001)
         await trials.check(pairs.tokenizer(), known, "hostile")

@@ -51,7 +51,9 @@ def chat_prompt(
         readable = template_variables(tokenizer, tools)
         for name in chat_template_kwargs.keys() - readable:
             takes = ", ".join(sorted(readable)) or "nothing"
-            message = f"chat_template_kwargs may not set {name[:100]!r}: this model's chat template takes {takes} from it"
+            message = (
+                f"chat_template_kwargs may not set {name[:100]!r}: this model's chat template takes {takes} from it"
+            )
             raise ApiError(400, message, code="invalid_value", param=f"chat_template_kwargs.{name[:100]}")
     chat = [message.as_message() for message in messages]
     return encode_chat(tokenizer, chat, tools, variables=chat_template_kwargs)

@@ -105,7 +105,9 @@ def _from_guided(name: str, value: Any) -> GrammarSpec:
     if kind == "json_object":
         return GrammarSpec("json_object")
     if kind == "json_schema":
-        return GrammarSpec("json_schema", _closed_text(value) if isinstance(value, str) else _dump(closed_schema(value)))
+        return GrammarSpec(
+            "json_schema", _closed_text(value) if isinstance(value, str) else _dump(closed_schema(value))
+        )
     if kind == "choice":
         return GrammarSpec("choice", _dump(value))
     if not isinstance(value, str):
