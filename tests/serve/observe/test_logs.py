@@ -123,7 +123,7 @@ def test_what_draining_cuts_off_has_the_tokens_that_were_sent(read: Read) -> Non
             asked = asyncio.ensure_future(
                 client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 200})
             )
-            while not engine.requests or len(engine._sequences[0].taken) < 6:
+            while 0 not in engine._sequences or len(engine._sequences[0].taken) < 6:
                 await asyncio.sleep(0.001)
             client.thread.drain()  # type: ignore[attr-defined]
             client.thread.stop()  # type: ignore[attr-defined]  # as when the time for draining is over

@@ -107,7 +107,7 @@ class GrammarChild:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._end = lambda: None
+        self._finalizer: weakref.finalize[..., GrammarChild] | None = None
 
     @property
     def running(self) -> bool:
@@ -128,8 +128,9 @@ class GrammarChild:
 
     def close(self) -> None:
         """End the process, if there is one."""
-        self._end()
-        self._process = None
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
 
     def _start(self, tokenizer: Any) -> None:
         self.close()
@@ -140,7 +141,7 @@ class GrammarChild:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self._end = weakref.finalize(self, _end, self._process)
+        self._finalizer = weakref.finalize(self, _end, self._process)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
         if not self._send(vocabulary, _START_SECONDS):
             self.close()
