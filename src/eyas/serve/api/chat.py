@@ -28,7 +28,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
     tokenizer = context.engine.tokenizer
     tools = tool_calling(body, tokenizer)
     grammar = one_grammar(tools, requested_grammar(body))
-    await context.check_grammar(grammar)
+    await context.check_grammar(grammar, info.client)
     size = sum(message.characters for message in body.messages)
     check_size(tokenizer, size, context.max_model_len)
     prompt = await context.in_worker(

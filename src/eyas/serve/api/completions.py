@@ -28,7 +28,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     context.check_model(body.model)
     tokenizer = context.engine.tokenizer
     grammar = requested_grammar(body)
-    await context.check_grammar(grammar)
+    await context.check_grammar(grammar, info.client)
     prompts = []
     for prompt in body.prompts:
         size = len(prompt) if isinstance(prompt, str) else 0

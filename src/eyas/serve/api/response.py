@@ -157,11 +157,13 @@ class ChatResponseWriter(ResponseWriter):
             return super().parse(choice_index, text, last)
         parser = self._parsers[choice_index]
         parts = parser.feed(text) + (parser.finish() if last else [])
-        if self._tools.parallel:
-            return parts
-        if parser.calls > 1:
+        if not self._tools.parallel and parser.calls > 1:
             self.generation.stop(choice_index)
-        return [part for part in parts if isinstance(part, TextPiece) or part.index == 0]
+        return [part for part in parts if self._shows(part, self._tools)]
+
+    @staticmethod
+    def _shows(part: Part, tools: Calling) -> bool:
+        return not tools.forced if isinstance(part, TextPiece) else tools.parallel or part.index == 0
 
     def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
         deltas = [_delta(part) for part in parts]
