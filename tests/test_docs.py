@@ -73,13 +73,13 @@ def wrong_make(words: list[str]) -> str:
 
 
 def wrong_pip(words: list[str]) -> str:
-    """Eyas with extras that it has, or packages of others with their versions."""
+    """Eyas or this folder with extras that it has, or packages of others with their versions."""
     packages = [word for word in words[1:] if not word.startswith((":", "-"))]
     extras = {name for each in packages for name in re.findall(r"[\w-]+", each.removeprefix("eyas")) if "[" in each}
     unknown = extras - set(re.findall(r"^(\w+) = \[", PROJECT.partition("optional-dependencies]")[2], re.MULTILINE))
     if unknown:
         return f"no such extras: {unknown}"
-    loose = [each for each in packages if not each.startswith("eyas") and "==" not in each]
+    loose = [each for each in packages if not each.startswith(("eyas", ".[")) and "==" not in each]
     return f"without a version: {loose}" if loose and words[0] != "uninstall" else ""
 
 

@@ -56,9 +56,9 @@ def trees(
     given = {"--tree-depth": tree_depth, "--tree-top-k": tree_top_k, "--tree-nodes": tree_nodes, "--chain": chain}
     sizes = [whole_numbers(text, option) for option, text in given.items()]
     check_target(target.model, target)
-    check_drafter(draft_model, files)
     if write and not Path(draft_model).is_dir():
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
+    check_drafter(draft_model, files)
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.runner import PLAIN, Plan, read_tasks
     from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, write_default_tree
