@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from eyas.data.regenerate.completions import as_sent, sampling_fields
 from eyas.errors import DataError
+from eyas.targets.tokenizers import turn_end_ids
 from eyas.text.chats import Message
 from eyas.text.prompts import BadRow, PromptRow, read_prompts
-from eyas.text.template import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text, has_chat_template
 from eyas.types import SamplingParams
 
 AnswerT = TypeVar("AnswerT")
@@ -124,13 +125,15 @@ def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = 
     """The request of a row's next turn, given the answers to earlier ones. RequestError if the template refuses it."""
     if row.token_ids is not None:
         return Item(name, TEXT, {"prompt": list(row.token_ids)})
-    if row.prompt is not None:
+    if row.prompt is not None and (row.raw or (tokenizer is not None and not has_chat_template(tokenizer))):
         text = row.prompt if tokenizer is None else list(encode_text(tokenizer, row.prompt))
         return Item(name, TEXT, {"prompt": text})
     messages = list(row.messages or ())
+    messages += [] if row.prompt is None else [Message(role="user", content=row.prompt)]
     for number, turn in enumerate((row.turns or ())[: len(answers) + 1]):
         messages += [Message(role="assistant", content=answers[number - 1])] if number else []
         messages.append(Message(role="user", content=turn))
     if tokenizer is not None:
-        return Item(name, TEXT, {"prompt": list(encode_chat(tokenizer, messages))})
+        ends = {"stop_token_ids": list(turn_end_ids(tokenizer))} if turn_end_ids(tokenizer) else {}  # as of a chat
+        return Item(name, TEXT, {"prompt": list(encode_chat(tokenizer, messages)), **ends})
     return Item(name, CHAT, {"messages": [as_sent(message) for message in messages]})

@@ -82,7 +82,8 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
     from eyas.assets import named_target
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.interop.export.drafter import ServedTarget
-    from eyas.targets.loading import load_embedding_and_head, load_tokenizer
+    from eyas.targets import load_tokenizer
+    from eyas.targets.loading import load_embedding_and_head
 
     name = named_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.architecture import attention_plan, context_limit, decoder_layers
+from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
 from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass, kernels
 from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
@@ -234,7 +234,7 @@ def transformers_decoder(model: Any) -> NativeDecoder | None:
 
 
 def _transformers_decoder(model: Any) -> NativeDecoder:
-    base, config = model.base_model, model.config.get_text_config()
+    base, config = text_decoder(model), model.config.get_text_config()
     layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
     types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
     windows = [plan.windows[kind] for kind in types]
