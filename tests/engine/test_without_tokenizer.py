@@ -23,7 +23,12 @@ END, INVENTED = 3, {"cohere": 6}
 """The model's own end token, and the one of the tokenizer that transformers would invent: 0, but for Cohere's."""
 
 _SIZES: dict[str, Any] = tiny._COMMON | {"tie_word_embeddings": False, "eos_token_id": END}
-_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_EXPERTS: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 12, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
@@ -86,7 +91,9 @@ def test_answers_end_where_transformers_ends_them(name: str, tmp_path: Path) -> 
     plain = engine.generate(requests)
     assert [done.token_ids for done in plain] == expected
     assert {done.text for done in plain} == {""}
-    oracle = tiny.OracleDrafter([p + e for p, e in zip(prompts, expected, strict=True)], (0, 2), device=torch.device("cpu"))
+    oracle = tiny.OracleDrafter(
+        [p + e for p, e in zip(prompts, expected, strict=True)], (0, 2), device=torch.device("cpu")
+    )
     drafting = Engine(engine.target, None, Speculation(oracle, parse_tree("chain:3")), batch_size=2)
     done = drafting.generate(requests)
     assert [each.token_ids for each in done] == expected

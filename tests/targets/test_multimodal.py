@@ -115,7 +115,9 @@ def test_a_model_that_reads_text_otherwise_is_refused_by_name(tmp_path: Path, mo
         return verify(self, rows, (roots + 1) % self.vocab_size, tree, taps)
 
     monkeypatch.setattr(Target, "verify", shifted)
-    with pytest.raises(UnsupportedModelError, match="LlavaForConditionalGeneration is multimodal and computes something else"):
+    with pytest.raises(
+        UnsupportedModelError, match="LlavaForConditionalGeneration is multimodal and computes something else"
+    ):
         load_target(tmp_path, device="cpu")
 
 

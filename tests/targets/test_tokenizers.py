@@ -70,7 +70,11 @@ def test_a_template_that_is_replaced_is_read_anew() -> None:
 
 @pytest.mark.parametrize(
     ("generation", "ids", "file"),
-    [(None, {6}, "config.json"), ({"eos_token_id": [7, 5]}, {5, 7}, "generation_config.json"), ({"top_k": 3}, set(), "")],
+    [
+        (None, {6}, "config.json"),
+        ({"eos_token_id": [7, 5]}, {5, 7}, "generation_config.json"),
+        ({"top_k": 3}, set(), ""),
+    ],
 )
 def test_the_origins_are_those_of_what_the_engine_stops_at(
     tmp_path: Path, generation: dict[str, Any] | None, ids: set[int], file: str

@@ -91,7 +91,10 @@ def test_without_a_chat_template_or_tokenizer() -> None:
     (text,) = answer(bare, PromptRow("a", "f:1", prompt="x"))
     assert prompts(text) == [encode_text(tokenizer(), "x")]
     chat, text, ids = answer(
-        none, PromptRow("a", "f:1", turns=("x",)), PromptRow("b", "f:2", prompt="x"), PromptRow("c", "f:3", token_ids=(7,))
+        none,
+        PromptRow("a", "f:1", turns=("x",)),
+        PromptRow("b", "f:2", prompt="x"),
+        PromptRow("c", "f:3", token_ids=(7,)),
     )
     assert "has no tokenizer files" in str(chat.error)
     assert "has no tokenizer files" in str(text.error)

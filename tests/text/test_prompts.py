@@ -29,7 +29,9 @@ def test_the_four_forms() -> None:
 
 def test_a_raw_prompt_is_said_to_be_raw(tmp_path: Path) -> None:
     assert parse({"prompt": "a", "raw": True}) == PromptRow("3", "f.jsonl:3", prompt="a", raw=True)
-    assert parse({"turns": ["a"], "raw": True}) == BadRow("3", "f.jsonl:3: raw is about `prompt`: leave it out, or give a prompt")
+    assert parse({"turns": ["a"], "raw": True}) == BadRow(
+        "3", "f.jsonl:3: raw is about `prompt`: leave it out, or give a prompt"
+    )
     file = write_rows(tmp_path / "f.jsonl", [{"prompt": "a"}, {"turns": ["a"]}, "{"])
     rows = read_prompts(file, raw=True)
     assert [getattr(row, "raw", None) for row in rows] == [True, False, None]

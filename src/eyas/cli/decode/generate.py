@@ -27,7 +27,9 @@ def generate(
     target: TargetOptions,
     draft: DraftOptions,
     sampling: SamplingOptions,
-    prompt: Annotated[str | None, Option(help="What the user says; the chat template is applied if there is one.")] = None,
+    prompt: Annotated[
+        str | None, Option(help="What the user says; the chat template is applied if there is one.")
+    ] = None,
     prompt_file: MaybePromptFile = None,
     raw: Annotated[
         bool, Option("--raw", help="Take --prompt, or every `prompt` of the file, as it is: no chat template.")
