@@ -29,11 +29,11 @@ from eyas.bench.machine import describe_machine
 from eyas.bench.offline.certificate import first_difference, judge, scores_after
 from eyas.cli.common.display import counting, output
 from eyas.files import write_json
-from eyas.targets.tokenizers import eos_token_ids
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear
+from eyas.targets.tokenizers import eos_token_ids
 from eyas.types import Completion, Request, Stats
-from tests import pairs, tiny
+from tests import tiny
 
 Progress = Callable[[str, int, int | None], None]
 """Told a stage, answers done, and answers in all."""
@@ -165,7 +165,7 @@ def names(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    families, precisions = list(tiny.ARCHITECTURES), list(PRECISIONS)
+    families, precisions = [*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY], list(PRECISIONS)
     parser.add_argument("--families", type=names(families), default=families, help="all by default")
     parser.add_argument("--dtypes", type=names(precisions), default=precisions, help="all that run on this machine")
     parser.add_argument("--limit", type=int, default=500, help="answers for each family and precision")

@@ -16,7 +16,7 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target
 from eyas.targets.linears import prepack_linears
-from eyas.targets.native.decoder import transformers_decoder
+from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.tree import parse_tree

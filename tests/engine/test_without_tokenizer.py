@@ -1,4 +1,4 @@
-"""Directories without tokenizer files: token ids in and out, and answers end where `transformers.generate` ends them."""
+"""Directories without tokenizer files: token ids in and out, and answers end where `transformers.generate` does."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ MANY: dict[str, dict[str, Any]] = {
     "olmoe": _EXPERTS, "phi": {}, "phi3": {}, "phimoe": _EXPERTS, "gpt_oss": {**_EXPERTS, "head_dim": 8},
     "glm": {"head_dim": 8}, "glm4": {"head_dim": 8}, "glm4_moe": {**_EXPERTS, "head_dim": 8, "n_routed_experts": 4},
     "granite": {}, "granitemoe": _EXPERTS, "smollm3": {}, "stablelm": {}, "starcoder2": {}, "gemma": {"head_dim": 8},
-    "gemma2": {"head_dim": 8}, "gpt_neox": {}, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32}, "codegen": {"rotary_dim": 4},
+    "gemma2": {"head_dim": 8}, "gpt_neox": {}, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4}, "gpt_bigcode": {"n_positions": 256}, "nemotron": {}, "persimmon": {}, "exaone4": {},
     "ernie4_5": {"head_dim": 8}, "seed_oss": {"head_dim": 8}, "arcee": {}, "cohere2": {}, "helium": {"head_dim": 8},
-    "hunyuan_v1_dense": {"head_dim": 8}, "dots1": {**_EXPERTS, "n_routed_experts": 4, "head_dim": 8}, "qwen2_moe": _EXPERTS,
+    "hunyuan_v1_dense": {"head_dim": 8}, "dots1": {**_EXPERTS, "n_routed_experts": 4, "head_dim": 8},
+    "qwen2_moe": _EXPERTS,
     "deepseek_v2": {**_EXPERTS, **_LATENT}, "biogpt": {}, "xglm": {"d_model": 32, "ffn_dim": 48, "attention_heads": 4},
     "falcon": {"alibi": False, "num_kv_heads": 2, "new_decoder_architecture": True},
 }  # fmt: skip

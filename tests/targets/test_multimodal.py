@@ -41,7 +41,8 @@ FEW: dict[str, dict[str, Any]] = {
     },
     "gemma3": {
         "text_config": tf.Gemma3TextConfig(**_TEXT, head_dim=8, sliding_window=6, layer_types=tiny._HYBRID),
-        "vision_config": tf.SiglipVisionConfig(**_CLIP), "mm_tokens_per_image": 4, "image_token_index": 93, "tie_word_embeddings": False,
+        "vision_config": tf.SiglipVisionConfig(**_CLIP),
+        "mm_tokens_per_image": 4, "image_token_index": 93, "tie_word_embeddings": False,
     },
 }  # fmt: skip
 MANY: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes
-from eyas.errors import UnsupportedModelError, UsageError
+from eyas.errors import UsageError
 from eyas.targets.architecture import model_class, refuse_unsupported
 
 VARIANTS: dict[str, dict[str, Any]] = {

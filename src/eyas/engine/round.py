@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.runtime import to_device
 from eyas.targets import Target
 from eyas.tree import DraftTree, NodeLogits, TreeSpec

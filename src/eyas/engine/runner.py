@@ -17,7 +17,7 @@ from typing import cast
 
 import torch
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round

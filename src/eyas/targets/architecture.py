@@ -69,7 +69,7 @@ def auto_class(config: Any) -> type[Any]:
 
 
 def model_class(config: Any) -> type[Any]:
-    """The transformers class of a model with this config. Raises UnsupportedModelError where none has a text decoder."""
+    """The transformers class of a model with this config. Raises UnsupportedModelError if it has no text decoder."""
     found: Any = auto_class(config)._model_mapping[type(config)]
     chosen: type[Any] = found[0] if isinstance(found, tuple) else found
     if not hasattr(config.get_text_config(), "num_hidden_layers"):
@@ -99,7 +99,7 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
         )
     if "past_key_values" not in accepted:
         raise UnsupportedModelError(
-            f"{kind} has no key-value cache: every pass would read all tokens anew; use a model that takes past_key_values"
+            f"{kind} has no key-value cache: each pass would read all tokens anew; use one that takes past_key_values"
         )
     if "encoder_hidden_states" in accepted and getattr(text, "is_decoder", None) is False:
         raise UnsupportedModelError(
@@ -108,7 +108,7 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
         )
     if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
         raise UnsupportedModelError(
-            f"{kind} reads its prompt in both directions (use_bidirectional_attention): each token sees those after it; "
+            f"{kind} reads its prompt in both directions (use_bidirectional_attention), so tokens see later ones; "
             "use a model with causal attention"
         )
     attention_plan(text)
@@ -125,8 +125,8 @@ def _refuse_own_positions(model_class: type[Any], kind: str, accepted: Collectio
     taken = "position_ids" in accepted
     if getattr(text, "alibi", False) or (not taken and "alibi" in " ".join(dir(getmodule(model_class))).lower()):
         raise UnsupportedModelError(
-            f"{kind} takes no position ids but biases attention by distance (ALiBi): guesses of one depth can't share a "
-            "position; use a model with rotary or learned positions"
+            f"{kind} takes no position ids but biases attention by distance (ALiBi): guesses of one depth can't share "
+            "a position; use a model with rotary or learned positions"
         )
     if not taken:
         raise UnsupportedModelError(
@@ -152,18 +152,12 @@ def context_limit(config: Any) -> int | None:
     return limit
 
 
-def text_decoder(model: nn.Module) -> Any:
-    """The module that maps token ids to final states: the base model, or of a multimodal model the part for text."""
-    base: Any = model.base_model
-    return base.get_decoder() if hasattr(base, "get_decoder") else base
-
-
 def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
-    """The decoder layers: the one ModuleList of the base model with `count` members.
+    """The decoder layers: the one ModuleList of the text decoder with `count` members.
 
     Raises UnsupportedModelError if there is none.
     """
-    base = text_decoder(model)
+    base: Any = model.get_decoder()  # type: ignore[operator]  # a multimodal model has other layers, too
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     direct = [child for child in base.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     found = direct or lists

@@ -14,19 +14,21 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UnsupportedModelError, UsageError
+from eyas.hub import find_model
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
-from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
+from eyas.targets.architecture import auto_class, model_class, refuse_unsupported
 from eyas.targets.linears import fuse_linears, prepack_linears
-from eyas.targets.native.decoder import NativeDecoder, transformers_decoder
+from eyas.targets.multimodal import text_target
+from eyas.targets.native.architectures import transformers_decoder
+from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target
-from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 
@@ -60,7 +62,7 @@ def load_target(
         raise UsageError("a compiled target can't be prepacked as well: choose one")
     if quantize not in (None, "int8"):
         raise UsageError(f"unknown quantization {quantize!r}: write int8, or load a checkpoint that is quantised")
-    torch_device, name = resolve_device(device), named_target(model)
+    torch_device, name = resolve_device(device), find_model(named_target(model))
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
         raise UsageError(
             "int8 weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
@@ -77,7 +79,7 @@ def load_target(
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
-        make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
+        make = Target if auto_class(config) is AutoModelForCausalLM else text_target
         return make(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
@@ -89,42 +91,6 @@ def load_target(
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
-
-
-def _text_target(model: Any, ragged: bool, native: NativeDecoder | None) -> Target:
-    """A multimodal model as a target that reads text; UnsupportedModelError if it generates otherwise than it does here."""
-    name = type(model).__name__
-    try:
-        target = Target(model, ragged=ragged, native=native)
-        own, here = _text_logits(target)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise UnsupportedModelError(f"{name} is multimodal and can't run text alone: {error}") from error
-    if not logits_agree(here, own, target.dtype):
-        raise UnsupportedModelError(
-            f"{name} is multimodal and computes something else of text than its decoder does with a causal mask and "
-            "plain positions; use a text model"
-        )
-    return target
-
-
-@torch.inference_mode()
-def _text_logits(target: Target) -> tuple[Tensor, Tensor]:
-    """Logits [2, V] of two tokens that `transformers.generate` adds to six: its own, and those of a draft of the two."""
-    first = target.vocab_size // 2
-    tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
-    out = target.model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
-        output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    target.resize(1)
-    for _ in target.prefill(range(1), tokens.tolist(), ()):
-        pass
-    drafted = out.sequences[:, 6:7]
-    valid = torch.ones_like(drafted, dtype=torch.bool)
-    tree = DraftTree(drafted, torch.full_like(drafted, -1), valid.float(), valid, 1, counted=1)
-    logits = target.verify(range(1), tokens[:, -1], tree, ()).logits.rows
-    target.resize(target.cache_slots)
-    return torch.cat(out.logits), logits
 
 
 def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:
@@ -189,7 +155,7 @@ def load_embedding_and_head(
     transformers builds the model with its first layer only and reads no other tensors, so a 32B target takes about 2
     GB.
     """
-    torch_device, name = resolve_device(device), named_target(model)
+    torch_device, name = resolve_device(device), find_model(named_target(model))
     config = read_config(name)
     short = _shortened(config)
     torch_dtype = resolve_dtype(dtype, name, torch_device)
@@ -219,11 +185,13 @@ def _shortened(config: Any) -> Any:
 
 def read_config(name: str) -> Any:
     """The transformers config of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
+    found = find_model(named_target(name))
+    if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
+        raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     try:
-        return AutoConfig.from_pretrained(named_target(name))
+        return AutoConfig.from_pretrained(found)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        where = "" if Path(name).is_dir() else " (not a local directory, so taken for a Hub id)"
-        raise ModelError(f"can't read a model config at {name}{where}: {error}") from error
+        raise ModelError(f"can't read a model config at {name}: {error}") from error
 
 
 def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
@@ -282,7 +250,7 @@ def resolve_dtype(
     if dtype != "auto" or model is None:
         known = ("auto", *_DTYPES) if model is not None else tuple(_DTYPES)
         raise UsageError(f"unknown dtype {dtype!r}: write one of {', '.join(known)}")
-    name = named_target(model)
+    name = find_model(named_target(model))
     if name == str(DEMO_TARGET):
         return torch.float32
     found = _checkpoint_dtype(name)

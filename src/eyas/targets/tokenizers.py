@@ -16,6 +16,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
 from eyas.assets import named_target
 from eyas.errors import ModelError
+from eyas.hub import find_model
 
 _FILES = (
     "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
@@ -31,7 +32,7 @@ def load_tokenizer(name: str | Path) -> Any:
 
     transformers would invent an empty one for some models. Raises ModelError if it can't be read or knows no text.
     """
-    found = named_target(name)
+    found = find_model(named_target(name))
     try:
         if not any(_has(found, file) for file in _FILES):
             return None
@@ -71,7 +72,7 @@ def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
 
 def stop_token_origins(name: str | Path, tokenizer: Any) -> dict[int, str]:
     """The tokens that end answers of a checkpoint, and for each where that is written."""
-    found, file = named_target(name), GENERATION_CONFIG_NAME
+    found, file = find_model(named_target(name)), GENERATION_CONFIG_NAME
     try:
         config = GenerationConfig.from_pretrained(found)
     except OSError:  # transformers does the same
@@ -94,7 +95,7 @@ def _ends_turns(tokenizer: Any, source: str) -> bool:  # noqa: ARG001  # a templ
     for chat in ([asked, said, asked], [asked, said]):
         try:
             text: str = tokenizer.apply_chat_template(chat, tokenize=False)
-        except Exception:  # templates raise whatever they like
+        except Exception:  # noqa: BLE001  # templates raise whatever they like
             continue
         if text.rpartition(_SAID)[2].lstrip().startswith(tokenizer.eos_token):
             return True

@@ -110,7 +110,7 @@ def empty_answers(dialogues: Sequence[Dialogue], tokenizer: Any) -> str | None:
     if not empty:
         return None
     return (
-        f"{empty} of {len(dialogues)} answers are empty: their prompts are raw text, but this model has a chat template; "
+        f"{empty} of {len(dialogues)} answers are empty: their prompts are raw text, but there is a chat template; "
         "without --raw, and without `raw` in prompt files, it is applied"
     )
 

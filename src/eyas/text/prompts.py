@@ -2,7 +2,8 @@
 
 A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`, and with `prompt` perhaps `raw`. A `prompt` is
 what `--prompt` is: a user's message, put into the chat template where there is one, unless it is raw. Other keys are
-ignored, since evaluation files carry references, categories and the like. A bad row becomes a `BadRow`, so that the rows after it are still answered.
+ignored, since evaluation files carry references, categories and the like. A bad row becomes a `BadRow`, so that the
+rows after it are still answered.
 """
 
 from __future__ import annotations

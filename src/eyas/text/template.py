@@ -17,8 +17,8 @@ from eyas.text.chats import Message
 
 REFUSED = "the template refuses the chat"
 NO_TOKENIZER = (
-    "the model has no tokenizer files (tokenizer.json, tokenizer_config.json), so text can be neither read nor written: "
-    "add them, or give and take token ids"
+    "the model has no tokenizer files (tokenizer.json, tokenizer_config.json), so text can't be read or written: add "
+    "them, or give and take token ids"
 )
 
 Turn = dict[str, Any]

@@ -17,8 +17,7 @@ from torch import Tensor
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.tree.draft_tree import DraftTree, Frontier, ancestor_mask
-
-Path = tuple[int, ...]
+from eyas.tree.spec import Path, check_sizes
 
 
 class StaticTree:
@@ -40,8 +39,7 @@ class StaticTree:
     @staticmethod
     def chain(length: int) -> StaticTree:
         """The tree of a single path: `length` times the best child."""
-        if length < 1:
-            raise UsageError(f"a chain needs at least one draft token, got {length}")
+        check_sizes("chain", length=length)
         return StaticTree((0,) * depth for depth in range(1, length + 1))
 
     @property

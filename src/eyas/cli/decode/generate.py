@@ -39,8 +39,8 @@ def generate(
 ) -> int:
     """Decode prompts; the output is exactly the target's own."""
     from eyas.text.dialogue import Dialogue
-    from eyas.text.template import NO_TOKENIZER
     from eyas.text.prompts import PromptRow, read_prompts
+    from eyas.text.template import NO_TOKENIZER
     from eyas.types import Request
 
     _check_source(prompt, prompt_file)
