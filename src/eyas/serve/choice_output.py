@@ -45,8 +45,6 @@ class ChoiceOutput:
         self._detokenized = 0  # characters
         self._emitted = 0  # characters
         self._scored: list[ScoredToken] = []
-        self.ids: list[int] | None = [] if tokenizer is None else None
-        """The output's token ids, where there is no tokenizer to make text of them."""
         self.tokens = 0
         """Tokens of the output, the one that completed a stop string included."""
         self.finish_reason: str | None = None
@@ -70,8 +68,6 @@ class ChoiceOutput:
         return delta
 
     def _add_tokens(self, chunk: Chunk, delta: OutputDelta) -> None:
-        if self.ids is not None:
-            self.ids += chunk.token_ids
         if not self._token_by_token and chunk.logprobs is None:
             self.tokens += len(chunk.token_ids)
             self._add_text(self._detokenizer.push(*chunk.token_ids), delta)

@@ -28,7 +28,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     """Continue one prompt or several, all at once or as a stream."""
     context.check_model(body.model)
     tokenizer = context.engine.tokenizer
-    if body.echo or body.logprobs is not None or body.stop_strings:
+    if body.echo or body.logprobs is not None or body.stop_strings or body.options.trace:
         required(tokenizer)
     grammar = requested_grammar(body)
     await context.check_grammar(grammar)
