@@ -57,6 +57,7 @@ def auto_class(config: Any) -> type[Any]:
 
     Raises UnsupportedModelError, with the reason, for models that are neither.
     """
+    auto: type[Any]
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto

@@ -91,7 +91,7 @@ class ResponseWriter(ABC):
             self.generation.close()
         choices = []
         for index in range(count):
-            choice = {"index": index} | self.full_fields(index, parts[index], scored[index])
+            choice: Json = {"index": index} | self.full_fields(index, parts[index], scored[index])
             if self._tokenizer is None:  # the output has no text
                 choice["token_ids"] = ids[index]
             choices.append(choice if self._traces is None else choice | {"eyas": {"rounds": rounds[index]}})
