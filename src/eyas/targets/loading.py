@@ -21,14 +21,14 @@ from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UnsupportedModelError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
-from eyas.targets.architecture import auto_class, model_class, refuse_unsupported
+from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.linears import fuse_linears, prepack_linears
-from eyas.targets.multimodal import text_target
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target
+from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 
@@ -79,7 +79,7 @@ def load_target(
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
-        make = Target if auto_class(config) is AutoModelForCausalLM else text_target
+        make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
         return make(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
@@ -91,6 +91,42 @@ def load_target(
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
+
+
+def _text_target(model: Any, ragged: bool, native: NativeDecoder | None) -> Target:
+    """A multimodal model as a target; UnsupportedModelError if it generates other text than it does here."""
+    name = type(model).__name__
+    try:
+        target = Target(model, ragged=ragged, native=native)
+        own, here = _text_logits(target)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise UnsupportedModelError(f"{name} is multimodal and can't run text alone: {error}") from error
+    if not logits_agree(here, own, target.dtype):
+        raise UnsupportedModelError(
+            f"{name} is multimodal and computes something else of text than its decoder does with a causal mask and "
+            "plain positions; use a text model"
+        )
+    return target
+
+
+@torch.inference_mode()
+def _text_logits(target: Target) -> tuple[Tensor, Tensor]:
+    """Logits [2, V] of the two tokens that follow six: those of `transformers.generate`, and a verified tree's."""
+    first = target.vocab_size // 2
+    tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
+    out = target.model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    target.resize(1)
+    for _ in target.prefill(range(1), tokens.tolist(), ()):
+        pass
+    drafted = out.sequences[:, 6:7]
+    valid = torch.ones_like(drafted, dtype=torch.bool)
+    tree = DraftTree(drafted, torch.full_like(drafted, -1), valid.float(), valid, 1, counted=1)
+    logits = target.verify(range(1), tokens[:, -1], tree, ()).logits.rows
+    target.resize(target.cache_slots)
+    return torch.cat(out.logits), logits
 
 
 def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
@@ -37,7 +38,7 @@ def load_tokenizer(name: str | Path) -> Any:
         if not any(_has(found, file) for file in _FILES):
             return None
         tokenizer = AutoTokenizer.from_pretrained(found)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     if all(token in special for token in tokenizer.get_vocab()):
@@ -91,8 +92,8 @@ def _as_ids(found: int | list[int] | None) -> tuple[int, ...]:
 @lru_cache(maxsize=16)
 def _ends_turns(tokenizer: Any, source: str) -> bool:  # noqa: ARG001  # a template can be replaced
     """Whether the eos follows what the assistant said, in the middle of a chat or at its end."""
-    asked, said = {"role": "user", "content": "eyas-question"}, {"role": "assistant", "content": _SAID}
-    for chat in ([asked, said, asked], [asked, said]):
+    user, said = {"role": "user", "content": "eyas-question"}, {"role": "assistant", "content": _SAID}
+    for chat in ([user, said, user], [user, said]):
         try:
             text: str = tokenizer.apply_chat_template(chat, tokenize=False)
         except Exception:  # noqa: BLE001  # templates raise whatever they like

@@ -94,7 +94,7 @@ class Item:
     path: str
     """`/chat/completions` or `/completions`."""
     prompt: dict[str, Any]
-    """The body's `messages` or `prompt`."""
+    """The body's `messages` or `prompt`, and what else belongs to it."""
     tokens: int | None = None
     """Most tokens of the answer; None = what the sampling parameters say."""
 
@@ -134,6 +134,7 @@ def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = 
         messages += [Message(role="assistant", content=answers[number - 1])] if number else []
         messages.append(Message(role="user", content=turn))
     if tokenizer is not None:
-        ends = {"stop_token_ids": list(turn_end_ids(tokenizer))} if turn_end_ids(tokenizer) else {}  # as of a chat
-        return Item(name, TEXT, {"prompt": list(encode_chat(tokenizer, messages)), **ends})
+        prompt: dict[str, Any] = {"prompt": list(encode_chat(tokenizer, messages))}
+        eos_ids = turn_end_ids(tokenizer)  # that it is a chat can't be seen from its ids
+        return Item(name, TEXT, prompt | {"stop_token_ids": list(eos_ids)} if eos_ids else prompt)
     return Item(name, CHAT, {"messages": [as_sent(message) for message in messages]})

@@ -28,8 +28,8 @@ class DraftVocabulary:
     def chosen(cls, rows: Iterable[TokenRow], size: int, target: Target, tokenizer: Any) -> DraftVocabulary:
         """The `size` most frequent tokens of the answers, always with those that end an answer."""
         counts = count_answer_tokens(rows, target.vocab_size)
-        ends = {*eos_token_ids(target.model), *turn_end_ids(tokenizer)}
-        ids = choose_draft_vocabulary(counts, size, ends)
+        stop_ids = {*eos_token_ids(target.model), *turn_end_ids(tokenizer)}
+        ids = choose_draft_vocabulary(counts, size, stop_ids)
         return cls(ids, float(counts[ids].sum() / counts.sum()), int(counts.count_nonzero()))
 
     def __str__(self) -> str:
