@@ -17,6 +17,10 @@ from eyas.errors import ModelError, RequestError, RowError
 from eyas.text.chats import Message
 
 REFUSED = "the template refuses the chat"
+NO_TOKENIZER = (
+    "the model has no tokenizer files (tokenizer.json, tokenizer_config.json), so text can't be read or written: add "
+    "them, or give and take token ids"
+)
 
 Turn = dict[str, Any]
 """A message in the form that chat templates take."""
@@ -32,8 +36,21 @@ _CHAT_WITH_CALL: list[Turn] = [
 ]
 
 
+def required(tokenizer: Any) -> Any:
+    """The tokenizer; RequestError if the model came without one."""
+    if tokenizer is None:
+        raise RequestError(NO_TOKENIZER)
+    return tokenizer
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether there is a tokenizer that has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Tokenize raw text, with the special tokens that the tokenizer adds by itself."""
+    """Tokenize raw text, with the special tokens that the tokenizer adds by itself; RequestError without tokenizer."""
+    required(tokenizer)
     return tuple(tokenizer(text)["input_ids"])
 
 
@@ -49,7 +66,7 @@ def encode_chat(
     `variables` are passed to the template, and have to be among `template_variables`. Raises RequestError if there is
     no template or if it refuses the chat.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_chat_template(required(tokenizer)):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
     turns = _template_turns(tokenizer, messages)
     schemas = list(tools) if tools else None
@@ -79,7 +96,9 @@ class ChatTemplate:
     """The chat template of one tokenizer; ModelError if the tokenizer has none."""
 
     def __init__(self, tokenizer: Any) -> None:
-        if not getattr(tokenizer, "chat_template", None):
+        if tokenizer is None:
+            raise ModelError(NO_TOKENIZER)
+        if not has_chat_template(tokenizer):
             raise ModelError(f"the tokenizer {tokenizer.name_or_path} has no chat template: chats can't be rendered")
         self._tokenizer = tokenizer
 
