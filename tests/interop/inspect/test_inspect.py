@@ -220,5 +220,5 @@ def test_headers_count_without_reading(tmp_path: Path) -> None:
 def test_what_is_no_model_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         locate(str(tmp_path))
-    with pytest.raises(ModelError, match="there is no folder no/such-model here"):
+    with pytest.raises(ModelError, match="no copy in the Hub's cache"):
         locate("no/such-model")

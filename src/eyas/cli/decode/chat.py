@@ -28,8 +28,8 @@ def chat(
     from eyas.types import Request
 
     params = sampling_params(sampling)
-    note_plain(draft)
     engine = open_engine(target, draft, batch_size=1)
+    note_plain(draft)
     if engine.tokenizer is None:
         raise UsageError(NO_TOKENIZER)
     if not has_chat_template(engine.tokenizer):

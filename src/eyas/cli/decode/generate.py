@@ -49,8 +49,8 @@ def generate(
     rows = read_prompts(prompt_file, raw=raw) if prompt_file else []
     if raw and rows and not any(isinstance(row, PromptRow) and row.raw for row in rows):
         raise UsageError(f"--raw is about `prompt`: {prompt_file} has no row with one")
-    note_plain(draft)
     engine = open_engine(target, draft, batch_size)
+    note_plain(draft)
     engine.check(Request((0,), params))  # what is wrong with every row is wrong with the options
     if engine.tokenizer is None and not json:
         raise UsageError(f"{NO_TOKENIZER}: `token_ids` rows in a --prompt-file, and --json")
