@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
+import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from typer import Option
 from eyas.cli.common.build import open_engine, tree_text
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DraftOptions, TargetOptions
-from eyas.cli.common.verb import Given
+from eyas.cli.common.verb import INTERRUPTED, Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
@@ -41,6 +41,14 @@ class ServerOptions:
     allow_origin: Annotated[
         list[str], Option(help="A web origin that may call the API, * for any; may be repeated.")
     ] = field(default_factory=list)
+    allow_host: Annotated[
+        list[str],
+        Option(help="A name that clients may call the server by, *.DOMAIN for all in it, * for any; may be repeated."),
+    ] = field(default_factory=list)
+    max_connections: Annotated[
+        int | None, Option(min=1, help="Most connections at once (default: what open files allow, at most 4096).")
+    ] = None
+    idle_seconds: Annotated[float, Option(min=0.001, help="How long a connection is kept for the next request.")] = 5.0
     request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
@@ -103,13 +111,15 @@ def serve(
         key = None if server.api_key else os.environ.get(KEY_VARIABLE)
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     keep_few_kernels()
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
         from eyas.serve.http.run import bind, run_server
-        from eyas.serve.observe.logs import Logs, log_to
+        from eyas.serve.observe.logs import Logs
         from eyas.serve.observe.metrics import Metrics
+        from eyas.serve.observe.stderr import open_stderr
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
     from eyas.engine.controller import is_auto
@@ -121,24 +131,26 @@ def serve(
     tree = tree_text(draft)  # what is wrong with the options is said before anything is opened
     if server.log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
+    open_stderr("json" if server.log_format == "json" else "text")
     settings = _settings(target, server, capacity)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
     observer = Observers([metrics, logs, gauges])
     listener = bind(server.host, server.port, settings.write_seconds)
-    log_to(sys.stderr, "json" if server.log_format == "json" else "text")
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
     note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 ({loading}; /health says when it is ready)")
+    code = 0
     try:
         run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
+    except KeyboardInterrupt:  # before the server handles it
+        code = INTERRUPTED
     finally:
         logs.close()
     if thread.alive:  # to take the libraries down under it would abort the process
-        sys.stderr.flush()
-        os._exit(0)
-    return 0
+        os._exit(code)
+    return code
 
 
 def _with_default_tree(draft: DraftOptions) -> DraftOptions:
@@ -179,4 +191,8 @@ def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOp
         request_seconds=server.request_seconds,
         drain_seconds=server.drain_seconds,
         allowed_origins=tuple(server.allow_origin),
+        host=server.host,
+        allowed_hosts=tuple(server.allow_host),
+        max_connections=server.max_connections,
+        idle_seconds=server.idle_seconds,
     )
