@@ -47,6 +47,17 @@ def answered(client: socket.socket) -> bytes:
     return answer
 
 
+def drips_until_it_is_closed(client: socket.socket) -> bool:
+    """Send a byte now and then, for seconds; whether the server has closed the connection meanwhile."""
+    for _ in range(200):
+        try:
+            client.sendall(b" ")
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 @pytest.fixture
 def quick() -> Iterator[Live]:
     """A server that waits half a second for headers, and a fifth for the next request."""
@@ -88,10 +99,7 @@ def test_the_rest_of_a_body_that_was_refused_keeps_no_connection_open() -> None:
     ):
         client.sendall(head(1000) + b"{")
         assert answered(client).startswith(b"HTTP/1.1 401")
-        with pytest.raises(OSError):
-            for _ in range(200):
-                client.sendall(b" ")
-                time.sleep(0.02)
+        assert drips_until_it_is_closed(client)
 
 
 def test_where_there_are_too_many_the_one_that_waited_longest_is_closed(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +144,8 @@ def test_what_is_no_http_gets_json() -> None:
 
 def test_a_body_that_breaks_off_is_the_clients_fault(caplog: pytest.LogCaptureFixture) -> None:
     class Refusals(Observer):
-        seen: list[tuple[int, str]] = []
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, str]] = []
 
         def refused(self, endpoint: str, status: int, code: str) -> None:  # noqa: ARG002
             self.seen.append((status, code))

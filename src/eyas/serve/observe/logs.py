@@ -5,6 +5,7 @@ Prompts and answers are never logged. A warning that repeats is written once a s
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -27,8 +28,8 @@ _MOST_SEEN = 1024
 """How many different warnings `RepeatFilter` remembers."""
 
 
-def log_to(stream: IO[str], form: Form = "text", level: int = logging.INFO) -> None:
-    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for that."""
+def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = logging.INFO) -> None:
+    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for it."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(form))
     handler.addFilter(RepeatFilter())

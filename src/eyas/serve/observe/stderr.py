@@ -28,7 +28,7 @@ class DurableStream(io.TextIOBase):
 
     errors = "backslashreplace"
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str] | io.TextIOBase) -> None:
         self._stream = stream
         self._lock = threading.Lock()
 
