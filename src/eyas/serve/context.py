@@ -40,6 +40,8 @@ class ServeSettings(StrictModel):
     """The address that is listened on."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names that clients may call the server by (`Host`): `NAME`, `*.DOMAIN`, or `*` for any."""
+    parse_special_tokens: bool = False
+    """Whether special tokens that messages spell out are control tokens; else they are text."""
     max_connections: int | None = Field(default=None, ge=1)
     """Most connections at once; None = what file descriptors allow, at most 4096."""
     header_seconds: float = Field(default=10.0, gt=0)

@@ -25,6 +25,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "served_model_name": (["a", "b"], "--served-model-name a b", REFUSED, "--alias a,b"),
     "allow_origin": (["x"], '--allowed-origins ["x"]', REFUSED, "--cors-origins x"),
     "allow_host": (["x"], REFUSED, REFUSED, REFUSED),
+    "parse_special_tokens": (True, REFUSED, REFUSED, REFUSED),
     "max_connections": (50, REFUSED, REFUSED, REFUSED),
     "idle_seconds": (7.0, REFUSED, REFUSED, REFUSED),
     "request_seconds": (3.0, REFUSED, REFUSED, REFUSED),

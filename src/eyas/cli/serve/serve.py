@@ -49,6 +49,9 @@ class ServerOptions:
         int | None, Option(min=1, help="Most connections at once (default: what open files allow, at most 4096).")
     ] = None
     idle_seconds: Annotated[float, Option(min=0.001, help="How long a connection is kept for the next request.")] = 5.0
+    parse_special_tokens: Annotated[
+        bool, Option("--parse-special-tokens", help="Read special tokens in messages as control tokens, not as text.")
+    ] = False
     request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
@@ -193,6 +196,7 @@ def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOp
         allowed_origins=tuple(server.allow_origin),
         host=server.host,
         allowed_hosts=tuple(server.allow_host),
+        parse_special_tokens=server.parse_special_tokens,
         max_connections=server.max_connections,
         idle_seconds=server.idle_seconds,
     )

@@ -43,6 +43,7 @@ def chat_prompt(
     messages: Sequence[RequestMessage],
     tools: Sequence[dict[str, Any]],
     template_variables: dict[str, Any] | None = None,
+    parse_special_tokens: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
 
@@ -56,7 +57,8 @@ def chat_prompt(
             code="invalid_value",
             param="chat_template_kwargs",
         )
-    return encode_chat(tokenizer, [message.as_message() for message in messages], tools, **(template_variables or {}))
+    chat = [message.as_message() for message in messages]
+    return encode_chat(tokenizer, chat, tools, variables=template_variables, parse_special_tokens=parse_special_tokens)
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:

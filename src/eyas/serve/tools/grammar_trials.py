@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import subprocess
 import sys
@@ -21,6 +22,10 @@ from eyas.types import GrammarSpec
 from eyas.verify import compile_grammar
 from eyas.verify.grammar import LIMITS, grammar_source
 
+_INHERITED = frozenset(
+    "PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH DYLD_LIBRARY_PATH LANG HOME TMPDIR TEMP TMP SYSTEMROOT".split()
+)
+"""Variables of the environment that the child gets."""
 _SECONDS = 5.0
 """How long compiling a grammar may take."""
 _START_SECONDS = 60.0
@@ -72,6 +77,7 @@ class GrammarTrials:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env=_environment(),
         )
         weakref.finalize(self, _end, self._child)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
@@ -94,6 +100,11 @@ class GrammarTrials:
         if not answered and ready:  # its output was closed: it is ending
             self._child.wait()
         return answered
+
+
+def _environment() -> dict[str, str]:
+    """What the child needs of the environment to start: no keys of this server or of other services."""
+    return {name: value for name, value in os.environ.items() if name.upper() in _INHERITED or name.startswith("LC_")}
 
 
 def _end(child: subprocess.Popen[str]) -> None:
