@@ -80,8 +80,9 @@ def test_ordinary_text_is_tokenized_as_transformers_does(tokenizer: Any, text: s
 
 
 TEMPLATE = (
-    "{% for m in messages %}<|user|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}"
-    "{% endfor %}<|end|>{% endfor %}{{ tools | tojson if tools else '' }}{{ mood or '' }}<|assistant|>"
+    "{% for m in messages %}<|user|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}{% endfor %}"
+    "<|end|>{% endfor %}{{ tools | tojson if tools else '' }}{{ mood or '' }}<|assistant|>"
 )
 
 
