@@ -5,19 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.common.build import open_engine, tree_text
-from eyas.cli.common.display import note
+from eyas.cli.common.build import check_engine, open_engine, tree_text
 from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.cli.common.verb import INTERRUPTED, Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
+from eyas.tree import is_auto
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -56,7 +57,7 @@ class ServerOptions:
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
     log_interval: Annotated[float, Option(min=0, help="Seconds between lines of statistics; 0 = none.")] = 10.0
-    log_format: Annotated[str, Option(help="text, or json: an object a line.")] = "text"
+    log_format: Annotated[Literal["text", "json"], Option(help="json: an object a line.")] = "text"
 
 
 @dataclass(frozen=True)
@@ -115,26 +116,23 @@ def serve(
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
+    draft = _with_default_tree(draft)
+    tree = check_engine(target, draft)  # what is wrong with the options is said before anything is imported or opened
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     keep_few_kernels()
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
         from eyas.serve.http.run import bind, run_server
-        from eyas.serve.observe.logs import Logs
+        from eyas.serve.observe.logs import Logs, log_listening
         from eyas.serve.observe.metrics import Metrics
         from eyas.serve.observe.stderr import open_stderr
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
-    from eyas.engine.controller import is_auto
     from eyas.serve.engine_thread import EngineThread
     from eyas.serve.observe.observer import Observers
     from eyas.serve.playground.gauges import Gauges
 
-    draft = _with_default_tree(draft)
-    tree = tree_text(draft)  # what is wrong with the options is said before anything is opened
-    if server.log_format not in ("text", "json"):
-        raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
-    open_stderr("json" if server.log_format == "json" else "text")
+    open_stderr(server.log_format)
     settings = _settings(target, server, capacity)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
@@ -143,7 +141,7 @@ def serve(
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
-    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 ({loading}; /health says when it is ready)")
+    log_listening(settings.model_names[0], f"http://{host}:{port}", loading)
     code = 0
     try:
         run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
@@ -164,6 +162,7 @@ def _with_default_tree(draft: DraftOptions) -> DraftOptions:
 
 
 def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
+    from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
     limits = Limits(
@@ -173,7 +172,9 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
         prefill_chunk=capacity.prefill_chunk,
         prefix_tokens=capacity.prefix_tokens,
     )
+    began = time.monotonic()
     engine = open_engine(target, draft, limits=limits)
+    log_loaded(engine, draft.draft_model, tree_text(draft), time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()
     gc.freeze()
