@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
         waiting = WaitingConnections(connection_limit(settings.max_connections), settings.header_seconds)
         config = uvicorn.Config(
             app,
-            http=lambda **given: Connection(waiting, **given),  # type: ignore[arg-type]  # what makes a protocol
+            http=lambda **given: HttpConnection(waiting, **given),  # type: ignore[arg-type]  # what makes a protocol
             ws="none",
             loop="asyncio",
             backlog=_ACCEPTED_AT_ONCE,  # asyncio accepts as many in a row
@@ -158,10 +158,10 @@ class WaitingConnections:
     def __init__(self, most: int, header_seconds: float) -> None:
         """At most `most` connections; `header_seconds` is how long a client may take for a request's headers."""
         self.most, self.header_seconds = most, header_seconds
-        self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}
+        self._open: set[HttpConnection] = set()
+        self._waiting: dict[HttpConnection, None] = {}
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: HttpConnection) -> None:
         """Count a new connection. Where there are too many, the one that has waited longest is closed."""
         self._open.add(connection)
         self._waiting[connection] = None
@@ -174,22 +174,22 @@ class WaitingConnections:
             oldest.refuse(unavailable("too many connections have requests running: try again later"))
         else:
             log.warning("closed a connection that sent no request: %d are open, the most there may be", self.most)
-            oldest.transport.close()
+            oldest.transport.abort()  # a client that reads nothing would hold it open
 
-    def note(self, connection: Connection, waits: bool) -> None:
+    def note(self, connection: HttpConnection, waits: bool) -> None:
         """Note whether a connection waits for its client."""
         if not waits:
             self._waiting.pop(connection, None)
         elif connection in self._open:
             self._waiting.setdefault(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         """Forget a connection that is closed."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """A client's connection, which is closed when its client takes too long to send a request's headers."""
 
     def __init__(self, waiting: WaitingConnections, **given: Any) -> None:
