@@ -38,6 +38,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
         body.messages,
         tools.schemas if tools else (),
         body.chat_template_kwargs,
+        context.settings.parse_special_tokens,
         characters=size,
     )
     request = encode_request(

@@ -42,6 +42,7 @@ def chat_prompt(
     messages: Sequence[RequestMessage],
     tools: Sequence[dict[str, Any]],
     chat_template_kwargs: dict[str, Any] | None = None,
+    parse_special_tokens: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
 
@@ -56,7 +57,9 @@ def chat_prompt(
             )
             raise ApiError(400, message, code="invalid_value", param=f"chat_template_kwargs.{name[:100]}")
     chat = [message.as_message() for message in messages]
-    return encode_chat(tokenizer, chat, tools, variables=chat_template_kwargs)
+    return encode_chat(
+        tokenizer, chat, tools, variables=chat_template_kwargs, parse_special_tokens=parse_special_tokens
+    )
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:

@@ -62,7 +62,8 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Any:
 
     def encode() -> tuple[list[int], list[str] | None]:
         if body.messages is not None:
-            ids = list(chat_prompt(tokenizer, body.messages, tool_schemas(body.tools)))
+            parse = context.settings.parse_special_tokens
+            ids = list(chat_prompt(tokenizer, body.messages, tool_schemas(body.tools), parse_special_tokens=parse))
         else:
             ids = tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"]
         return ids, tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
