@@ -90,6 +90,8 @@ class Request:
     """Report the draft tree of each round in `Chunk.draft`."""
     grammar: GrammarSpec | None = None
     """What the answer must look like; None = any text."""
+    chat: bool = False
+    """The prompt is a chat: its answer also ends where the chat template ends turns."""
 
 
 @dataclass

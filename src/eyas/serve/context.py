@@ -36,6 +36,18 @@ class ServeSettings(StrictModel):
     """The names that requests may use for the model."""
     api_keys: tuple[SecretStr, ...] = ()
     """Any of these keys opens the API; without keys it is open to everyone."""
+    host: str = "127.0.0.1"
+    """The address that is listened on."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that clients may call the server by (`Host`): `NAME`, `*.DOMAIN`, or `*` for any."""
+    parse_special_tokens: bool = False
+    """Whether special tokens that messages spell out are control tokens; else they are text."""
+    max_connections: int | None = Field(default=None, ge=1)
+    """Most connections at once; None = what file descriptors allow, at most 4096."""
+    header_seconds: float = Field(default=10.0, gt=0)
+    """How long a client may take from connecting, or from a request's first byte, to the end of its headers."""
+    idle_seconds: float = Field(default=5.0, gt=0)
+    """How long a connection is kept after an answer, for the next request."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Most tokens of a prompt and its answer; None = the model's context."""
     max_body_bytes: int = Field(default=8 << 20, ge=1)

@@ -346,3 +346,15 @@ def test_a_field_that_may_be_several_things_says_what_was_wrong_with_each(ask: A
 def test_what_was_given_up_when_the_engine_ended_is_503() -> None:
     error = as_api_error(EngineStoppedError("the server is going down"))
     assert (error.status, error.headers) == (503, {"Retry-After": "1"})
+
+
+@pytest.mark.parametrize("error_name", ["PassMemoryError", "CacheMemoryError"])
+def test_what_memory_has_no_room_for_is_503_and_advice_not_the_allocators_words(error_name: str) -> None:
+    engine = FakeEngine()
+    engine.ending, engine.error = "error", f"{error_name}: tried to allocate 9.25 GiB"
+    answer = run(post(engine, TEXT, {"model": "tiny", "prompt": "a"}))
+    found = error(answer, 503)
+    assert found["code"] == "out_of_memory"
+    assert "shorten the prompt" in found["message"]
+    assert "GiB" not in found["message"]
+    assert answer.headers["retry-after"] == "60"

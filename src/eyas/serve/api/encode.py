@@ -12,7 +12,7 @@ from eyas.errors import RequestError
 from eyas.serve.api.schema.messages import RequestMessage
 from eyas.serve.api.schema.request import GenerationRequest
 from eyas.serve.http.errors import ApiError
-from eyas.text.template import encode_chat, encode_text, template_variables
+from eyas.text.template import encode_chat, encode_text, required, template_variables
 from eyas.types import GrammarSpec, Request, SamplingParams
 
 _SAMPLING = (
@@ -42,13 +42,14 @@ def chat_prompt(
     messages: Sequence[RequestMessage],
     tools: Sequence[dict[str, Any]],
     chat_template_kwargs: dict[str, Any] | None = None,
+    parse_special_tokens: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
 
     ApiError 400 for a variable that the template doesn't take from `chat_template_kwargs`.
     """
     if chat_template_kwargs:
-        readable = template_variables(tokenizer, tools)
+        readable = template_variables(required(tokenizer), tools)
         for name in chat_template_kwargs.keys() - readable:
             takes = ", ".join(sorted(readable)) or "nothing"
             message = (
@@ -56,7 +57,9 @@ def chat_prompt(
             )
             raise ApiError(400, message, code="invalid_value", param=f"chat_template_kwargs.{name[:100]}")
     chat = [message.as_message() for message in messages]
-    return encode_chat(tokenizer, chat, tools, variables=chat_template_kwargs)
+    return encode_chat(
+        tokenizer, chat, tools, variables=chat_template_kwargs, parse_special_tokens=parse_special_tokens
+    )
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
@@ -66,7 +69,9 @@ def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[in
 
 def check_size(tokenizer: Any, characters: int, context: int | None) -> None:
     """Raise ApiError 400 for a text that can't fit the context: tokenizing megabytes would take seconds."""
-    if context is not None and characters > _SHRINKING * context * _longest_piece(tokenizer):
+    if characters == 0:
+        return
+    if context is not None and characters > _SHRINKING * context * _longest_piece(required(tokenizer)):
         message = f"the context holds {context} tokens; a text of {characters} characters has far more: shorten it"
         raise ApiError(400, message, code="context_length_exceeded")
 
@@ -88,8 +93,9 @@ def encode_request(
     max_tokens: int | None,
     logprobs: int | None,
     grammar: GrammarSpec | None = None,
+    chat: bool = False,
 ) -> EncodedRequest:
-    """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`."""
+    """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`."""
     seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
     n = body.n or 1
     sequences: list[Request] = []
@@ -104,6 +110,7 @@ def encode_request(
                     trace=body.options.trace,
                     speculate=body.options.speculate,
                     grammar=grammar,
+                    chat=chat,
                 )
             )
     return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))

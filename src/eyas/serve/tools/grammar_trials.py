@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import queue
 import select
 import subprocess
@@ -27,6 +28,10 @@ from eyas.types import GrammarSpec
 from eyas.verify import compile_grammar
 from eyas.verify.grammar import LIMITS, grammar_source, kept_grammar
 
+_INHERITED = frozenset(
+    "PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH DYLD_LIBRARY_PATH LANG HOME TMPDIR TEMP TMP SYSTEMROOT".split()
+)
+"""Variables of the environment that the child gets."""
 _SECONDS = 5.0
 """How long compiling a grammar may take."""
 _START_SECONDS = 60.0
@@ -140,6 +145,7 @@ class GrammarChild:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env=_environment(),
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
@@ -162,6 +168,11 @@ class GrammarChild:
         if not answered and ready:  # its output was closed: it is ending
             self._process.wait()
         return answered
+
+
+def _environment() -> dict[str, str]:
+    """What the child needs of the environment to start: no keys of this server or of other services."""
+    return {name: value for name, value in os.environ.items() if name.upper() in _INHERITED or name.startswith("LC_")}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
