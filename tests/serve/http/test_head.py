@@ -152,6 +152,7 @@ def test_other_codings_are_refused_as_such(coding: str) -> None:
         (gzip.compress(body()) + b"more", "goes on behind its end"),
         (b"", "is cut off"),
     ],
+    ids=["plain", "cut", "longer", "empty"],
 )
 def test_what_is_not_gzip_is_400(content: bytes, problem: str) -> None:
     answer = posted(content, "gzip")
