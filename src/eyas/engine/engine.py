@@ -4,11 +4,10 @@
 decode by a round, and what came of it is handed out as chunks. `generate` and the streams are loops over steps. Not
 thread-safe: one thread owns an engine.
 
-What happens when a step fails: a sequence that can't be started ends with `error`, the others go on. When a pass
-itself fails, all in slots end with `error` and those waiting go on in empty slots. When memory runs out, for the cache
-or in a pass, the sequences are read again, fewer at a time and in smaller passes; one that can't be run even alone ends
-with `error`. A step that is interrupted (Ctrl-C) loses what the slots hold and nothing else: the next step reads the
-sequences again.
+When a step fails: a sequence that can't be started ends with `error`, the others go on. When a pass itself fails, all
+in slots end with `error` and those waiting go on. When memory runs out, for the cache or in a pass, the sequences are
+read again, fewer at a time and in smaller passes; one that can't be run even alone ends with `error`. A step that is
+interrupted (Ctrl-C) loses what the slots hold and nothing else: the next step reads the sequences again.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from ...forks import Fork
-from ...pairs import Pair
+from ...pairs import Pair, save_target
 
 BODY = {"model": "m", "prompt": "Natalia", "temperature": 0}
 
@@ -115,7 +115,7 @@ main()
 def test_told_to_end_while_it_loads_it_ends_at_once(tmp_path: Path) -> None:
     options = ("--model", "demo", "--draft-model", "demo")
     with process(*options, log=tmp_path / "log", program=("-c", LOADS_FOR_EVER)) as server:
-        assert "loading, then measuring costs for --tree auto" in server.said
+        assert "eyas serves m: loading, then measuring costs for --tree auto" in server.said
         assert server.health() == 503
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(8) == 0, server.said  # a step of the engine would be waited for longer
@@ -186,7 +186,9 @@ def test_killed_it_is_ready_again_in_seconds(pair: Pair, tmp_path: Path) -> None
 
 
 def test_a_model_that_can_not_be_loaded_ends_the_process_with_the_reason(tmp_path: Path) -> None:
-    with process("--model", tmp_path / "nothing", log=tmp_path / "log") as server:
+    model = save_target(tmp_path / "nothing")
+    (model / "model.safetensors").unlink()
+    with process("--model", model, log=tmp_path / "log") as server:
         assert server.process.wait(60) == 1
         assert "error: " in server.said
         assert "nothing" in server.said
