@@ -9,8 +9,8 @@ from typer import Argument, Option
 
 from eyas.cli.common.build import open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_json, finish, settings_of
-from eyas.cli.common.options import Coupled, JsonFile, MeasureOptions, RuntimeOptions, SamplingOptions
+from eyas.cli.common.measuring import check_json, finish, may_write, settings_of
+from eyas.cli.common.options import Coupled, Force, JsonFile, MeasureOptions, RuntimeOptions, SamplingOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def checkpoints(
     ] = "accept_length",
     together: Annotated[int, Option(min=1, help="Checkpoints in memory, and interleaved, at a time.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick to RUN/pick.")] = False,
+    force: Force = False,
     json: JsonFile = None,
 ) -> int:
     """Measure every checkpoint of a training run and pick the best.
@@ -58,6 +59,8 @@ def checkpoints(
     if tree is not None:
         parse_tree(tree)
     check_json(json)
+    if force and not write:
+        raise UsageError("--force is about --write: give both")
     trained = TrainingRun(run)
     drafters = {checkpoint.name: checkpoint.path for checkpoint in trained.checkpoints}
     name = model or _target_of(trained)
@@ -97,10 +100,11 @@ def checkpoints(
     console = output()
     console.print(report.table())
     console.print(f"Pick: {report.choice.reason}")
-    if write:
+    refused = may_write(report.choice, force) if write else []
+    if write and not refused:
         copy_folder(drafters[report.choice.best.name], run / "pick")
         note(f"copied {report.choice.best.name} to {run / 'pick'}")
-    return finish(report.machine, errors)
+    return finish(report.machine, [*errors, *refused])
 
 
 def _target_of(run: TrainingRun) -> str:

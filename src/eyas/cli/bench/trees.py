@@ -9,10 +9,11 @@ from typer import Option
 
 from eyas.cli.common.build import open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_json, finish, settings_of, whole_numbers, write_files
+from eyas.cli.common.measuring import check_json, finish, may_write, settings_of, whole_numbers, write_files
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
+    Force,
     JsonFile,
     MeasureOptions,
     SamplingOptions,
@@ -38,6 +39,7 @@ def trees(
     ] = "tokens_per_second",
     coupled: Coupled = None,
     write: Annotated[bool, Option("--write", help="Set default_tree in the drafter's config.json.")] = False,
+    force: Force = False,
     plot: Annotated[Path | None, Option(dir_okay=False, help="Heat map, an .svg file.")] = None,
     json: JsonFile = None,
 ) -> int:
@@ -60,6 +62,8 @@ def trees(
     params = sampling_params(sampling)
     check_json(json)
     check_plot(plot)
+    if force and not write:
+        raise UsageError("--force is about --write: give both")
     if write and not Path(draft_model).is_dir():
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
     tried = grid(
@@ -93,7 +97,8 @@ def trees(
             "number compare."
         )
     console.print(f"Pick: {choice.reason}")
-    if write:
+    refused = may_write(choice, force) if write else []
+    if write and not refused:
         write_default_tree(Path(draft_model), choice.best.name)
         note(f"default_tree of {draft_model} is now {choice.best.name}")
-    return finish(report.machine, errors)
+    return finish(report.machine, [*errors, *refused])

@@ -151,6 +151,9 @@ class MeasureOptions:
     limit: Limit = None
 
 
+Force = Annotated[
+    bool, Option("--force", help="Write the pick even if it isn't certain to be faster than plain decoding.")
+]
 JsonFile = Annotated[Path | None, Option("--json", dir_okay=False, help="Write everything to this file.")]
 
 
