@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eyas.cli.data import answerers
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
 
 from ...data.regenerate.fake_endpoint import Said, completion, echo, endpoint
@@ -41,6 +42,34 @@ def test_in_process(run: Run, pair: Pair, chats: Path, tmp_path: Path) -> None:
     assert "made with other settings (sampling was" in other.stderr
 
 
+def test_answers_are_as_long_as_there_is_room(run: Run, pair: Pair, chats: Path, tmp_path: Path) -> None:
+    words = ("data", "regenerate", "--model", pair.model, "--chats", chats, "--ignore-eos")
+    done = run(*words, "--output", tmp_path / "a.jsonl", "--max-length", 90)
+    assert done.exit_code == 0, done.output
+    made = list(read_chats(tmp_path / "a.jsonl"))
+    assert [len(chat.tokens or ()) for chat in made] == [90] * 4
+    assert [chat.cut_off for chat in made] == [(1,)] * 4
+    assert "note: 4 answers cut off by the length limit: their chats are marked `cut_off`" in done.stderr
+    both = run(*words, "--output", tmp_path / "b.jsonl", "--max-length", 90, "--max-new-tokens", 5)
+    assert both.exit_code == 0, both.output
+    assert {stop - start for chat in read_chats(tmp_path / "b.jsonl") for start, stop in chat.answers or ()} == {5}
+    long = run(*words, "--output", tmp_path / "c.jsonl", "--max-length", 4)
+    assert long.exit_code == 1
+    assert "leaves no room for an answer within 4: raise --max-length" in long.stderr
+    short = run(*words, "--output", tmp_path / "d.jsonl", "--max-new-tokens", 400)
+    assert short.exit_code == 0  # no --max-length, so only the model's context bounds them
+    assert {len(chat.tokens or ()) for chat in read_chats(tmp_path / "d.jsonl")} == {256}
+
+
+def test_without_options_an_answer_may_fill_the_default_length(
+    run: Run, pair: Pair, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answerers, "MAX_LENGTH", 70)
+    words = ("data", "regenerate", "--model", pair.model, "--chats", chats, "--ignore-eos")
+    assert run(*words, "--output", tmp_path / "a.jsonl").exit_code == 0
+    assert {len(chat.tokens or ()) for chat in read_chats(tmp_path / "a.jsonl")} == {70}
+
+
 def test_through_an_endpoint(run: Run, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def script(body: dict[str, Any], before: int) -> Said:
         if body["messages"][0]["content"] == "add 2":
@@ -55,6 +84,7 @@ def test_through_an_endpoint(run: Run, chats: Path, tmp_path: Path, monkeypatch:
         assert "error: chat c2: " in done.stderr
         assert "1 chat got no answer (the same command tries them again)" in done.stderr
         assert server.headers[0]["Authorization"] == "Bearer abc"
+        assert "max_tokens" not in server.requests[0]  # as long as the endpoint allows
         server.script = lambda *_: Said(body=completion({"content": "yes", "reasoning_content": "hm"}))
         again = run(*words, "--output", tmp_path / "out.jsonl")
         assert again.exit_code == 0
@@ -93,6 +123,7 @@ def test_through_batch_files(run: Run, tmp_path: Path) -> None:
     [
         (["--endpoint", "http://x/v1", "--batch-write", "f.jsonl"], "different ways"),
         (["--endpoint", "http://x/v1", "--batch-size", "2"], "--batch-size would be ignored"),
+        (["--endpoint", "http://x/v1", "--max-length", "9"], "--max-length would be ignored"),
         (["--endpoint", "http://x/v1", "--draft-model", "d"], "--draft-model would be ignored"),
         (["--batch-write", "f.jsonl", "--timeout", "3"], "--timeout would be ignored"),
         (["--tool-choice", "auto"], "--tool-choice would be ignored: the answers come from the engine"),

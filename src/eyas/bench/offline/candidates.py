@@ -61,7 +61,7 @@ class TaskScore:
     """Answers that are plain decoding's, token for token."""
     answers: int
     noise: float = 0.0
-    """Relative standard error of a time: what repeats of plain decoding differ by, or what others' work may have taken."""
+    """Relative standard error of a time: what repeats of plain decoding differ by, or what other work may have taken."""
 
     def figure(self, by: Criterion, without: int | None = None) -> float:
         """The figure named `by`, pooled over all groups, or over all but the one numbered `without`."""
@@ -258,8 +258,8 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
     noise = max(score.noise for each in (best, *rest) for score in each.tasks.values())
     if noise >= NOISY:
         parts.append(
-            f"Times are uncertain by {noise:.0%}, from repeats of plain decoding and the machine's other work: the error "
-            "bars of speeds are that much wider."
+            f"Times are uncertain by {noise:.0%}, from repeats of plain decoding and the machine's other work: the "
+            "error bars of speeds are that much wider."
         )
     if (doubted := doubt(best)) is not None:
         parts.append(f"Beware: {doubted}.")

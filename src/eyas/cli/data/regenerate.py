@@ -12,10 +12,11 @@ import typer
 from typer import Option
 
 from eyas.cli.common.display import note, output
-from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions, one_of
+from eyas.cli.common.options import DraftOptions, Json, TargetOptions, one_of
 from eyas.cli.common.verb import FAILURE
 from eyas.cli.data.answerers import (
     AnswererOptions,
+    AnswerSamplingOptions,
     BatchFileOptions,
     EndpointOptions,
     RequestOptions,
@@ -33,7 +34,7 @@ def regenerate(
     endpoint: EndpointOptions,
     files: BatchFileOptions,
     request: RequestOptions,
-    sampling: SamplingOptions,
+    sampling: AnswerSamplingOptions,
     chats: Annotated[Path, Option(exists=True, help="A chat folder, or a .jsonl file of chats.")],
     output: Annotated[
         Path, Option("--output", "-o", help="Where the answered chats go: a folder for a folder, a file for a file.")
@@ -67,6 +68,11 @@ def regenerate(
     else:
         show(summary, progress.tally)
     report_errors(summary)
+    if summary.unfinished:
+        note(
+            f"note: {_counted(summary.unfinished, 'answer')} cut off by the length limit: their chats are marked "
+            "`cut_off`. Raise --max-length or --max-new-tokens, or leave them out with --unfinished drop"
+        )
     if isinstance(answerer, BatchAnswerer) and answerer.unreadable:
         note(f"{answerer.unreadable} lines of the result files are no results; they were passed over")
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0

@@ -45,7 +45,10 @@ class Gauges(Observer):
             self._totals = self._totals.plus(outcome)
 
     def read(self) -> dict[str, Any]:
-        """The JSON of `/stats`: the page makes rates of two readings by their totals and their `seconds`; `busy` warns of timing now."""
+        """The JSON of `/stats`: the page makes rates of two readings by their totals and their `seconds`.
+
+        `busy` says why times can't be trusted now, or is null.
+        """
         totals, state, controller = self._totals, self._state, self._controller
         return {
             "seconds": time.monotonic(),
