@@ -11,6 +11,7 @@ from eyas.cli.common.build import open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_json, finish, may_write, settings_of
 from eyas.cli.common.options import Coupled, Force, JsonFile, MeasureOptions, RuntimeOptions, SamplingOptions
+from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def checkpoints(
         tree=tree,
         together=together,
     )
-    with row_bar(bench.work) as advance:
+    kept = f"the scores of checkpoints measured so far are kept in {run / 'bench'}"
+    with keeping(kept), row_bar(bench.work) as advance:
         candidates = bench.run(advance)
     errors = [error for task in tasks for error in dict.fromkeys(task.errors)]
     errors += [f"{checkpoint}: {reason}" for checkpoint, reason in bench.failures.items()]

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import Json, one_of
+from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def prepare(
         },
         "the command line",
     )
-    with counting() as progress:
+    with keeping("nothing is written before all chats are gathered, so they are read again"), counting() as progress:
         report = make(config, progress)
     if json:
         typer.echo(jsonlib.dumps(report, ensure_ascii=False))

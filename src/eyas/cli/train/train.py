@@ -7,6 +7,8 @@ from typing import Annotated
 
 from typer import Argument
 
+from eyas.cli.common.verb import keeping
+
 
 def train(
     recipe: Annotated[Path, Argument(metavar="RECIPE", exists=True, dir_okay=False, help="A YAML file; see recipes/.")],
@@ -20,4 +22,5 @@ def train(
     from eyas.train.recipe import run_recipe
 
     quiet()
-    run_recipe(str(recipe), overrides or ())
+    with keeping("nothing was trained since the last saved state, which is kept"):
+        run_recipe(str(recipe), overrides or ())
