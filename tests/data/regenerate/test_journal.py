@@ -82,7 +82,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     fill(tmp_path / "journal")
     with pytest.raises(UsageError, match="seed was 1, is 2"):
         Journal(tmp_path / "journal", {**SETTINGS, "seed": 2})
-    with pytest.raises(UsageError, match="top_k was None, now 3"):
+    with pytest.raises(UsageError, match="top_k was None, is 3"):
         Journal(tmp_path / "journal", {**SETTINGS, "top_k": 3})
 
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def export(
     drafter: Annotated[str, Argument(help="A drafter directory, GGUF file or Hub id.", metavar="DRAFTER")],
-    to: Annotated[str, Option(help="safeailab, sglang, vllm, speculators, atom, tensorrt-llm or gguf (llama.cpp).")],
+    to: Annotated[
+        str, Option(help="safeailab, sglang, vllm, speculators, atom, tensorrt-llm, openvino or gguf (llama.cpp).")
+    ],
     output: Annotated[Path, Option("--output", "-o", help="The folder to write.")],
     files: DrafterFileOptions,
     target: Annotated[
