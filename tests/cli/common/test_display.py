@@ -84,10 +84,11 @@ def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str
 
 
 def test_lines_in_place_of_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     lines = ProgressLines("rows")
-    for now, done in ((1.0, 100), (59.0, 150), (60.0, 200), (70.0, 300), (180.0, 1000), (300.0, 1900), (400.0, 2100)):
+    moments = ((1.0, 100), (59.0, 150), (60.0, 200), (70.0, 300), (180.0, 1000), (300.0, 1900), (400.0, 2100))
+    for clock[0], done in moments:
         lines.show(done, 2100, ", fine")
     assert capsys.readouterr().err.splitlines() == [
         "rows: 200 of 2,100 (10%), about 19 min left, fine",
@@ -96,7 +97,7 @@ def test_lines_in_place_of_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ]
     monkeypatch.setattr(sys, "stderr", Terminal())
     drawn = ProgressLines("rows")
-    now = 999.0
+    clock[0] = 999.0
     drawn.show(1, 9)
     assert isinstance(sys.stderr, Terminal)
     assert sys.stderr.getvalue() == ""

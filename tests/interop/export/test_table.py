@@ -53,13 +53,15 @@ TABLE: dict[str, Row] = {
         {"sglang": "embedding", "tensorrt-llm": "embedding"} | {"openvino": "embedding"}),
     "eagle3, full, nothing own": ("eagle3", FULL, {}),
     "eagle3, shared head": ("eagle3", {**E3, "head": "shared"}, {"atom": "draft_vocab_size"}),
-    "eagle3, fc_norm": ("eagle3", {**FULL, "fc_norm": True}, {"safeailab": "fc_norm", "gguf": "fc_norm"} | {"openvino": "fc_norm"}),
+    "eagle3, fc_norm": ("eagle3", {**FULL, "fc_norm": True}, {"safeailab": "fc_norm", "gguf": "fc_norm"}
+        | {"openvino": "fc_norm"}),
     "eagle3, norm_output": ("eagle3", {**FULL, "norm_output": True},
         {"safeailab": "norm_output", "gguf": "norm_output"} | {"openvino": "norm_output"}),
     "eagle3, both": ("eagle3", {**FULL, "norm_output": True, "fc_norm": True},
         {"safeailab": "fc_norm norm_output", "gguf": "fc_norm norm_output"} | {"openvino": "fc_norm norm_output"}),
     "eagle3, norm_before_residual": ("eagle3", {**FULL, "norm_before_residual": True},
-        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm"), "norm_before_residual") | {"openvino": "norm_before_residual"}),
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm"), "norm_before_residual")
+        | {"openvino": "norm_before_residual"}),
     "eagle3, norm_before_fc": ("eagle3", {**FULL, "norm_before_fc": True},
         dict.fromkeys(("safeailab", "atom"), "norm_before_fc") | {"openvino": "norm_before_fc"}),
     "eagle3, every norm": ("eagle3", {**FULL, "norm_before_fc": True, "fc_norm": True},
@@ -68,7 +70,8 @@ TABLE: dict[str, Row] = {
     "eagle3, qk_norm": ("eagle3", {**FULL, "qk_norm": True},
         dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "qk_norm") | {"openvino": "qk_norm"}),
     "eagle3, two layers": ("eagle3", {**FULL, "num_hidden_layers": 2},
-        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "num_hidden_layers") | {"openvino": "num_hidden_layers"}),
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "num_hidden_layers")
+        | {"openvino": "num_hidden_layers"}),
     "eagle3, attention_bias": ("eagle3", {**FULL, "attention_bias": True},
         dict.fromkeys(("safeailab", "sglang", "atom", "gguf"), "attention_bias") | {"openvino": "attention_bias"}),
     "eagle3, mlp_bias": ("eagle3", {**FULL, "mlp_bias": True},

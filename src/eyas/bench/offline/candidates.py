@@ -61,7 +61,7 @@ class TaskScore:
     """Answers that are plain decoding's, token for token."""
     answers: int
     noise: float = 0.0
-    """Relative standard error of a time: what repeats of plain decoding differ by, or what other work may have taken."""
+    """Relative standard error of a time: what repeats of plain decoding differ by, or what others' work has taken."""
 
     def figure(self, by: Criterion, without: int | None = None) -> float:
         """The figure named `by`, pooled over all groups, or over all but the one numbered `without`."""

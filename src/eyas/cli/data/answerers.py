@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions, one_of
+from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ MAX_LENGTH = 2048
 class AnswerSamplingOptions(SamplingOptions):
     """How tokens of answers are chosen: as long as there is room, unless a limit is given."""
 
-    max_new_tokens: Annotated[  # type: ignore[assignment]  # only here may there be no limit
+    max_new_tokens: Annotated[
         int | None, Option(min=1, help="Most tokens of one answer (default: what --max-length or the endpoint allows).")
-    ] = None
+    ] = None  # type: ignore[assignment]  # only here may there be no limit
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class BatchFileOptions:
 class RequestOptions:
     """What requests to an endpoint, or of a batch, say."""
 
-    tool_choice: Annotated[str | None, Option(help="auto, none or required, for chats with tools.")] = None
-    reasoning: Annotated[str, Option(help="keep or drop the reasoning of answers.")] = "keep"
+    tool_choice: Annotated[Literal["auto", "none", "required"] | None, Option(help="For chats with tools.")] = None
+    reasoning: Annotated[Literal["keep", "drop"], Option(help="What becomes of the reasoning of answers.")] = "keep"
     extra_body: Annotated[str | None, Option(help="A JSON object added to every request; null removes a key.")] = None
 
 
@@ -108,12 +108,10 @@ class AnswererOptions:
         from eyas.data.regenerate import CompletionSettings
 
         unlimited = {"max_tokens": None} if self.sampling.max_new_tokens is None else {}
-        if self.request.tool_choice not in (None, "auto", "none", "required"):
-            raise UsageError(f"--tool-choice {self.request.tool_choice}: write auto, none or required")
         return CompletionSettings(
             model=self.target.model,
             sampling=sampling_params(self.sampling),
-            keep_reasoning=one_of("--reasoning", self.request.reasoning, "keep", "drop") == "keep",
+            keep_reasoning=self.request.reasoning == "keep",
             tool_choice=self.request.tool_choice,
             extra_body=unlimited | _extra(self.request.extra_body),
         )

@@ -34,7 +34,7 @@ def safeailab(drafter: DrafterToExport) -> Form:
 
 
 def openvino(drafter: DrafterToExport) -> Form:
-    """OpenVINO GenAI, by way of optimum-intel, which has the class `LlamaEagle3ForCausalLM` and reads the map always."""
+    """OpenVINO GenAI, by way of optimum-intel's class `LlamaEagle3ForCausalLM`, which always reads the map."""
     config = _native(drafter) | {"architectures": ["LlamaForCausalLMEagle3"], "tie_word_embeddings": False}
     prefix = drafter.kind.first_layer
     return Form(config, {name_in_file(name, prefix): tensor for name, tensor in drafter.tensors.items()})

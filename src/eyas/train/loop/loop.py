@@ -12,10 +12,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field, model_validator
@@ -134,7 +135,7 @@ def train(
     optimizers = build_optimizers(model, config.optimizer)
     state = folder / "state"
     own = config.model_dump(mode="json", exclude=_FLEXIBLE)
-    done = load_state(state, model, optimizers, {**own, **identity}, _RecipeKey(section, frozenset(own)))
+    done = load_state(state, model, optimizers, {**own, **identity}, partial(_recipe_key, section, own.keys()))
     identity = {**own, **identity}
     trains = [p for p in model.parameters() if p.requires_grad]
     with _explained(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop:
@@ -199,17 +200,12 @@ def _stopping() -> Iterator[_StopRequest]:
             signal.signal(number, handler)
 
 
-class _RecipeKey(NamedTuple):
-    """How a recipe calls the settings of a state: those of the loop lie in its section `loop`, others beside it."""
-
-    section: str
-    loop: frozenset[str]
-
-    def __call__(self, key: str) -> str | None:
-        first = key.partition(".")[0]
-        if first in _COMPUTED:
-            return _COMPUTED[first]
-        return f"{self.section}.loop.{key}" if first in self.loop else f"{self.section}.{key}"
+def _recipe_key(section: str, loop: Collection[str], key: str) -> str:
+    """How a recipe calls a setting of a state: those of the loop lie in its section `loop`, others beside it."""
+    first = key.partition(".")[0]
+    if first in _COMPUTED:
+        return _COMPUTED[first]
+    return f"{section}.loop.{key}" if first in loop else f"{section}.{key}"
 
 
 def check_loop(config: LoopConfig, processes: ProcessGroup) -> None:
