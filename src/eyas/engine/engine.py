@@ -28,7 +28,7 @@ from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, RequestError, UsageError
 from eyas.targets import Target
-from eyas.targets.architecture import eos_token_ids
+from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
 from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
 
@@ -65,7 +65,7 @@ class Engine:
         self.rule, self.controller = rule or SeededWalk(), controller
         self.limits = limits or Limits(max_running=batch_size or 1)
         self.batch_size = self.limits.max_running
-        self.eos_ids = eos_token_ids(target.model, tokenizer)
+        self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
         self.outcome: RoundOutput | None = None
         """The output of the last step's round; None if it had none."""
         self._scheduler = Scheduler(self.limits)
@@ -120,12 +120,19 @@ class Engine:
             self._end([self._unfinished[index]], "cancelled")
 
     def _stop_ids(self, request: Request) -> tuple[int, ...]:
-        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
+        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.end_ids(request))
+
+    def end_ids(self, request: Request) -> tuple[int, ...]:
+        """The tokens at which the answer to a request ends by itself: those of the model, and of its chats."""
+        ids = self.eos_ids + (self._turn_end_ids if request.chat else ())
+        if not ids and request.grammar is not None and self.tokenizer is not None:
+            return tuple(token for token in (self.tokenizer.eos_token_id,) if token is not None)  # it has to end
+        return ids
 
     def _grammar(self, request: Request) -> Grammar | None:
         if request.grammar is None:
             return None
-        return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
+        return grammar_of(request, self.tokenizer, self.end_ids(request), self.target.vocab_size)
 
     def step(self) -> list[Chunk]:
         """Advance everything by one step; returns what was added and what ended, by `submit`'s index."""
@@ -177,7 +184,7 @@ class Engine:
         while (sequence := self._scheduler.admit(staging, now)) is not None:
             try:
                 self._cover(0)
-                self._runner.start(sequence, self.eos_ids)
+                self._runner.start(sequence, self.end_ids(sequence.request))
             except CacheMemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is

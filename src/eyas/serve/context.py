@@ -67,7 +67,6 @@ class ServerContext:
     trials: GrammarTrials = field(default_factory=GrammarTrials)
     _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
     _large_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenize-large"))
-    _grammar_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
 
     @property
     def engine(self) -> ServedEngine:
@@ -109,11 +108,10 @@ class ServerContext:
         workers = self._workers if characters <= _LARGE else self._large_workers
         return await asyncio.get_running_loop().run_in_executor(workers, function, *arguments)
 
-    async def check_grammar(self, grammar: GrammarSpec | None) -> None:
-        """Compile a grammar, in a process that it may break first; RequestError, UsageError. The engine reuses it."""
+    async def check_grammar(self, grammar: GrammarSpec | None, client: str) -> None:
+        """Compile a client's grammar, which the engine then reuses; RequestError, UsageError, QueueFullError."""
         if grammar is not None:
-            loop, tokenizer = asyncio.get_running_loop(), self.engine.tokenizer
-            await loop.run_in_executor(self._grammar_workers, self.trials.check, tokenizer, grammar)
+            await self.trials.check(self.engine.tokenizer, grammar, client)
 
 
 @dataclass(frozen=True)

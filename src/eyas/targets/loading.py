@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
@@ -21,13 +21,14 @@ from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UnsupportedModelError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
-from eyas.targets.architecture import causal_lm_class, refuse_unsupported
+from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target
+from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 
@@ -68,9 +69,7 @@ def load_target(
             "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
         )
     config = read_config(name)
-    known = causal_lm_class(config)
-    if known is not None:
-        refuse_unsupported(known, config)
+    refuse_unsupported(model_class(config), config)
     packing = not compiled if prepacked is None else prepacked
 
     def loaded_in(chosen: torch.dtype) -> Target:
@@ -80,7 +79,8 @@ def load_target(
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
-        return Target(loaded, ragged=not compiled, native=native)
+        make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
+        return make(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     if dtype == "auto" and packing and attention is None and _half_may_be_native(name, torch_dtype, torch_device):
@@ -91,6 +91,42 @@ def load_target(
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
+
+
+def _text_target(model: Any, ragged: bool, native: NativeDecoder | None) -> Target:
+    """A multimodal model as a target; UnsupportedModelError if it generates other text than it does here."""
+    name = type(model).__name__
+    try:
+        target = Target(model, ragged=ragged, native=native)
+        own, here = _text_logits(target)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise UnsupportedModelError(f"{name} is multimodal and can't run text alone: {error}") from error
+    if not logits_agree(here, own, target.dtype):
+        raise UnsupportedModelError(
+            f"{name} is multimodal and computes something else of text than its decoder does with a causal mask and "
+            "plain positions; use a text model"
+        )
+    return target
+
+
+@torch.inference_mode()
+def _text_logits(target: Target) -> tuple[Tensor, Tensor]:
+    """Logits [2, V] of the two tokens that follow six: those of `transformers.generate`, and a verified tree's."""
+    first = target.vocab_size // 2
+    tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
+    out = target.model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    target.resize(1)
+    for _ in target.prefill(range(1), tokens.tolist(), ()):
+        pass
+    drafted = out.sequences[:, 6:7]
+    valid = torch.ones_like(drafted, dtype=torch.bool)
+    tree = DraftTree(drafted, torch.full_like(drafted, -1), valid.float(), valid, 1, counted=1)
+    logits = target.verify(range(1), tokens[:, -1], tree, ()).logits.rows
+    target.resize(target.cache_slots)
+    return torch.cat(out.logits), logits
 
 
 def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:
@@ -183,14 +219,6 @@ def _shortened(config: Any) -> Any:
     return short
 
 
-def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
-    try:
-        return AutoTokenizer.from_pretrained(find_model(named_target(name)))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
-
-
 def read_config(name: str) -> Any:
     """The transformers config of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
     found = find_model(named_target(name))
@@ -208,7 +236,7 @@ def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None
     Raises ModelError if weights can't be read or are missing.
     """
     try:
-        loaded, report = AutoModelForCausalLM.from_pretrained(
+        loaded, report = auto_class(config).from_pretrained(
             name,
             config=config,
             dtype=dtype,

@@ -6,9 +6,10 @@ the same chats as text and marks what the assistant wrote in them, which is what
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,11 +17,18 @@ from eyas.errors import ModelError, RequestError, RowError
 from eyas.text.chats import Message
 
 REFUSED = "the template refuses the chat"
+NO_TOKENIZER = (
+    "the model has no tokenizer files (tokenizer.json, tokenizer_config.json), so text can't be read or written: add "
+    "them, or give and take token ids"
+)
 
 Turn = dict[str, Any]
 """A message in the form that chat templates take."""
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_GENERATION_TAGS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+_FUNCTIONS = frozenset({"raise_exception", "strftime_now"})
+"""What transformers gives every template to call, beside Jinja's own functions."""
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "eyas"}}}
 _CHAT_WITH_CALL: list[Turn] = [
     {"role": "user", "content": "What is an eyas?"},
@@ -28,36 +36,69 @@ _CHAT_WITH_CALL: list[Turn] = [
 ]
 
 
+def required(tokenizer: Any) -> Any:
+    """The tokenizer; RequestError if the model came without one."""
+    if tokenizer is None:
+        raise RequestError(NO_TOKENIZER)
+    return tokenizer
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether there is a tokenizer that has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Tokenize raw text, with the special tokens that the tokenizer adds by itself."""
+    """Tokenize raw text, with the special tokens that the tokenizer adds by itself; RequestError without tokenizer."""
+    required(tokenizer)
     return tuple(tokenizer(text)["input_ids"])
 
 
 def encode_chat(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, **variables: Any
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]] | None = None,
+    *,
+    variables: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the assistant's next answer begins.
 
-    `variables` are passed to the template. Raises RequestError if there is no template or if it refuses the chat.
+    `variables` are passed to the template, and have to be among `template_variables`. Raises RequestError if there is
+    no template or if it refuses the chat.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_chat_template(required(tokenizer)):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
     turns = _template_turns(tokenizer, messages)
     schemas = list(tools) if tools else None
     try:
         ids = tokenizer.apply_chat_template(
-            turns, tools=schemas, add_generation_prompt=True, return_dict=False, **variables
+            turns, tools=schemas, add_generation_prompt=True, return_dict=False, **(variables or {})
         )
     except Exception as error:  # templates raise whatever they like
         raise RequestError(f"the chat template refuses this chat: {error}") from error
     return tuple(ids)
 
 
+def template_variables(tokenizer: Any, tools: Sequence[dict[str, Any]] | None = None) -> frozenset[str]:
+    """The variables that the chat template reads and that are the caller's to set, such as `enable_thinking`.
+
+    Raises RequestError if there is no template that can be read.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    given = {"messages", "self"}
+    for function in (tokenizer.apply_chat_template, render_jinja_template):
+        given |= inspect.signature(function).parameters.keys()
+    return _undeclared_variables(_template_source(tokenizer, tools)) - given
+
+
 class ChatTemplate:
     """The chat template of one tokenizer; ModelError if the tokenizer has none."""
 
     def __init__(self, tokenizer: Any) -> None:
-        if not getattr(tokenizer, "chat_template", None):
+        if tokenizer is None:
+            raise ModelError(NO_TOKENIZER)
+        if not has_chat_template(tokenizer):
             raise ModelError(f"the tokenizer {tokenizer.name_or_path} has no chat template: chats can't be rendered")
         self._tokenizer = tokenizer
 
@@ -81,7 +122,7 @@ class ChatTemplate:
 
     def has_generation_marks(self, tools: Sequence[dict[str, Any]] | None) -> bool:
         """Whether the template marks what the assistant wrote, with `{% generation %}` blocks."""
-        return _GENERATION.search(self._source(tools)) is not None
+        return _GENERATION.search(_template_source(self._tokenizer, tools)) is not None
 
     def generated(
         self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]] | None
@@ -93,7 +134,7 @@ class ChatTemplate:
             texts, spans = render_jinja_template(
                 [list(turns)],
                 tools=list(tools) if tools else None,
-                chat_template=self._source(tools),
+                chat_template=_template_source(self._tokenizer, tools),
                 return_assistant_tokens_mask=True,
                 **self._tokenizer.special_tokens_map,
             )
@@ -101,9 +142,23 @@ class ChatTemplate:
             raise RowError(REFUSED, str(error) or type(error).__name__) from error
         return texts[0], [(start, stop) for start, stop in spans[0] if stop > start]
 
-    def _source(self, tools: Sequence[dict[str, Any]] | None) -> str:
-        source: str = self._tokenizer.get_chat_template(None, list(tools) if tools else None)
-        return source
+
+def _template_source(tokenizer: Any, tools: Sequence[dict[str, Any]] | None) -> str:
+    source: str = tokenizer.get_chat_template(None, list(tools) if tools else None)
+    return source
+
+
+@lru_cache(maxsize=16)
+def _undeclared_variables(source: str) -> frozenset[str]:
+    """The variables that a template reads from outside; RequestError if it is no template."""
+    from jinja2 import Environment, TemplateError, meta
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        read = meta.find_undeclared_variables(environment.parse(_GENERATION_TAGS.sub("", source)))
+    except TemplateError as error:
+        raise RequestError(f"the chat template can't be read: {error}") from error
+    return frozenset(read - environment.globals.keys() - _FUNCTIONS)
 
 
 def _template_turns(tokenizer: Any, messages: Sequence[Message]) -> list[Turn]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -24,6 +25,8 @@ from eyas.serve.observe.observer import ReceivedSequence
 from eyas.types import Limits
 
 from ...pairs import save_drafter, save_target
+from ..conftest import client_of
+from ..fakes import FakeEngine
 from .watched import CONTROLLER, finished, outcome, state
 
 Read = Callable[[], list[dict[str, object]]]
@@ -110,6 +113,27 @@ def test_a_request_has_a_line_when_it_ends(read: Read) -> None:
     assert (good["first_token_seconds"], good["queue_seconds"], good["accept_length"]) == (0.5, 0.125, 4.0)
     assert "first_token_seconds" not in bad
     assert [line["level"] for line in (good, bad, full, broken)] == ["info", "warning", "info", "error"]
+
+
+def test_what_draining_cuts_off_has_the_tokens_that_were_sent(read: Read) -> None:
+    engine = FakeEngine("a b " * 60, pause=0.005)
+
+    async def ask() -> None:
+        async with client_of(engine, Logs()) as client:
+            asked = asyncio.ensure_future(
+                client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 200})
+            )
+            while 0 not in engine._sequences or len(engine._sequences[0].taken) < 6:
+                await asyncio.sleep(0.001)
+            client.thread.drain()  # type: ignore[attr-defined]
+            client.thread.stop()  # type: ignore[attr-defined]  # as when the time for draining is over
+            assert (await asked).status_code == 503
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    (line,) = [line for line in read() if line["message"] == "finished"]
+    assert line["reason"] == "cancelled"
+    assert line["tokens"] == len(engine._sequences[0].taken) >= 6
+    assert "queue_seconds" not in line  # nobody knows
 
 
 def test_readable_lines_stay_lines() -> None:

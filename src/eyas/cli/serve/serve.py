@@ -150,6 +150,7 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
     from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
+    _check_context(target.model, capacity.max_model_len)
     limits = Limits(
         max_running=capacity.max_running,
         max_cached_tokens=capacity.max_cached_tokens,
@@ -164,6 +165,21 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
     gc.collect()
     gc.freeze()
     return engine
+
+
+def _check_context(model: str, max_model_len: int | None) -> None:
+    """Raise UsageError if more tokens are asked for than the model takes; its configuration is all that is read."""
+    if max_model_len is None:
+        return
+    from eyas.targets.architecture import context_limit
+    from eyas.targets.loading import read_config
+
+    limit = context_limit(read_config(model).get_text_config())
+    if limit is not None and max_model_len > limit:
+        raise UsageError(
+            f"--max-model-len {max_model_len} is more than this model's context of {limit} tokens: "
+            f"write at most {limit}, or leave it out"
+        )
 
 
 def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:

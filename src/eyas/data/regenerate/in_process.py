@@ -80,7 +80,7 @@ class EngineAnswerer:
                     f"{self._max_length}: raise --max-length, or prepare shorter chats"
                 )
             params = params.model_copy(update={"max_tokens": min(room, params.max_tokens)})
-        request = Request(prompt, params, question.id)
+        request = Request(prompt, params, question.id, chat=True)
         self._engine.check(request)
         return request
 

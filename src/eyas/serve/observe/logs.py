@@ -103,8 +103,9 @@ class Logs(Observer):
             "prompt_tokens": finished.sequence.prompt_tokens,
             "tokens": stats.tokens,
             "seconds": round(finished.seconds, 3),
-            "queue_seconds": round(stats.queue_seconds, 3),
         }
+        if stats.queue_seconds:
+            fields["queue_seconds"] = round(stats.queue_seconds, 3)
         if first is not None:
             fields["first_token_seconds"] = round(first, 3)
         if stats.drafted_depth:
