@@ -74,6 +74,17 @@ def widened_drafter(network: Eagle3Network, sizes: dict[str, int], factor: int) 
     return wide
 
 
+@torch.inference_mode()
+def logit_gap(light: LlamaForCausalLM, written: Path) -> float:
+    """The largest difference of a logit between the light target and the one in a folder, both in float64.
+
+    The folder is read, because a model that is cast in memory has its RoPE frequencies rounded with its weights.
+    """
+    heavy = LlamaForCausalLM.from_pretrained(written, dtype=torch.float64)
+    ids = torch.randint(0, heavy.config.vocab_size, (1, 64), generator=torch.Generator().manual_seed(0))
+    return float((light.double()(ids).logits - heavy(ids).logits).abs().max())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -90,11 +101,7 @@ def main() -> None:
 
     light = LlamaForCausalLM.from_pretrained(eyas.assets.DEMO_TARGET, dtype=torch.float64)
     factor = options.layers // light.config.num_hidden_layers
-    heavy = widened_target(grow_depth(light, options.layers) if factor > 1 else light, sizes)
-    ids = torch.randint(0, heavy.config.vocab_size, (1, 64))
-    with torch.inference_mode():
-        gap = float((light(ids).logits - heavy(ids).logits).abs().max())
-    heavy = heavy.to(torch.bfloat16)
+    heavy = widened_target(grow_depth(light, options.layers) if factor > 1 else light, sizes).to(torch.bfloat16)
     heavy.save_pretrained(options.out / "target")
     load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
 
@@ -103,7 +110,7 @@ def main() -> None:
     save_network(widened_drafter(drafter, sizes, factor).to(torch.bfloat16), options.out / "drafter")
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
     print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
-    print(f"largest difference of a logit in float64: {gap:.1e}")
+    print(f"largest difference of a logit in float64: {logit_gap(light, options.out / 'target'):.1e}")
 
 
 if __name__ == "__main__":

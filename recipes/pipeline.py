@@ -100,15 +100,16 @@ def main() -> None:
         for file in held_out_prompts(answered, folder / "prompts", options.prompts)
         for word in ("--prompt-file", file)
     ]
+    # --force: what learnt for minutes may be slower than plain decoding; the report says whether it is
     measuring = [*files, "--max-new-tokens", "64", "--dtype", "float32"]
     stage(
         "bench checkpoints", run / "pick" / "config.json",
-        "bench", "checkpoints", run, *measuring, "--repeats", "1", "--write",
+        "bench", "checkpoints", run, *measuring, "--repeats", "1", "--write", "--force",
     )  # fmt: skip
     stage(
         "bench trees", run / "bench" / "trees.json",
         "bench", "trees", "--model", DEMO, "--draft-model", run / "pick", *measuring, "--repeats", "2",
-        "--coarse", "2", "--tree-depth", "2,3,5", "--tree-top-k", "2,4", "--tree-nodes", "4,8,15", "--write",
+        "--coarse", "2", "--tree-depth", "2,3,5", "--tree-top-k", "2,4", "--tree-nodes", "4,8,15", "--write", "--force",
         "--output", run / "bench" / "trees.json",
     )  # fmt: skip
     report = folder / "report.html"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from eyas.config import StrictModel, load_config, validated
+from eyas.config import StrictModel, differences, load_config, validated
 from eyas.errors import ConfigError, EyasError, UsageError
 
 
@@ -107,6 +107,14 @@ def test_configurations_are_frozen_and_errors_are_usage_errors() -> None:
         config.steps = 2  # type: ignore[misc]
     assert issubclass(ConfigError, UsageError)
     assert issubclass(UsageError, EyasError)
+
+
+def test_differences_name_the_key_and_what_sets_it() -> None:
+    before = {"sampling": {"seed": 1, "top_p": 1.0}, "turns": "last", "gone": {}}
+    assert differences(before, dict(before)) == []
+    now = {"sampling": {"seed": 2, "top_p": 1.0}, "turns": "last", "gone": {}, "max_length": 9}
+    flags = {"sampling.seed": "--seed"}
+    assert differences(before, now, flags.get) == ["sampling.seed was 1, is 2 (--seed)", "max_length was None, is 9"]
 
 
 class Part(StrictModel):

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import torch
 
-from benchmarks.engines import llama, vllm
+from benchmarks.engines import llama, openvino, vllm
 from benchmarks.engines.building import Llama, Unavailable, build_llama, build_vllm
 from benchmarks.engines.compare import Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
@@ -35,6 +35,7 @@ from eyas.errors import EyasError
 from eyas.files import write_json, write_text
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
+from eyas.interop.serving.commands import OPENVINO_FOLDER
 from eyas.targets import load_tokenizer
 from eyas.targets.loading import load_embedding_and_head
 
@@ -97,6 +98,17 @@ class Checks:
                     answers = llama.over_http(running, job)
                 yield self._compared("llama.cpp", version, form, way, chain, answers, self._fitting(chain))
 
+    def openvino(self, python: Path) -> Iterator[Result]:
+        """Its own form, in process."""
+        target = openvino.converted(python, DEMO_TARGET, self._folder / "openvino-target")
+        exported = self._exported("openvino", torch.float32)
+        self._target.tokenizer.save_pretrained(exported)  # conversion asks for one
+        drafter = openvino.converted(python, exported, exported / OPENVINO_FOLDER)
+        version = openvino.version_of(python)
+        for chain in self._chains:
+            answers = openvino.in_process(python, Job(target, drafter, chain, self._tokens, self._prompts))
+            yield self._compared("OpenVINO GenAI", version, "openvino", OFFLINE, chain, answers, self._full(chain))
+
     def _full(self, chain: int) -> Callable[[Reference], Counts]:
         return lambda reference: full_chains(reference.rounds[chain], chain)
 
@@ -157,9 +169,10 @@ def _absolute(text: str) -> Path:
 def main() -> int:
     """Run what can be run; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["vllm", "llama.cpp"], help="leave the other engine out")
+    parser.add_argument("--only", choices=["vllm", "llama.cpp", "openvino"], help="leave the others out")
     parser.add_argument("--vllm", type=_absolute, help="the Python of an environment with vLLM for CPU")
     parser.add_argument("--llama", type=_absolute, nargs=2, help="llama-server, and the sources it was built from")
+    parser.add_argument("--openvino", type=_absolute, help="the Python of one with openvino-genai and optimum-intel")
     parser.add_argument("--folder", type=_absolute, default=_absolute(".engines"), help="where engines are built")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=64, help="longest answer")
@@ -178,6 +191,8 @@ def main() -> int:
                 Llama(*options.llama) if options.llama else build_llama(options.folder / "llama")
             ),
         }
+        if options.openvino is not None:
+            runs["openvino"] = lambda: checks.openvino(options.openvino)
         for name, run in runs.items():
             if options.only not in (None, name):
                 continue

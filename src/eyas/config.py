@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -104,3 +104,30 @@ def assign(values: dict[str, Any], key: str, value: Any, where: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"{key}: {parent} is not a section of {where}")
     node[leaf] = value
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], option: Callable[[str], str | None] = lambda _: None
+) -> list[str]:
+    """The settings that differ, key by key: `sampling.seed was 1, is 2 (--seed)`.
+
+    `option` names what sets a key, given with dots; None if nothing does.
+    """
+    old, new = _flat(before), _flat(now)
+    lines = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        if old.get(key) != new.get(key):
+            flag = option(key)
+            lines.append(f"{key} was {old.get(key)!r}, is {new.get(key)!r}{f' ({flag})' if flag else ''}")
+    return lines
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one whose keys have dots; empty ones stay values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found

@@ -15,6 +15,14 @@ class LockedError(UsageError):
     """Another process is writing the same file or folder."""
 
 
+class StoppedError(EyasError):
+    """A signal (Ctrl-C, SIGTERM) ended the work; the message says what is kept."""
+
+    def __init__(self, kept: str, signal_number: int) -> None:
+        super().__init__(kept)
+        self.signal_number = signal_number
+
+
 class ConfigError(UsageError):
     """A configuration file or key=value override is wrong."""
 

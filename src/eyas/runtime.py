@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -160,6 +161,34 @@ def _product_seconds(dtype: torch.dtype) -> float:
         return min(times)
     finally:
         torch.set_num_threads(threads)
+
+
+def machine_load() -> dict[str, Any]:
+    """How much of this machine is in use: its cores, this process's threads, and the load averages if it has them."""
+    import torch
+
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def taken_by_others(load: Mapping[str, Any]) -> float:
+    """The share of a time that may have been others': 0 unless more ran on the machine than it has cores for."""
+    running = float((load.get("load_average") or [0.0])[0])
+    most = max(load["cores"], load["threads"])
+    return 1.0 - most / running if running > most + 0.5 else 0.0
+
+
+def busy(load: Mapping[str, Any]) -> str | None:
+    """A warning if more than this process was running during a measurement; else None."""
+    if not taken_by_others(load):
+        return None
+    return (
+        f"the machine was busy (load {load['load_average'][0]:g} on {load['cores']} cores): tokens/s and speedups are "
+        "unreliable; accept lengths are counts and not affected"
+    )
 
 
 def versions() -> dict[str, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from eyas.bench.machine import busy, describe_machine
+import pytest
+
+from eyas.bench.machine import describe_machine
+from eyas.runtime import busy, taken_by_others
 
 
 def test_others_at_work_are_noticed() -> None:
@@ -12,3 +15,5 @@ def test_others_at_work_are_noticed() -> None:
     warning = busy(quiet | {"load_average": [6.5, 0.0, 0.0]})
     assert warning is not None
     assert "load 6.5 on 4 cores" in warning
+    assert taken_by_others(quiet) == 0.0
+    assert taken_by_others(quiet | {"load_average": [8.0, 0.0, 0.0]}) == pytest.approx(0.5)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
-from benchmarks.heavy_pair import widened_drafter, widened_target
+import torch
+from transformers import LlamaForCausalLM
+
+from benchmarks.heavy_pair import logit_gap, widened_drafter, widened_target
 
 from .. import tiny
 
@@ -32,3 +35,16 @@ def test_a_wide_drafter_drafts_from_wide_states_what_it_did_from_narrow_ones() -
     expected = light.double().fuse(states)
     torch.testing.assert_close(found[..., : tiny.HIDDEN], expected, rtol=1e-9, atol=1e-9)
     assert not found[..., tiny.HIDDEN :].any()
+
+
+@torch.inference_mode()
+def test_the_gap_is_that_of_the_written_target_in_float64(tmp_path: Path) -> None:
+    light = tiny.build_model("llama", head_dim=8).to(torch.bfloat16)
+    light.save_pretrained(tmp_path / "light")
+    light = LlamaForCausalLM.from_pretrained(tmp_path / "light", dtype=torch.float64)
+    sizes = {**SIZES, "hidden_size": 4 * tiny.HIDDEN}  # norm weights are halved, exactly
+    heavy = widened_target(light, sizes).to(torch.bfloat16)
+    heavy.save_pretrained(tmp_path / "heavy")
+    assert logit_gap(light, tmp_path / "heavy") < 1e-9
+    ids = torch.arange(64)[None]
+    assert (light(ids).logits - heavy.double()(ids).logits).abs().max() > 1e-4  # RoPE's frequencies were cast, too

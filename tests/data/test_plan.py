@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import transformers as tf
+from torch import Tensor
 
+from eyas.data.features import FeatureBatch
 from eyas.data.plan import (
     Machine,
+    ModelSize,
     Workload,
     capture_hours,
     drafter_parameters,
     known_machine,
     model_size,
     plain_speed,
+    regeneration_hours,
     speedup,
     storage,
     this_machine,
     training_hours,
+    training_memory,
 )
 from eyas.data.store.layout import ShardLayout, classic_bytes
 from eyas.errors import UnsupportedModelError, UsageError
+from eyas.train.loss.config import LossConfig
+from eyas.train.loss.objective import DraftLoss
 
 from .. import tiny
 
@@ -88,6 +96,64 @@ def test_hours_follow_the_machine_and_the_work() -> None:
     assert training_hours(size, 3, WORK._replace(epochs=3), fast, 1) == pytest.approx(3 * training)
     assert training_hours(size, 3, WORK._replace(unroll=3), fast, 1) < training
     assert plain_speed(size, fast) == pytest.approx(2000e9 / 2 / (size.body + size.head))
+
+
+def test_regeneration_is_bound_by_reading_then_by_computing() -> None:
+    size, fast, work = model_size(BIG), Machine("x", 400, 2000), WORK._replace(answer_share=1.0)
+    assert size.total == 32_762_123_264
+    alone = regeneration_hours(size, work, fast, 1, 1)
+    cached = 2 * 64 * 1024 * 2048 / 2  # keys and values of half a chat, on average
+    step = 2 * (size.total - size.head + cached) / 2000e9
+    assert alone == pytest.approx(work.tokens * step / 3600)
+    assert regeneration_hours(size, work, fast, 8, 1) == pytest.approx(alone / 8)
+    many = regeneration_hours(size, work._replace(length=16), fast, 1, 1000)
+    assert many == pytest.approx(500_000 * 16 * 2 * (size.body + size.head) / 400e12 / 3600)
+    assert alone / 32 < regeneration_hours(size, work, fast, 1, 32) < alone / 8
+    assert alone > 10 * capture_hours(size, work, fast, 1)  # often the longest step
+    experts = model_size(tiny.build_model("mixtral").config)
+    assert experts.body < experts.total - 2 * experts.head
+    one, two, all_of_them = (regeneration_hours(experts, work, fast, 1, n) * n for n in (1, 2, 64))
+    assert one < two < all_of_them / 10  # more rows read more experts
+
+
+def test_training_memory_is_what_autograd_saves() -> None:
+    """Counted on a drafter: two lengths, so that what doesn't grow with the tokens drops out."""
+    taps, hidden, vocab, draft = 3, 96, 300, 100
+    size = ModelSize(4, hidden, vocab, query=64, key=32, intermediate=256, body=0, total=10**6)
+
+    def saved(width: int) -> int:
+        network = tiny.eagle3_module(
+            vocab_size=vocab, draft_vocab_size=draft, hidden_size=hidden, target_hidden_size=hidden,
+            intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        ).train().requires_grad_(True)  # fmt: skip
+        own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+        head = torch.nn.Linear(hidden, vocab, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+        mask = torch.zeros(2, width, dtype=torch.bool)
+        mask[:, width // 2 :] = True
+        states = torch.randn(2, width, taps + 1, hidden, dtype=torch.bfloat16)
+        batch = FeatureBatch(torch.randint(vocab, (2, width)), mask, states[:, :, :taps], states[:, :, taps])
+        kept: dict[int, Tensor] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu"):
+            done = DraftLoss(network, head, vocab, LossConfig(unroll=7))(batch)  # noqa: F841  # keeps what was saved
+        kept = {address: tensor for address, tensor in kept.items() if address not in own}
+        return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+    work = Workload(1, 64, 0.5, draft_vocab=draft)
+    planned = training_memory(size, taps, work, 320).activations - training_memory(size, taps, work, 128).activations
+    assert planned == pytest.approx(saved(160) - saved(64), rel=0.15)
+
+
+def test_training_memory_of_a_32b_target() -> None:
+    memory = training_memory(model_size(BIG), 3, WORK, 8192)
+    fc, layer, head = drafter_parameters(model_size(BIG), 3, 32000)
+    assert memory.weights == 18 * (fc + layer + head)
+    assert memory.in_loop - memory.from_store == 2 * 32_762_123_264 - 4 * 151936 * 5120
+    assert 30e9 < memory.from_store < 60e9
 
 
 def test_speedup_is_an_honest_range() -> None:

@@ -1,6 +1,7 @@
 """OpenVINO GenAI in its own process: a JSON line with a prompt's tokens in, one with the answer and its times out.
 
-python openvino_worker.py TARGET DRAFTER K, with K = 0 for plain decoding. Run by `benchmarks/openvino.py`.
+python openvino_worker.py TARGET DRAFTER K [PROPERTY=VALUE ...], with K = 0 for plain decoding. Run by
+`benchmarks/openvino.py` and, to count, by `benchmarks/engines`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import openvino
 import openvino_genai
 
 
-def main(target: str, drafter: str, chain: int) -> None:
+def main(target: str, drafter: str, chain: int, **properties: str) -> None:
     draft = {"draft_model": openvino_genai.draft_model(drafter, "CPU")} if chain else {}
-    pipeline = openvino_genai.LLMPipeline(target, "CPU", **draft)
+    pipeline = openvino_genai.LLMPipeline(target, "CPU", **draft, **properties)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         config = openvino_genai.GenerationConfig(
-            max_new_tokens=asked["tokens"], ignore_eos=True, do_sample=False, apply_chat_template=False
+            max_new_tokens=asked["tokens"],
+            ignore_eos=asked.get("ignore_eos", True),
+            do_sample=False,
+            apply_chat_template=False,
         )
         if chain:
             config.num_assistant_tokens = chain
@@ -31,8 +35,12 @@ def main(target: str, drafter: str, chain: int) -> None:
         done = pipeline.generate(inputs, config)
         seconds = time.perf_counter() - began
         answer = {"tokens": [int(token) for token in done.tokens[0]], "seconds": seconds}
+        if chain:
+            counted = done.extended_perf_metrics
+            answer["emitted"] = list(counted.main_model_metrics.raw_metrics.m_batch_sizes)  # tokens of each target pass
+            answer["drafted"] = counted.get_num_draft_tokens()
         print(json.dumps({**answer, "first": done.perf_metrics.get_ttft().mean / 1e3}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), **dict(word.split("=") for word in sys.argv[4:]))

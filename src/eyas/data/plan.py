@@ -37,6 +37,10 @@ DRAFT_PASSES = 6
 COMPUTE_SHARE, BANDWIDTH_SHARE = 0.4, 0.8
 """The shares of published peak compute and bandwidth that large models are assumed to reach."""
 
+ACTIVATIONS = (50, 8, 5)
+"""Bytes of a row that the backward pass needs, for each of hidden size, MLP width, and widths of queries and keys: what
+autograd saves under bf16 autocast, counted."""
+
 # dense bf16 TFLOP/s and GB/s, from the makers' data sheets
 PUBLISHED: dict[str, tuple[float, float]] = {
     "A100": (312, 2039), "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 8000), "MI300X": (1307, 5300),
@@ -123,6 +127,60 @@ def training_hours(target: ModelSize, taps: int, work: Workload, machine: Machin
     step = 2 * (layer + head * work.answer_share) + attention
     each = 3 * (2 * fc + work.unroll * step) + 2 * target.head * work.answer_share
     return work.epochs * work.tokens * each / (machine.tflops * 1e12 * devices) / 3600
+
+
+def regeneration_hours(target: ModelSize, work: Workload, machine: Machine, devices: int, batch: int) -> float:
+    """Hours in which the target answers all chats itself, `batch` at a time on a device; a drafter shortens them.
+
+    A step takes as long as reading the weights and the cached keys and values, or as computing, whichever is longer.
+    Prompts are read as in capture.
+    """
+    active, answers = target.body + target.head, work.tokens * work.answer_share
+    weights = min(active * batch, max(active, target.total - target.head))  # more rows choose more experts
+    cached = 2 * target.layers * target.key * work.length * (1 - work.answer_share / 2)
+    reading = 2 * (weights + batch * cached) / (machine.bandwidth * 1e9)
+    computing = 2 * batch * active / (machine.tflops * 1e12)
+    prompts = (work.tokens - answers) * _forward(target, work.length) / (machine.tflops * 1e12)
+    return (answers / batch * max(reading, computing) + prompts) / devices / 3600
+
+
+class TrainingMemory(NamedTuple):
+    """The bytes that training an EAGLE-3 drafter takes on a device, whatever is allocated besides."""
+
+    weights: int
+    """The drafter's weights, gradients and AdamW's moments in float32, and a copy of the weights in bf16."""
+    activations: int
+    """What a micro-batch keeps for the backward pass, its target states, and a chunk of logits."""
+    store: int
+    """The target's parts when states come from a store: embedding and head in bf16."""
+    online: int
+    """The target's parts when it runs in the loop: all of it in bf16."""
+
+    @property
+    def from_store(self) -> int:
+        return self.weights + self.activations + self.store
+
+    @property
+    def in_loop(self) -> int:
+        return self.weights + self.activations + self.online
+
+
+def training_memory(target: ModelSize, taps: int, work: Workload, batch_tokens: int) -> TrainingMemory:
+    """The bytes on a device for micro-batches of `batch_tokens` tokens in bf16; every device of several holds as much.
+
+    Activations are counted in bytes a row (`ACTIVATIONS`); later steps have rows only where an answer is predicted.
+    """
+    parts = drafter_parameters(target, taps, work.draft_vocab)
+    rows = batch_tokens * (1 + (work.unroll - 1) * work.answer_share)
+    by_hidden, by_intermediate, by_heads = ACTIVATIONS
+    row = by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
+    states = 2 * (taps + 1) * target.hidden * batch_tokens
+    return TrainingMemory(
+        weights=18 * sum(parts),
+        activations=round(rows * row) + states + 12 * parts[2],
+        store=4 * target.head,
+        online=2 * target.total,
+    )
 
 
 def plain_speed(target: ModelSize, machine: Machine) -> float:

@@ -88,6 +88,8 @@ class Chat(_Record):
     """Token ids of the chat as one target rendered it; a chat that has them is never tokenized again."""
     answers: tuple[tuple[int, int], ...] | None = None
     """Half-open spans of `tokens` that the assistant wrote, end mark included; ordered and disjoint."""
+    cut_off: tuple[int, ...] | None = Field(default=None, min_length=1)
+    """Indices of the messages that stopped at a length limit, not where the model would have ended them."""
 
     @model_validator(mode="after")
     def _answers_lie_in_the_tokens(self) -> Chat:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eyas.bench.offline.candidates import choose
+from dataclasses import replace
+
+from eyas.bench.offline.candidates import Candidate, choose, doubt
 
 from .candidates import candidate
 
@@ -39,3 +41,22 @@ def test_of_equals_the_first_is_picked() -> None:
     choice = choose([candidate("early", 2.0, 3.0), candidate("late", 3.0, 2.0)], "accept_length")
     assert (choice.best.name, choice.ties) == ("early", ("late",))
     assert "Next is late, no lower, but later in order" in choice.reason
+
+
+def test_what_is_not_certainly_faster_than_plain_is_doubted() -> None:
+    fast, slow = candidate("fast", 2.0, 2.0), candidate("slow", 3.0, 3.0, seconds=11.0)
+    assert doubt(fast) is None
+    assert "slow decodes at 0.91 times the speed of plain decoding" in (doubt(slow) or "")
+    assert "slower than without a drafter" in (doubt(slow) or "")
+    single = candidate("single", 3.0, seconds=11.0)
+    assert "at 0.91 times the speed of plain decoding, so" in (doubt(single) or "")  # no error bars are made up
+    loud = Candidate("loud", {"t": replace(candidate("loud", 2.0, 2.0, seconds=8.0).tasks["t"], noise=0.2)})
+    assert "1.25 times the speed of plain decoding (give or take 0.50" in (doubt(loud) or "")
+    assert "more prompts or a quieter machine would tell" in (doubt(loud) or "")
+
+    choice = choose([slow, fast], "accept_length")
+    assert (choice.best.name, choice.as_dict()["doubt"]) == ("slow", doubt(slow))
+    assert f"Beware: {doubt(slow)}." in choice.reason
+    assert "Beware" not in choose([fast], "speedup").reason
+    assert "Times are uncertain by 20%" in choose([loud], "speedup").reason
+    assert Candidate.from_dict(loud.as_dict()) == loud

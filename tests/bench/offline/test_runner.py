@@ -104,3 +104,9 @@ def test_times_of_a_batch_are_wall_times() -> None:
     ]
     together = _pooled(made)
     assert (together.tokens, together.prefill_seconds, together.decode_seconds) == (12, 0.5, 3.0)
+
+
+def test_the_spread_of_repeats_is_kept(bench: Bench) -> None:
+    bench.seconds = {("none", "g0"): [9.0, 10.0, 11.0]}
+    assert measure(task(2), NAMES, PARAMS, Plan(repeats=3, warmup=0))["none"].spreads == [0.1, 0.0]
+    assert measure(task(2), NAMES, PARAMS, Plan(repeats=1, warmup=0))["none"].spreads == []

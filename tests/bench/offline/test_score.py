@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 from statistics import fmean
 
@@ -67,6 +68,29 @@ def test_uncertainty_is_the_jackknife_of_the_difference() -> None:
     expected = sqrt(2 / 3 * sum((value - fmean(left_out)) ** 2 for value in left_out))
     assert uncertainty(one, other, "accept_length") == pytest.approx(expected)
     assert uncertainty(candidate("a", 3.0), candidate("b", 2.0), "accept_length") is None
+
+
+def test_noise_widens_the_error_of_times_alone() -> None:
+    quiet, other = candidate("a", 3.0, 2.0, 4.0), candidate("b", 2.5, 2.0, 3.0)
+    loud = Candidate("a", {"t": replace(quiet.tasks["t"], noise=0.2)})
+    assert uncertainty(quiet, None, "speedup") == pytest.approx(0.0, abs=1e-12)  # every group took the same time
+    assert uncertainty(loud, None, "speedup") == pytest.approx(0.2 * 2.0)
+    assert uncertainty(loud, other, "speedup") == pytest.approx(0.2 * 2.0)
+    assert uncertainty(loud, other, "accept_length") == uncertainty(quiet, other, "accept_length")
+    assert not tied(candidate("fast", 2.0, 2.0, seconds=4.0), candidate("slow", 2.0, 2.0), "speedup")
+    fast = candidate("fast", 2.0, 2.0, seconds=4.0)
+    assert tied(Candidate("fast", {"t": replace(fast.tasks["t"], noise=0.2)}), candidate("slow", 2.0, 2.0), "speedup")
+
+
+def test_noise_is_the_spread_of_repeats_or_the_share_that_others_took() -> None:
+    run = Stats(tokens=30, target_passes=10, walked=20, decode_seconds=2.0)
+    method, plain = MethodResult(groups=[run]), MethodResult(groups=[run] * 4, spreads=[0.1, 0.2, 0.3, 0.2])
+    assert task_score(method, plain).noise == pytest.approx(0.2 / 2)
+    assert task_score(method, plain, others=0.4).noise == 0.4
+    assert task_score(method, MethodResult(groups=[run])).noise == 0.0
+    kept = task_score(method, plain)
+    assert TaskScore.from_dict(kept.as_dict()) == kept
+    assert TaskScore.from_dict({k: v for k, v in kept.as_dict().items() if k != "noise"}).noise == 0.0  # older files
 
 
 def test_a_constant_lead_is_no_tie_however_the_prompts_vary() -> None:

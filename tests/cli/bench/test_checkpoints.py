@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from eyas.bench.offline import drafters
+from eyas.bench.offline import candidates, drafters
 from eyas.bench.offline.candidates import TaskScore
 
 from ...pairs import Pair, write_rows
@@ -49,7 +49,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = measured(monkeypatch)
-    result = bench("--write", "--output", tmp_path / "all.json")
+    result = bench("--write", "--force", "--output", tmp_path / "all.json")
     assert result.exit_code == 0, result.output
     assert calls == [
         ("maths", "none", "step-000010", "step-000020"),
@@ -77,6 +77,26 @@ def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pyte
         "moment": 5.0,
     }
     assert (tmp_path / "run" / "bench" / "checkpoints.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_a_pick_slower_than_plain_is_written_only_by_force(
+    bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "doubt", lambda picked: f"{picked.name} decodes at 0.90 times the speed")
+    result = bench("--write")
+    assert result.exit_code == 1
+    assert "error: the pick was not written: step-0000" in result.stderr
+    assert "--force writes it all the same" in result.stderr
+    assert "Beware: step-0000" in result.stdout
+    assert not (tmp_path / "run" / "pick").exists()
+    result = bench("--write", "--force")
+    assert (result.exit_code, "warning: step-0000" in result.stderr) == (0, True)
+    assert (tmp_path / "run" / "pick" / "config.json").is_file()
+    shutil.rmtree(tmp_path / "run" / "pick")
+    monkeypatch.setattr(candidates, "doubt", lambda _: None)
+    assert bench("--write").exit_code == 0
+    assert (tmp_path / "run" / "pick" / "config.json").is_file()
+    assert "--force is about --write" in bench("--force").stderr
 
 
 def test_what_is_known_is_not_measured_again(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

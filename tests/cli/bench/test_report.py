@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from eyas.cli.bench.report import _lead
 from eyas.files import write_json
 
+from ...bench.offline.candidates import candidate
 from ...bench.report.test_page import checked
 from ...pairs import Pair, write_rows
 from ...runs import save_run
@@ -44,7 +46,7 @@ def test_a_run_alone(run: Run, trained: Path) -> None:
 def test_everything(run: Run, trained: Path, pair: Pair, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "48/2?"}, {"prompt": "def"}])
     few = ("--prompt-file", rows, "--max-new-tokens", 6, "--repeats", 1, "--warmup", 0)
-    assert run("bench", "checkpoints", trained, *few, "--write").exit_code == 0
+    assert run("bench", "checkpoints", trained, *few, "--write", "--force").exit_code == 0
     pair_options = ("--model", pair.model, "--draft-model", trained / "pick")
     trees = (
         "--tree-depth",
@@ -84,3 +86,11 @@ def test_what_is_refused(run: Run, trained: Path, tmp_path: Path) -> None:
     result = run("bench", "report", trained, "--output", tmp_path / "report.html")
     assert (result.exit_code, "holds no drafter yet" in result.stderr) == (1, True)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_checkpoint_slower_than_plain_is_not_called_one_to_serve() -> None:
+    def lead(seconds: float) -> str:
+        return _lead({"ranked": [candidate("step-1", 2.0, 2.0, seconds=seconds).as_dict()]}, None)[0]
+
+    assert lead(5.0).startswith("step-1 is the checkpoint to serve: 2.00 tokens a pass and 2.00 times")
+    assert lead(11.0).startswith("step-1 is the best checkpoint, but not one to serve yet: 2.00 tokens a pass and 0.91")

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from eyas.bench.offline import candidates
+
 from ...pairs import Pair, write_rows
 
 Run = Callable[..., Result]
@@ -47,11 +49,24 @@ def test_the_best_tree_is_written_only_if_asked(bench: Run, drafter: Path, tmp_p
         assert name in result.stdout
     assert (tmp_path / "t.svg").read_bytes().startswith(b"<?xml")
 
-    result = bench("--write", "--by", "accept_length")
+    result = bench("--write", "--force", "--by", "accept_length")
     config = json.loads((drafter / "config.json").read_text())
     assert f"is now {config['default_tree']}" in result.stderr
     assert f"Pick: {config['default_tree']}" in result.stdout
     assert config == json.loads(before) | {"default_tree": config["default_tree"]}
+
+
+def test_a_tree_slower_than_plain_is_written_only_by_force(
+    bench: Run, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (drafter / "config.json").read_bytes()
+    monkeypatch.setattr(candidates, "doubt", lambda picked: f"{picked.name} decodes at 0.90 times the speed")
+    result = bench("--write")
+    assert result.exit_code == 1
+    assert "error: the pick was not written: " in result.stderr
+    assert (drafter / "config.json").read_bytes() == before
+    assert bench("--write", "--force").exit_code == 0
+    assert "default_tree" in json.loads((drafter / "config.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -63,6 +78,7 @@ def test_the_best_tree_is_written_only_if_asked(bench: Run, drafter: Path, tmp_p
         (("--plot", "t.gif"), "plots are written as .svg"),
         (("--output", "no/where.json"), "there is no directory no"),
         (("--tree-top-k", "150"), "150 children, the draft vocabulary has 120"),
+        (("--force",), "--force is about --write"),
         (("--draft-model", "some/id", "--write"), "--write changes config.json of a local directory"),
     ],
 )

@@ -114,4 +114,6 @@ def test_bad_options(run: Run, options: Options, whole: Path, tmp_path: Path) ->
     assert not (tmp_path / "store").exists()
     result = run(*options, whole, "--states", "bf16")
     assert result.exit_code == 1
-    assert "holds another capture (layout.states: fp8, now bf16): choose another folder" in result.stderr
+    assert (
+        "holds another capture (layout.states was 'fp8', is 'bf16' (--states)): choose another folder" in result.stderr
+    )

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from eyas.cli.common import display
+from eyas.cli.data import answerers
+from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
 
 from ...data.regenerate.fake_endpoint import Said, completion, echo, endpoint
@@ -38,7 +41,75 @@ def test_in_process(run: Run, pair: Pair, chats: Path, tmp_path: Path) -> None:
     assert run(*words, output, "--batch-size", 2).exit_code == 0  # nothing left to ask
     other = run(*words, output, "--temperature", 1)
     assert other.exit_code == 2
-    assert "made with other settings (sampling was" in other.stderr
+    changed = "answers made with other settings: sampling.temperature was 0.0, is 1.0 (--temperature). Restore"
+    assert changed in other.stderr
+
+
+def test_answers_are_as_long_as_there_is_room(run: Run, pair: Pair, chats: Path, tmp_path: Path) -> None:
+    words = ("data", "regenerate", "--model", pair.model, "--chats", chats, "--ignore-eos")
+    done = run(*words, "--output", tmp_path / "a.jsonl", "--max-length", 90)
+    assert done.exit_code == 0, done.output
+    made = list(read_chats(tmp_path / "a.jsonl"))
+    assert [len(chat.tokens or ()) for chat in made] == [90] * 4
+    assert [chat.cut_off for chat in made] == [(1,)] * 4
+    assert "note: 4 answers cut off by the length limit: their chats are marked `cut_off`" in done.stderr
+    both = run(*words, "--output", tmp_path / "b.jsonl", "--max-length", 90, "--max-new-tokens", 5)
+    assert both.exit_code == 0, both.output
+    assert {stop - start for chat in read_chats(tmp_path / "b.jsonl") for start, stop in chat.answers or ()} == {5}
+    long = run(*words, "--output", tmp_path / "c.jsonl", "--max-length", 4)
+    assert long.exit_code == 1
+    assert "leaves no room for an answer within 4: raise --max-length" in long.stderr
+    short = run(*words, "--output", tmp_path / "d.jsonl", "--max-new-tokens", 400)
+    assert short.exit_code == 0  # no --max-length, so only the model's context bounds them
+    assert {len(chat.tokens or ()) for chat in read_chats(tmp_path / "d.jsonl")} == {256}
+
+
+def test_without_options_an_answer_may_fill_the_default_length(
+    run: Run, pair: Pair, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answerers, "MAX_LENGTH", 70)
+    words = ("data", "regenerate", "--model", pair.model, "--chats", chats, "--ignore-eos")
+    assert run(*words, "--output", tmp_path / "a.jsonl").exit_code == 0
+    assert {len(chat.tokens or ()) for chat in read_chats(tmp_path / "a.jsonl")} == {70}
+
+
+def test_ctrl_c_says_what_is_kept_and_what_goes_on(
+    run: Run, pair: Pair, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = EngineAnswerer.answers
+
+    def interrupted(self: Any, take: Any) -> Any:
+        for number, reply in enumerate(real(self, take)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield reply
+
+    words = ("data", "regenerate", "--model", pair.model, "--chats", chats, "--max-new-tokens", 8, "--output")
+    words = (*words, tmp_path / "two words.jsonl")
+    with monkeypatch.context() as patched:
+        patched.setattr(EngineAnswerer, "answers", interrupted)
+        done = run(*words)
+    assert done.exit_code == 130
+    assert "stopped: every answer given so far is kept in the journal beside the output." in done.stderr
+    assert f"Go on with the same command: eyas data regenerate --model {pair.model} --chats {chats}" in done.stderr
+    assert f"--output '{tmp_path / 'two words.jsonl'}'" in done.stderr
+    assert len((tmp_path / "two words.jsonl.journal").read_text().splitlines()) == 1 + 2
+    assert run(*words).exit_code == 0
+
+
+def test_without_a_terminal_a_line_says_how_far_it_is(
+    run: Run, pair: Pair, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display, "SILENCE", 0.0)
+    words = ("data", "regenerate", "--model", pair.model, "--chats", chats, "--max-new-tokens", 8)
+    done = run(*words, "--output", tmp_path / "out.jsonl", "--batch-size", 1)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("chats: ")]
+    assert [line.split(",")[0] for line in lines] == [
+        "chats: 1 of 4 (25%)",
+        "chats: 2 of 4 (50%)",
+        "chats: 3 of 4 (75%)",
+    ]
+    assert "tokens/s" in lines[0]
 
 
 def test_through_an_endpoint(run: Run, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +126,7 @@ def test_through_an_endpoint(run: Run, chats: Path, tmp_path: Path, monkeypatch:
         assert "error: chat c2: " in done.stderr
         assert "1 chat got no answer (the same command tries them again)" in done.stderr
         assert server.headers[0]["Authorization"] == "Bearer abc"
+        assert "max_tokens" not in server.requests[0]  # as long as the endpoint allows
         server.script = lambda *_: Said(body=completion({"content": "yes", "reasoning_content": "hm"}))
         again = run(*words, "--output", tmp_path / "out.jsonl")
         assert again.exit_code == 0
@@ -93,6 +165,7 @@ def test_through_batch_files(run: Run, tmp_path: Path) -> None:
     [
         (["--endpoint", "http://x/v1", "--batch-write", "f.jsonl"], "different ways"),
         (["--endpoint", "http://x/v1", "--batch-size", "2"], "--batch-size would be ignored"),
+        (["--endpoint", "http://x/v1", "--max-length", "9"], "--max-length would be ignored"),
         (["--endpoint", "http://x/v1", "--draft-model", "d"], "--draft-model would be ignored"),
         (["--batch-write", "f.jsonl", "--timeout", "3"], "--timeout would be ignored"),
         (["--tool-choice", "auto"], "--tool-choice would be ignored: the answers come from the engine"),

@@ -83,7 +83,9 @@ def test_processes_share_the_shards_and_need_not_be_as_many_again(whole: Path, t
 def test_a_folder_that_is_something_else(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "store")
     other = prepare(tmp_path / "store", states="bf16", longest=20)
-    with pytest.raises(StoreError, match=r"another capture \(.*layout.states: fp8, now bf16; longest: 2048, now 20"):
+    with pytest.raises(
+        StoreError, match=r"layout.states was 'fp8', is 'bf16' \(--states\); longest was 2048, is 20 \(--max"
+    ):
         other.begun().__enter__()
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(StoreError, match="holds other files"):

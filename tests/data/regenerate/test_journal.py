@@ -80,9 +80,9 @@ def test_the_last_entry_about_a_question_counts(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     fill(tmp_path / "journal")
-    with pytest.raises(UsageError, match="seed was 1, now 2"):
+    with pytest.raises(UsageError, match="seed was 1, is 2"):
         Journal(tmp_path / "journal", {**SETTINGS, "seed": 2})
-    with pytest.raises(UsageError, match="top_k was None, now 3"):
+    with pytest.raises(UsageError, match="top_k was None, is 3"):
         Journal(tmp_path / "journal", {**SETTINGS, "top_k": 3})
 
 

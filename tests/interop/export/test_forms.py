@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,33 @@ def test_vllm(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> Non
     assert "3.25 tokens per target pass" in (tmp_path / "README.md").read_text()
 
 
+def test_what_is_false_by_default_is_left_out(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:
+    """SpecForge's class drops its norm wherever there is a key `norm_output`."""
+    for consumer in ("safeailab", "sglang", "vllm", "tensorrt-llm", "openvino"):
+        config, _, _ = written(drafter, consumer, served_target, tmp_path / consumer)
+        assert not {"norm_output", "fc_norm", "norm_before_fc", "norm_before_residual", "qk_norm"} & config.keys()
+    save_network(full_vocabulary(norm_output=True), tmp_path / "normed")
+    assert written(tmp_path / "normed", "vllm", served_target, tmp_path / "out")[0]["norm_output"] is True
+
+
+def test_openvino(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:
+    config, tensors, command = written(drafter, "openvino", served_target, tmp_path / "out")
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert {"midlayer.hidden_norm.weight", "d2t", "t2d", "lm_head.weight"} <= set(tensors)
+    assert "embed_tokens.weight" not in tensors
+    convert, taps = command.split(" && ")
+    folder = tmp_path / "out" / "openvino"
+    assert convert.startswith(
+        f"optimum-cli export openvino --model {tmp_path / 'out'} --task text-generation-with-past"
+    )
+    assert convert.endswith(f" {folder}")
+    folder.mkdir()
+    (folder / "openvino_model.xml").write_text('<rt_info>\n  <eagle3_mode value="True" />\n</rt_info>\n')
+    subprocess.run(taps, shell=True, check=True)
+    info = (folder / "openvino_model.xml").read_text()
+    assert '<eagle3_mode value="True" /><hidden_layers_list value="2, 4, 5" />' in info
+
+
 def test_sglang_counts_outputs(drafter: Path, served_target: ServedTarget, tmp_path: Path) -> None:
     config, tensors, command = written(drafter, "sglang", served_target, tmp_path)
     assert config["eagle_config"][IDS] == [1, 3, 4]
@@ -69,7 +97,8 @@ def test_sglang_counts_outputs(drafter: Path, served_target: ServedTarget, tmp_p
 def test_safeailab_must_not_see_a_target_size_or_it_copies_no_embedding(
     drafter: Path, served_target: ServedTarget, tmp_path: Path
 ) -> None:
-    config, tensors, _ = written(drafter, "safeailab", served_target, tmp_path / "a")
+    config, tensors, command = written(drafter, "safeailab", served_target, tmp_path / "a")
+    assert command.endswith("--depth 3 --top-k 3 --total-token 10")  # which drafts four levels, as dynamic:4,3,9 does
     assert "target_hidden_size" not in config
     assert "embed_tokens.weight" not in tensors
     assert IDS not in config

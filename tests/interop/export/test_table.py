@@ -23,7 +23,7 @@ from eyas.targets.attention import grouped_attention
 from ... import tiny
 from ...pairs import tokenizer
 
-ALL = ("safeailab", "sglang", "vllm", "speculators", "atom", "tensorrt-llm", "gguf")
+ALL = ("safeailab", "sglang", "vllm", "speculators", "atom", "tensorrt-llm", "openvino", "gguf")
 E3: dict[str, Any] = {"draft_vocab_size": 120, "taps": [2, 4, 5], "embedding": "shared"}
 E1: dict[str, Any] = {"embedding": "shared", "head": "shared"}
 FULL: dict[str, Any] = {**E3, "draft_vocab_size": None, "head": "shared"}
@@ -47,40 +47,43 @@ Row = tuple[str, dict[str, Any], dict[str, str]]
 TABLE: dict[str, Row] = {
     "eagle3": ("eagle3", E3, {"atom": "draft_vocab_size"}),
     "eagle3, own embedding": ("eagle3", {**E3, "embedding": "own"},
-        {"sglang": "embedding", "atom": "draft_vocab_size", "tensorrt-llm": "embedding"}),
+        {"sglang": "embedding", "atom": "draft_vocab_size", "tensorrt-llm": "embedding"} | {"openvino": "embedding"}),
     "eagle3, full": ("eagle3", {**FULL, "head": "own"}, {}),
     "eagle3, full, all own": ("eagle3", {**FULL, "embedding": "own", "head": "own"},
-        {"sglang": "embedding", "tensorrt-llm": "embedding"}),
+        {"sglang": "embedding", "tensorrt-llm": "embedding"} | {"openvino": "embedding"}),
     "eagle3, full, nothing own": ("eagle3", FULL, {}),
     "eagle3, shared head": ("eagle3", {**E3, "head": "shared"}, {"atom": "draft_vocab_size"}),
-    "eagle3, fc_norm": ("eagle3", {**FULL, "fc_norm": True}, {"safeailab": "fc_norm", "gguf": "fc_norm"}),
+    "eagle3, fc_norm": ("eagle3", {**FULL, "fc_norm": True}, {"safeailab": "fc_norm", "gguf": "fc_norm"}
+        | {"openvino": "fc_norm"}),
     "eagle3, norm_output": ("eagle3", {**FULL, "norm_output": True},
-        {"safeailab": "norm_output", "gguf": "norm_output"}),
+        {"safeailab": "norm_output", "gguf": "norm_output"} | {"openvino": "norm_output"}),
     "eagle3, both": ("eagle3", {**FULL, "norm_output": True, "fc_norm": True},
-        {"safeailab": "fc_norm norm_output", "gguf": "fc_norm norm_output"}),
+        {"safeailab": "fc_norm norm_output", "gguf": "fc_norm norm_output"} | {"openvino": "fc_norm norm_output"}),
     "eagle3, norm_before_residual": ("eagle3", {**FULL, "norm_before_residual": True},
-        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm"), "norm_before_residual")),
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm"), "norm_before_residual")
+        | {"openvino": "norm_before_residual"}),
     "eagle3, norm_before_fc": ("eagle3", {**FULL, "norm_before_fc": True},
-        dict.fromkeys(("safeailab", "atom"), "norm_before_fc")),
+        dict.fromkeys(("safeailab", "atom"), "norm_before_fc") | {"openvino": "norm_before_fc"}),
     "eagle3, every norm": ("eagle3", {**FULL, "norm_before_fc": True, "fc_norm": True},
         {"safeailab": "fc_norm norm_before_fc", "atom": "norm_before_fc", "tensorrt-llm": "norm_before_fc",
-         "gguf": "fc_norm"}),
+         "gguf": "fc_norm"} | {"openvino": "fc_norm norm_before_fc"}),
     "eagle3, qk_norm": ("eagle3", {**FULL, "qk_norm": True},
-        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "qk_norm")),
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "qk_norm") | {"openvino": "qk_norm"}),
     "eagle3, two layers": ("eagle3", {**FULL, "num_hidden_layers": 2},
-        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "num_hidden_layers")),
+        dict.fromkeys(("safeailab", "sglang", "atom", "tensorrt-llm", "gguf"), "num_hidden_layers")
+        | {"openvino": "num_hidden_layers"}),
     "eagle3, attention_bias": ("eagle3", {**FULL, "attention_bias": True},
-        dict.fromkeys(("safeailab", "sglang", "atom", "gguf"), "attention_bias")),
+        dict.fromkeys(("safeailab", "sglang", "atom", "gguf"), "attention_bias") | {"openvino": "attention_bias"}),
     "eagle3, mlp_bias": ("eagle3", {**FULL, "mlp_bias": True},
         dict.fromkeys(("safeailab", "sglang", "atom", "gguf"), "mlp_bias")),
     "eagle3, qk_norm and biases": ("eagle3", {**FULL, "qk_norm": True, "attention_bias": True, "mlp_bias": True},
         {"safeailab": "qk_norm attention_bias mlp_bias", "sglang": "attention_bias mlp_bias qk_norm",
          "vllm": "attention_bias mlp_bias", "speculators": "attention_bias mlp_bias",
          "atom": "qk_norm attention_bias mlp_bias", "tensorrt-llm": "qk_norm",
-         "gguf": "qk_norm attention_bias mlp_bias"}),
+         "gguf": "qk_norm attention_bias mlp_bias"} | {"openvino": "qk_norm attention_bias"}),
     "eagle3, four taps": ("eagle3", {**FULL, "taps": [1, 2, 4, 5], "num_aux_hidden_states": 4},
         {"safeailab": "num_aux_hidden_states taps", "speculators": "num_aux_hidden_states",
-         "gguf": "num_aux_hidden_states"}),
+         "gguf": "num_aux_hidden_states"} | {"openvino": "num_aux_hidden_states"}),
     "eagle3, other taps": ("eagle3", {**FULL, "taps": [1, 3, 6]}, {"safeailab": "taps"}),
     "eagle3, default taps": ("eagle3", {**FULL, "taps": None}, {}),
     "eagle3, taps in disorder": ("eagle3", {**FULL, "taps": [5, 2, 4]}, dict.fromkeys(ALL[:-1], "taps")),
@@ -88,7 +91,8 @@ TABLE: dict[str, Row] = {
         dict.fromkeys(("safeailab", "sglang", "tensorrt-llm"), "taps")),
     "eagle3, last boundary": ("eagle3", {**FULL, "taps": [2, 4, 8]}, dict.fromkeys(("safeailab", "sglang"), "taps")),
     "eagle3, after the norm": ("eagle3", {**FULL, "taps": [2, 4, 9]}, dict.fromkeys(ALL, "taps")),
-    "eagle3, gelu": ("eagle3", {**FULL, "hidden_act": "gelu"}, dict.fromkeys(ALL[1:], "hidden_act")),
+    "eagle3, gelu": ("eagle3", {**FULL, "hidden_act": "gelu"},
+        dict.fromkeys((*ALL[1:6], "gguf"), "hidden_act")),
     "eagle3, theta": ("eagle3", {**FULL, **rope("default", rope_theta=123456.7)}, {}),
     "eagle3, eps": ("eagle3", {**FULL, "rms_norm_eps": 1e-5}, {}),
     "eagle3, linear": ("eagle3", {**FULL, **rope("linear", factor=2.0)}, {"atom": "rope_parameters"}),
@@ -98,10 +102,10 @@ TABLE: dict[str, Row] = {
     "eagle3, yarn": ("eagle3", {**FULL, "rope_parameters": YARN},
         dict.fromkeys(("safeailab", "atom"), "rope_parameters")),
     "eagle3, yarn and its factor": ("eagle3", {**FULL, "rope_parameters": {**YARN, "attention_factor": 1.1}},
-        dict.fromkeys(ALL, "rope_parameters")),
+        dict.fromkeys((*ALL[:6], "gguf"), "rope_parameters")),
     "eagle3, longrope": ("eagle3", {**FULL, "rope_parameters": LONG}, dict.fromkeys(ALL, "rope_parameters")),
     "eagle3, wider": ("eagle3", {**FULL, "hidden_size": 48, "head_dim": 8, "embedding": "own", "head": "own"},
-        {"sglang": "embedding"}),
+        {"sglang": "embedding"} | {"openvino": "hidden_size embedding"}),
     "eagle3, wider heads": ("eagle3", {**FULL, "head_dim": 16}, {}),
     "eagle3, a tree": ("eagle3", {**FULL, "default_tree": "dynamic:4,3,9"}, {}),
     "eagle1": ("eagle1", E1, {"vllm": "bias"} | dict.fromkeys(ALL[3:], "kind")),
@@ -147,7 +151,7 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 for _name, (_kind, _settings, _refused) in TABLE.items():
     if _kind == "mla":
-        _refused.update(dict.fromkeys(("safeailab", "speculators", "gguf"), "kind"))
+        _refused.update(dict.fromkeys(("safeailab", "speculators", "openvino", "gguf"), "kind"))
 
 
 def build(name: str) -> DraftNetwork:

@@ -13,6 +13,7 @@ pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
 from eyas.engine.controller import ControllerState
+from eyas.serve.playground import gauges
 
 from .fake_server import HOSTILE, WORDS, FakeServer, engine_state, serving
 
@@ -270,6 +271,20 @@ def test_the_race(open_page: Any) -> None:
         page.get_by_label("Prompt for the race").fill("busy")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("try again in 7 s")
+
+
+def test_a_race_that_cannot_be_trusted_says_so(open_page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    warning = "the machine was busy (load 9 on 2 cores)"
+    monkeypatch.setattr(gauges, "busy", lambda _: warning)
+    fake = FakeServer(pause=0.02)  # its plain passes take four times as long: no draft can do that
+    with serving(fake.app) as url:
+        page = open_page(url)
+        expect(page.locator("#gauge-running")).to_have_text("0")
+        page.get_by_role("tab", name="Race").click()
+        page.get_by_label("Prompt for the race").fill("go")
+        page.keyboard.press("Enter")
+        expect(page.locator("#race-result")).to_contain_text(f"Beware: {warning}.")
+        expect(page.locator("#race-result")).to_contain_text("at 3.50 tokens a pass can't be")
 
 
 def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:

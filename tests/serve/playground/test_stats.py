@@ -5,7 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from eyas.engine.controller import ControllerState
+from eyas.serve.playground import gauges
 from eyas.serve.playground.gauges import Gauges
 
 from .fake_server import engine_state
@@ -16,13 +19,21 @@ def test_before_the_first_step_all_is_zero() -> None:
     assert (read["running"], read["waiting"], read["tokens_total"], read["tree"]) == (0, 0, 0, None)
 
 
+def test_a_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = {"cores": 2, "threads": 2, "load_average": [1.0, 1.0, 1.0]}
+    monkeypatch.setattr(gauges, "machine_load", lambda: load)
+    assert Gauges().read()["busy"] is None
+    load["load_average"] = [9.0, 1.0, 1.0]
+    assert "load 9 on 2 cores" in Gauges().read()["busy"]
+
+
 def test_the_last_state_and_the_sums() -> None:
-    gauges = Gauges()
+    made = Gauges()
     outcome: Any = SimpleNamespace(accepted=[2, 0], tokens=[[7, 8, 9], [7]])
-    gauges.stepped(engine_state(running=2, waiting=3, cached_tokens=40, cache_limit=100), None, outcome)
-    gauges.stepped(engine_state(prefilling=1), ControllerState(depth=4, width=3, budget=20), None)
-    gauges.stepped(engine_state(running=1, cache_limit=100), ControllerState(depth=2, width=1, budget=2), outcome)
-    read = gauges.read()
+    made.stepped(engine_state(running=2, waiting=3, cached_tokens=40, cache_limit=100), None, outcome)
+    made.stepped(engine_state(prefilling=1), ControllerState(depth=4, width=3, budget=20), None)
+    made.stepped(engine_state(running=1, cache_limit=100), ControllerState(depth=2, width=1, budget=2), outcome)
+    read = made.read()
     assert (read["running"], read["prefilling"], read["waiting"], read["cache_limit"]) == (1, 0, 0, 100)
     assert read["tokens_total"] == 8  # two rounds of two rows: two accepted and a token of each row's own
     assert (read["row_rounds_total"], read["accepted_total"]) == (4, 4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from eyas.errors import CheckpointError
+from eyas.errors import CheckpointError, StoppedError
 from eyas.train.loop import loop
 from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import ProcessGroup
@@ -106,8 +108,49 @@ def test_a_resumed_run_keeps_the_precision_it_began_with(
 
 def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
     train(Regression(), config(2), tmp_path, ALONE, {"data": "a"})
-    with pytest.raises(CheckpointError, match="data"):
+    with pytest.raises(CheckpointError, match="data was 'a', is 'b'"):
         train(Regression(), config(4), tmp_path, ALONE, {"data": "b"})
+    other = r"settings: optimizer\.lr was 0\.01, is 0\.02 \(lm\.loop\.optimizer\.lr\)\. Restore"
+    with pytest.raises(CheckpointError, match=other):
+        train(Regression(), config(4, optimizer={"lr": 0.02}), tmp_path, ALONE, {"data": "a"}, "lm")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_state_and_the_resumed_run_ends_alike(tmp_path: Path, number: signal.Signals) -> None:
+    class Stopped(Regression):
+        """Gets a signal amid the third step."""
+
+        def micro_batch_loss(self, batch: int) -> MicroBatchLoss:
+            if batch == 2:
+                os.kill(os.getpid(), number)
+            return super().micro_batch_loss(batch)
+
+    before = signal.getsignal(number)
+    whole = Regression()
+    train(whole, config(6), tmp_path / "whole", ALONE, {})
+    with pytest.raises(StoppedError, match="stopped after step 3 of 6; the state of that step is saved in") as caught:
+        train(Stopped(), config(6), tmp_path / "run", ALONE, {})
+    assert caught.value.signal_number == number
+    assert signal.getsignal(number) is before
+    resumed = Regression()
+    train(resumed, config(6), tmp_path / "run", ALONE, {})
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "loss" in record] == [2, 4, 6]
+    last = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-2]) for name in ("whole", "run")]
+    assert last[0]["loss"] == last[1]["loss"]
+
+
+def test_a_second_signal_acts_at_once(tmp_path: Path) -> None:
+    class Impatient(Regression):
+        def micro_batch_loss(self, batch: int) -> MicroBatchLoss:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().micro_batch_loss(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Impatient(), config(6), tmp_path, ALONE, {})
 
 
 def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Speedup is what users feel, but a clock is noisy; accept length is a count, and under greedy decoding the same every
 time. Either way other prompts would have given other figures. That uncertainty is estimated by leaving out one group
-of prompts at a time (the jackknife), on the *difference* of two candidates that answered the same prompts.
+of prompts at a time (the jackknife), on the *difference* of two candidates that answered the same prompts. What else
+the machine did is added where times count: see `TaskScore.noise`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ WHY: dict[Criterion, str] = {
     "tokens_per_second": "Tokens/s decide, all candidates interleaved in one run.",
 }
 """Criterion -> the sentence that ends the reason of a choice."""
+NOISY = 0.02
+"""The uncertainty of times from which a reason mentions it."""
 
 
 class Count(NamedTuple):
@@ -57,6 +60,8 @@ class TaskScore:
     same: int
     """Answers that are plain decoding's, token for token."""
     answers: int
+    noise: float = 0.0
+    """Relative standard error of a time: what repeats of plain decoding differ by, or what others' work has taken."""
 
     def figure(self, by: Criterion, without: int | None = None) -> float:
         """The figure named `by`, pooled over all groups, or over all but the one numbered `without`."""
@@ -78,13 +83,21 @@ class TaskScore:
     def from_dict(row: Mapping[str, Any]) -> TaskScore:
         """The score that `as_dict` wrote."""
         method, plain = (tuple(Count(*each) for each in row[name]) for name in ("method", "plain"))
-        return TaskScore(method, plain, row["same"], row["answers"])
+        return TaskScore(method, plain, row["same"], row["answers"], row.get("noise", 0.0))
 
 
-def task_score(measured: MethodResult, plain: MethodResult) -> TaskScore:
-    """The score of a method and of plain decoding that were measured in the same interleaved runs."""
+def task_score(measured: MethodResult, plain: MethodResult, others: float = 0.0) -> TaskScore:
+    """The score of a method and of plain decoding that were measured in the same interleaved runs.
+
+    `others` is the share of the machine's time that other processes took meanwhile (`eyas.runtime.taken_by_others`).
+    """
+    spread = fmean(plain.spreads) / sqrt(len(plain.spreads)) if plain.spreads else 0.0
     return TaskScore(
-        tuple(map(count, measured.groups)), tuple(map(count, plain.groups)), measured.same, measured.answers
+        tuple(map(count, measured.groups)),
+        tuple(map(count, plain.groups)),
+        measured.same,
+        measured.answers,
+        round(max(spread, others), 6),
     )
 
 
@@ -125,22 +138,31 @@ class Candidate:
         means = {name: round(self.mean(name), 4) for name in WORDS}
         return {"name": self.name, "mean": means, "tasks": {name: s.as_dict() for name, s in self.tasks.items()}}
 
+    @staticmethod
+    def from_dict(row: Mapping[str, Any]) -> Candidate:
+        """The candidate that `as_dict` wrote."""
+        return Candidate(row["name"], {name: TaskScore.from_dict(score) for name, score in row["tasks"].items()})
+
 
 def rank(candidates: Sequence[Candidate], by: Criterion) -> list[Candidate]:
     """Sort candidates, best mean first; equals stay in the order given."""
     return sorted(candidates, key=lambda candidate: -candidate.mean(by))
 
 
-def uncertainty(one: Candidate, other: Candidate, by: Criterion) -> float | None:
-    """Standard error of the difference of two means; None where a task has a single group, which says nothing."""
+def uncertainty(one: Candidate, other: Candidate | None, by: Criterion) -> float | None:
+    """Standard error of the difference of two means, or of a mean; None where a task has a single group of prompts."""
     total = 0.0
     for name, score in one.tasks.items():
-        rival, groups = other.tasks[name], len(score.method)
-        if groups < 2 or len(rival.method) != groups:
+        rivals, groups = [] if other is None else [other.tasks[name]], len(score.method)
+        if groups < 2 or any(len(rival.method) != groups for rival in rivals):
             return None
-        left_out = [score.figure(by, group) - rival.figure(by, group) for group in range(groups)]
+        left_out = [
+            score.figure(by, group) - sum(rival.figure(by, group) for rival in rivals) for group in range(groups)
+        ]
         middle = fmean(left_out)
         total += (groups - 1) / groups * sum((each - middle) ** 2 for each in left_out)
+        if by != "accept_length":
+            total += sum((timed.noise * timed.figure(by)) ** 2 for timed in (score, *rivals))
     return sqrt(total) / len(one.tasks)
 
 
@@ -149,6 +171,22 @@ def tied(best: Candidate, other: Candidate, by: Criterion) -> bool:
     gap = best.mean(by) - other.mean(by)
     error = uncertainty(best, other, by)
     return gap == 0 if error is None else gap <= 2 * error
+
+
+def doubt(candidate: Candidate) -> str | None:
+    """Why a candidate should not be served: it isn't certain to be faster than plain decoding. None if it is.
+
+    Certain means more than two standard errors above 1.0, or above 1.0 where nothing tells the standard error.
+    """
+    speedup, error = candidate.mean("speedup"), uncertainty(candidate, None, "speedup")
+    margin = 0.0 if error is None else 2 * error
+    if speedup - margin > 1.0:
+        return None
+    bars = "" if error is None else f" (give or take {margin:.2f}, two standard errors)"
+    measured = f"{candidate.name} decodes at {speedup:.2f} times the speed of plain decoding{bars}"
+    if speedup < 1.0:
+        return f"{measured}, so serving with it is slower than without a drafter"
+    return f"{measured}, which may be slower than without a drafter: more prompts or a quieter machine would tell"
 
 
 @dataclass(frozen=True)
@@ -166,12 +204,18 @@ class Selection:
         """The candidate that was chosen."""
         return self.ranked[0]
 
+    @property
+    def doubt(self) -> str | None:
+        """Why the chosen one should not be served; None if it is certain to be faster than plain decoding."""
+        return doubt(self.best)
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: the choice, its reason, and all candidates in order."""
         return {
             "by": self.by,
             "pick": self.best.name,
             "reason": self.reason,
+            "doubt": self.doubt,
             "ties": list(self.ties),
             "ranked": [candidate.as_dict() for candidate in self.ranked],
         }
@@ -210,4 +254,13 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
             f"{fastest.name} has the best measured speedup, {fastest.mean('speedup'):.2f}x "
             f"against {best.mean('speedup'):.2f}x."
         )
-    return " ".join([*parts, WHY[by]])
+    parts.append(WHY[by])
+    noise = max(score.noise for each in (best, *rest) for score in each.tasks.values())
+    if noise >= NOISY:
+        parts.append(
+            f"Times are uncertain by {noise:.0%}, from repeats of plain decoding and the machine's other work: the "
+            "error bars of speeds are that much wider."
+        )
+    if (doubted := doubt(best)) is not None:
+        parts.append(f"Beware: {doubted}.")
+    return " ".join(parts)

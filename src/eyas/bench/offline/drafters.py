@@ -21,6 +21,7 @@ from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
 from eyas.errors import EyasError
 from eyas.files import file_hash
+from eyas.runtime import machine_load, taken_by_others
 from eyas.targets import Target
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
@@ -78,8 +79,9 @@ class DrafterBench:
                     continue
                 group = {PLAIN: plain} | {name: engines[name] for name in waiting}
                 results = measure(task, group, self.params, self.plan, advance)
+                others = taken_by_others(machine_load())
                 for name in waiting:
-                    self.ledger.put(name, task.name, task_score(results[name], results[PLAIN]))
+                    self.ledger.put(name, task.name, task_score(results[name], results[PLAIN], others))
         return [Candidate(name, self.ledger.scores(name)) for name in self.drafters if name not in self.failures]
 
     def _engine(self, name: str) -> Engine | None:

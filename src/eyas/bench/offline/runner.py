@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
 from eyas.engine import Engine
@@ -45,6 +46,8 @@ class MethodResult:
     answers: int = 0
     groups: list[Stats] = field(default_factory=list)
     """The median runs one by one, in the order of the task's groups."""
+    spreads: list[float] = field(default_factory=list)
+    """Relative standard deviations of decoding times over the repeats, by group; empty without repeats."""
 
     @property
     def identical(self) -> bool:
@@ -113,6 +116,9 @@ def _add(result: MethodResult, runs: Sequence[GroupRun], plain: GroupRun) -> Non
     median = median_run(runs, lambda run: run.stats.decode_seconds).stats
     result.stats.merge(median)
     result.groups.append(median)
+    seconds = [run.stats.decode_seconds for run in runs]
+    if len(seconds) > 1 and median.decode_seconds:
+        result.spreads.append(stdev(seconds) / fmean(seconds))
     result.answers += len(plain.token_ids)
     result.same += sum(
         all(index < len(run.token_ids) and run.token_ids[index] == tokens for run in runs)

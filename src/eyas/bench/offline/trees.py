@@ -21,6 +21,7 @@ from eyas.bench.offline.runner import PLAIN, Advance, Plan, Task, measure
 from eyas.engine import Engine
 from eyas.errors import CheckpointError, UsageError
 from eyas.files import write_json
+from eyas.runtime import machine_load, taken_by_others
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
@@ -143,9 +144,10 @@ class TreeSweep:
         for task in self.tasks:
             part = Task(task.name, task.groups[:groups])
             results = measure(part, engines, self.params, plan, advance)
+            others = taken_by_others(machine_load())
             task.errors += [error for error in part.errors if error not in task.errors]
             for name in names:
-                scores[name][task.name] = task_score(results[name], results[PLAIN])
+                scores[name][task.name] = task_score(results[name], results[PLAIN], others)
         return [Candidate(name, found) for name, found in scores.items()]
 
 

@@ -83,18 +83,18 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
 def tree_figure(report: Mapping[str, Any]) -> bytes:
     """An SVG heat map of a tree sweep: depth against nodes, a panel for each beam, speedup above accept length.
 
-    Shown is the first pass, in which every setting ran; finalists are framed, the pick is starred. `report` is
+    Shown is the last pass of every setting, as in the table; finalists are framed, the pick is starred. `report` is
     `TreeReport.as_dict()`.
     """
-    first, last = report["passes"][0], report["passes"][-1]
-    beams = sorted({candidate["top_k"] for candidate in first["candidates"]})
-    finalists = {candidate["name"] for candidate in last["candidates"]}
+    measured = list({one["name"]: one for done in report["passes"] for one in done["candidates"]}.values())
+    beams = sorted({candidate["top_k"] for candidate in measured})
+    finalists = {candidate["name"] for candidate in report["passes"][-1]["candidates"]}
     with canvas(len(ROWS), len(beams), 1.6 + 2.6 * len(beams), 5.6) as (figure, grid):
         for line, (name, words) in zip(grid, ROWS, strict=True):
-            values = [candidate["mean"][name] for candidate in first["candidates"]]
+            values = [candidate["mean"][name] for candidate in measured]
             scale = min(values), max(values)
             for axes, beam in zip(line, beams, strict=True):
-                shown = [candidate for candidate in first["candidates"] if candidate["top_k"] == beam]
+                shown = [candidate for candidate in measured if candidate["top_k"] == beam]
                 picture = _panel(axes, shown, name, scale, finalists, report["pick"])
                 axes.set_title("chains" if beam == 1 else f"top_k {beam}")
             figure.colorbar(picture, ax=line, label=words)

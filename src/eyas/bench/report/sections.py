@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eyas.bench.machine import busy
 from eyas.bench.offline.checkpoints import METRICS, TrainingRun
 from eyas.bench.report.figures import checkpoint_figure, training_figure, tree_figure
 from eyas.bench.report.page import Block, DataTable, Image, Json, Section, Text, cell, pairs
+from eyas.runtime import busy
 
 Report = Mapping[str, Any]
 
@@ -151,15 +151,14 @@ def tree_section(report: Report) -> Section:
         )
         for candidate in report["ranked"]
     ]
-    first = report["passes"][0]
     return Section(
         "Draft trees",
         [
             Text(f"Pick: {report['reason']}"),
             Image(tree_figure(report), "Heat map of speedup and accept length by depth, beam and nodes."),
             Text(
-                f"The map shows the first pass (prompts a file: {first['prompts']}); framed trees reached the last "
-                f"pass (prompts a file: {report['passes'][-1]['prompts']}), the star is the pick.",
+                "The map shows every tree's last pass; framed trees reached the last of all (prompts a file: "
+                f"{report['passes'][-1]['prompts']}), only their figures compare. The star is the pick.",
                 faint=True,
             ),
             *_warning(report),

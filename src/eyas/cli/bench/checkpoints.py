@@ -9,8 +9,9 @@ from typer import Argument, Option
 
 from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_output, finish, settings_of, write_report
-from eyas.cli.common.options import Coupled, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
+from eyas.cli.common.measuring import check_output, finish, may_write, settings_of, write_report
+from eyas.cli.common.options import Coupled, Force, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
+from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
 from eyas.tree.spec import read_tree
 
@@ -34,6 +35,7 @@ def checkpoints(
     ] = "accept_length",
     together: Annotated[int, Option(min=1, help="Checkpoints in memory, and interleaved, at a time.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick to RUN/pick.")] = False,
+    force: Force = False,
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
@@ -47,6 +49,8 @@ def checkpoints(
     if tree is not None:
         read_tree(tree)
     check_output(output_)
+    if force and not write:
+        raise UsageError("--force is about --write: give both")
     check_device(runtime.device)
     if model is not None:
         check_target(model, runtime)
@@ -86,7 +90,8 @@ def checkpoints(
         tree=tree,
         together=together,
     )
-    with row_bar(bench.work) as advance:
+    kept = f"the scores of checkpoints measured so far are kept in {run / 'bench'}"
+    with keeping(kept), row_bar(bench.work) as advance:
         candidates = bench.run(advance)
     errors = [error for task in tasks for error in dict.fromkeys(task.errors)]
     errors += [f"{checkpoint}: {reason}" for checkpoint, reason in bench.failures.items()]
@@ -101,10 +106,11 @@ def checkpoints(
         console = output()
         console.print(report.table())
         console.print(f"Pick: {report.choice.reason}")
-    if write:
+    refused = may_write(report.choice, force) if write else []
+    if write and not refused:
         copy_folder(drafters[report.choice.best.name], run / "pick")
         note(f"copied {report.choice.best.name} to {run / 'pick'}")
-    return finish(report.machine, errors)
+    return finish(report.machine, [*errors, *refused])
 
 
 def _target_of(run: TrainingRun) -> str:

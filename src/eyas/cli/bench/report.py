@@ -88,11 +88,15 @@ def _title(run: TrainingRun, drafter: Any) -> str:
 
 def _lead(checkpoints: Any, trees: Any) -> list[str]:
     """The sentences that sum the report up."""
+    from eyas.bench.offline.candidates import Candidate, doubt
+
     lines = []
     if checkpoints is not None:
         best = checkpoints["ranked"][0]
+        doubted = doubt(Candidate.from_dict(best))
+        role = "is the checkpoint to serve" if doubted is None else "is the best checkpoint, but not one to serve yet"
         lines.append(
-            f"{best['name']} is the checkpoint to serve: {best['mean']['accept_length']:.2f} tokens a pass and "
+            f"{best['name']} {role}: {best['mean']['accept_length']:.2f} tokens a pass and "
             f"{best['mean']['speedup']:.2f} times the speed of plain decoding, mean over {', '.join(best['tasks'])}."
         )
     if trees is not None:

@@ -9,10 +9,11 @@ from typer import Option
 
 from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_output, finish, settings_of, whole_numbers, write_report
+from eyas.cli.common.measuring import check_output, finish, may_write, settings_of, whole_numbers, write_report
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
+    Force,
     Json,
     MeasureOptions,
     ReportFile,
@@ -39,6 +40,7 @@ def trees(
     ] = "tokens_per_second",
     coupled: Coupled = None,
     write: Annotated[bool, Option("--write", help="Set default_tree in the drafter's config.json.")] = False,
+    force: Force = False,
     plot: Annotated[Path | None, Option(dir_okay=False, help="Heat map, an .svg file.")] = None,
     json: Json = False,
     output_: ReportFile = None,
@@ -52,6 +54,8 @@ def trees(
 
     params = sampling_params(sampling)
     check_output(output_)
+    if force and not write:
+        raise UsageError("--force is about --write: give both")
     check_plot(plot)
     given = {"--tree-depth": tree_depth, "--tree-top-k": tree_top_k, "--tree-nodes": tree_nodes, "--chain": chain}
     sizes = [whole_numbers(text, option) for option, text in given.items()]
@@ -100,7 +104,8 @@ def trees(
                 "same number compare."
             )
         console.print(f"Pick: {choice.reason}")
-    if write:
+    refused = may_write(choice, force) if write else []
+    if write and not refused:
         write_default_tree(Path(draft_model), choice.best.name)
         note(f"default_tree of {draft_model} is now {choice.best.name}")
-    return finish(report.machine, errors)
+    return finish(report.machine, [*errors, *refused])

@@ -35,6 +35,8 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
 
     values = dict(vars(options))
     values |= {name: values.pop(option) for name, option in _OPTION_OF.items()}
+    if values["max_tokens"] is None:  # no limit was given, and none is needed by whoever reads these parameters
+        del values["max_tokens"]
     try:
         return SamplingParams(**values)
     except ValidationError as error:

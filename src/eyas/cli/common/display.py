@@ -71,17 +71,62 @@ def output() -> Console:
     return Console(width=None if screen else 200, highlight=False, markup=False, soft_wrap=not screen)
 
 
+SILENCE = 60.0
+"""Most seconds that long work says nothing where there is no terminal to draw a bar on, as far as it moves at all."""
+
+
+class ProgressLines:
+    """Lines on standard error about how far long work is, one in `SILENCE` seconds; none where a bar is drawn."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._hidden = what, sys.stderr.isatty()
+        self._began = self._said = time.monotonic()
+        self._first: int | None = None
+
+    def show(self, done: int, total: int | None, more: str = "") -> None:
+        """Say that `done` of `total` are done, unless that was said a moment ago; the end is not worth a line."""
+        now = time.monotonic()
+        first = self._first = done if self._first is None else self._first
+        if self._hidden or now - self._said < SILENCE or done == total:
+            return
+        self._said = now
+        text = (
+            f"{self._what}: {done:,}" if total is None else f"{self._what}: {done:,} of {total:,} ({done / total:.0%})"
+        )
+        if total is not None and done > first:
+            text += f", about {duration((now - self._began) * (total - done) / (done - first))} left"
+        note(text + more)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: in minutes below two hours, else in hours."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 @contextmanager
 def row_bar(total: int, *, hidden: bool = False) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error if that is a terminal; yields a function that advances it by one."""
+    """Progress on standard error, a bar or a line now and then; yields a function that advances it by one."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = hidden or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden, redirect_stdout=False) as bar:
+    lines, done = ProgressLines("runs"), 0
+    disable = hidden or not sys.stderr.isatty()
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=disable, redirect_stdout=False
+    ) as bar:
         task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            bar.advance(task)
+            if not hidden:
+                lines.show(done, total)
+
+        yield advance
 
 
 @contextmanager
@@ -93,7 +138,13 @@ def counting() -> Iterator[Callable[[str, int, int | None], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=None)
-        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+        stages: dict[str, ProgressLines] = {}
+
+        def update(stage: str, done: int, total: int | None) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+            stages.setdefault(stage, ProgressLines(stage)).show(done, total)
+
+        yield update
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
+    from eyas.bench.offline.candidates import Selection
     from eyas.targets import Target
     from eyas.types import SamplingParams
 
@@ -64,13 +65,23 @@ def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None
 
 def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
     """Report a busy machine and rows that failed; returns the exit code."""
-    from eyas.bench.machine import busy
+    from eyas.runtime import busy
 
     if (warning := busy(machine)) is not None:
         note(f"warning: {warning}")
     for error in errors:
         note(f"error: {error}")
     return FAILURE if errors else 0
+
+
+def may_write(choice: Selection, force: bool) -> list[str]:
+    """Whether the pick of a choice is written: the errors that say why not; with `force` they are warnings."""
+    if choice.doubt is None:
+        return []
+    if force:
+        note(f"warning: {choice.doubt}")
+        return []
+    return [f"the pick was not written: {choice.doubt}. --force writes it all the same"]
 
 
 def numbers(text: str, option: str) -> list[float]:

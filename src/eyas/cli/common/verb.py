@@ -5,12 +5,15 @@ A group is a dataclass of `Annotated` fields that stands for its options, so tha
     def generate(target: TargetOptions, json: bool = False) -> None: ...
 
 becomes a command with every option of `TargetOptions`, and is called with the group put together again. Exit codes:
-0 = success, 1 = failure, 2 = usage, 130 = interrupted; a verb may return one.
+0 = success, 1 = failure, 2 = usage, 130 = interrupted (143: terminated); a verb may return one.
 """
 
 from __future__ import annotations
 
 import logging
+import shlex
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,9 +27,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from eyas.assets import DEMO
 from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
-from eyas.errors import EyasError, UsageError
+from eyas.errors import EyasError, StoppedError, UsageError
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+_ARGUMENTS = "eyas.arguments"
+"""The key of a context's meta data for the arguments as they were given."""
 
 _CONTEXT = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
 _ParseError: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's own, wherever typer has it from
@@ -41,7 +46,7 @@ def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -
     spread = Spread(function)
 
     def command(ctx: typer.Context, **values: Any) -> None:
-        with guarded(debug=bool(ctx.obj)):
+        with guarded(debug=bool(ctx.obj), command=shlex.join([*ctx.command_path.split(), *ctx.meta[_ARGUMENTS]])):
             code = function(**spread.gather(values, _given(ctx, values)))
         if code:
             raise typer.Exit(code)
@@ -64,6 +69,7 @@ class VerbCommand(TyperCommand):
     """A command that says what to do in place of an option that only other engines have, or of a bare prompt."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except _ParseError as error:
@@ -182,8 +188,32 @@ def _keyword(name: str, default: Any, hint: Any) -> Parameter:
 
 
 @contextmanager
-def guarded(debug: bool) -> Iterator[None]:
-    """Turn errors into messages and exit codes; a traceback is shown only with `debug`."""
+def keeping(what: str) -> Iterator[None]:
+    """If Ctrl-C or SIGTERM ends the block, say what is kept: an independent clause, such as `2 shards are finished`."""
+    caught = signal.SIGINT
+
+    def terminate(number: int, _: Any) -> None:
+        nonlocal caught
+        caught = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError(f"stopped: {what}", caught) from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def guarded(debug: bool, command: str = "") -> Iterator[None]:
+    """Turn errors into messages and exit codes; a traceback is shown only with `debug`.
+
+    `command` is what was called: after a stop by a signal, the message says that it goes on where it was.
+    """
     log, warnings = logging.getLogger("eyas"), _Warnings(logging.WARNING)
     log.addHandler(warnings)
     try:
@@ -192,6 +222,9 @@ def guarded(debug: bool) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    except StoppedError as error:
+        _report(f"{error}.\nGo on with the same command: {command}", debug)
+        raise typer.Exit(128 + error.signal_number) from None
     except EyasError as error:
         _report(f"error: {error}", debug)
         raise typer.Exit(USAGE if isinstance(error, UsageError) else FAILURE) from None

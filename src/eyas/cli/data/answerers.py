@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,11 +20,28 @@ if TYPE_CHECKING:
     from eyas.data.regenerate import Answerer, CompletionSettings
 
 
+MAX_LENGTH = 2048
+"""Most tokens of an answered chat where no option says otherwise: what `eyas data capture` reads of one."""
+
+
+@dataclass(frozen=True)
+class AnswerSamplingOptions(SamplingOptions):
+    """How tokens of answers are chosen: as long as there is room, unless a limit is given."""
+
+    max_new_tokens: Annotated[
+        int | None, Option(min=1, help="Most tokens of one answer (default: what --max-length or the endpoint allows).")
+    ] = None  # type: ignore[assignment]  # only here may there be no limit
+
+
 @dataclass(frozen=True)
 class SlotOptions:
-    """How many sequences the engine in this process decodes at once."""
+    """How many sequences the engine in this process decodes at once, and how long they get."""
 
     batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8
+    max_length: Annotated[
+        int | None,
+        Option(min=2, help=f"Most tokens of a chat, answers included (default: {MAX_LENGTH}, or --max-new-tokens)."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,7 @@ class AnswererOptions:
     endpoint: EndpointOptions
     files: BatchFileOptions
     request: RequestOptions
-    sampling: SamplingOptions
+    sampling: AnswerSamplingOptions
 
     def check(self) -> None:
         """Raise UsageError for options that contradict each other or would be ignored."""
@@ -90,12 +107,13 @@ class AnswererOptions:
         """The settings of requests to an endpoint or of a batch."""
         from eyas.data.regenerate import CompletionSettings
 
+        unlimited = {"max_tokens": None} if self.sampling.max_new_tokens is None else {}
         return CompletionSettings(
             model=self.target.model,
             sampling=sampling_params(self.sampling),
             keep_reasoning=self.request.reasoning == "keep",
             tool_choice=self.request.tool_choice,
-            extra_body=_extra(self.request.extra_body),
+            extra_body=unlimited | _extra(self.request.extra_body),
         )
 
     def answerer(self) -> Answerer:
@@ -122,13 +140,16 @@ class AnswererOptions:
         return EndpointAnswerer(url, self.completions(), connection, key)
 
     def _engine(self) -> Answerer:
-        params = sampling_params(self.sampling)
+        max_length, limit = self.slots.max_length, self.sampling.max_new_tokens
+        if max_length is None and limit is None:
+            max_length = MAX_LENGTH
+        params = sampling_params(replace(self.sampling, max_new_tokens=limit or max_length))
         engine = open_engine(self.target, self.draft, self.slots.batch_size)
         from eyas.data.regenerate.in_process import EngineAnswerer
         from eyas.types import Request
 
         engine.check(Request((0,), params))  # what is wrong with every chat is wrong with the options
-        return EngineAnswerer(engine, params)
+        return EngineAnswerer(engine, params, max_length)
 
 
 def _refuse(way: str, groups: Sequence[Any]) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from eyas.cli.common.build import check_target
-from eyas.cli.common.display import note
+from eyas.cli.common.display import ProgressLines, note
 from eyas.cli.common.options import Device, Dtype, Final, RuntimeOptions, States, Taps, parse_final, parse_taps
+from eyas.cli.common.verb import keeping
 
 if TYPE_CHECKING:
     from eyas.data.capture.capture import Capture, CaptureConfig
@@ -53,7 +54,7 @@ def capture(
         if first and prepared.own():
             note(_duration(prepared))
         return
-    with prepared.begun():
+    with keeping(f"finished shards are kept in {output}; the one in progress is not"), prepared.begun():
         if first and prepared.own():
             note(_duration(prepared))
         _run(prepared, first)
@@ -68,10 +69,15 @@ def _run(prepared: Capture, shown: bool) -> None:
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
     hidden = not (shown and sys.stderr.isatty())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=sum(plan.size.tokens for plan in prepared.own()), speed="")
+        total, done = sum(plan.size.tokens for plan in prepared.own()), 0
+        task, lines = bar.add_task("", total=total, speed=""), ProgressLines("tokens")
 
         def advance(tokens: int) -> None:
+            nonlocal done
+            done += tokens
             bar.update(task, advance=tokens, speed=f"{bar.tasks[0].speed or 0:,.0f} tokens/s")
+            if shown:
+                lines.show(done, total)
 
         manifest = prepared.run(advance)
     if manifest is not None:

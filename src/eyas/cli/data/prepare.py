@@ -12,6 +12,7 @@ from typer import Argument, Option
 from eyas.assets import named_target
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import Json
+from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
 from eyas.hub import find_model
 
@@ -90,7 +91,7 @@ def prepare(
         find_model(named_target(model))
     from eyas.data.chats.prepare import prepare as make
 
-    with counting() as progress:
+    with keeping("nothing is written before all chats are gathered, so they are read again"), counting() as progress:
         report = make(config, progress)
     if json:
         typer.echo(jsonlib.dumps(report, ensure_ascii=False))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
-from eyas.cli.common.display import note, output
-from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions
-from eyas.cli.common.verb import FAILURE
+from eyas.cli.common.display import ProgressLines, note, output
+from eyas.cli.common.options import DraftOptions, Json, TargetOptions
+from eyas.cli.common.verb import FAILURE, keeping
 from eyas.cli.data.answerers import (
     AnswererOptions,
+    AnswerSamplingOptions,
     BatchFileOptions,
     EndpointOptions,
     RequestOptions,
@@ -33,7 +34,7 @@ def regenerate(
     endpoint: EndpointOptions,
     files: BatchFileOptions,
     request: RequestOptions,
-    sampling: SamplingOptions,
+    sampling: AnswerSamplingOptions,
     chats: Annotated[Path, Option(exists=True, help="A chat folder, or a .jsonl file of chats.")],
     output: Annotated[
         Path, Option("--output", "-o", help="Where the answered chats go: a folder for a folder, a file for a file.")
@@ -61,13 +62,19 @@ def regenerate(
     if files.batch_write is not None:
         return _write(answering, files.batch_write, chats, output, rule, json)
     answerer = answering.answerer()
-    with RegenerateProgress() as progress:
+    kept = "every answer given so far is kept in the journal beside the output"
+    with keeping(kept), RegenerateProgress() as progress:
         summary = run(chats, output, answerer, rule, progress.watch)
     if json:
         typer.echo(jsonlib.dumps(as_dict(summary, progress.tally), ensure_ascii=False))
     else:
         show(summary, progress.tally)
     report_errors(summary)
+    if summary.unfinished:
+        note(
+            f"note: {_counted(summary.unfinished, 'answer')} cut off by the length limit: their chats are marked "
+            "`cut_off`. Raise --max-length or --max-new-tokens, or leave them out with --unfinished drop"
+        )
     if isinstance(answerer, BatchAnswerer) and answerer.unreadable:
         note(f"{answerer.unreadable} lines of the result files are no results; they were passed over")
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
@@ -109,7 +116,7 @@ ALWAYS = ("chats", "answers", "tokens")
 
 
 class RegenerateProgress:
-    """The progress of a run, as a bar on standard error if that is a terminal."""
+    """The progress of a run on standard error: a bar on a terminal, else a line now and then."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -120,6 +127,7 @@ class RegenerateProgress:
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not screen)
         self._task = self._bar.add_task("chats", total=None)
         self.tally: RegenerationProgress | None = None
+        self._lines = ProgressLines("chats")
 
     def __enter__(self) -> RegenerateProgress:
         self._bar.start()
@@ -133,12 +141,13 @@ class RegenerateProgress:
     def watch(self, tally: RegenerationProgress) -> None:
         """Show a tally of the run; called as it proceeds."""
         self.tally = tally
-        text = f"chats, {tally.tokens_per_second:.0f} tokens/s"
+        text = f", {tally.tokens_per_second:.0f} tokens/s"
         if tally.stats.drafted_depth:
             text += f", accept length {tally.stats.accept_length:.2f}"
         if tally.unanswered:
             text += f", {tally.unanswered} unanswered"
-        self._bar.update(self._task, completed=tally.settled, total=tally.total, description=text)
+        self._bar.update(self._task, completed=tally.settled, total=tally.total, description=f"chats{text}")
+        self._lines.show(tally.settled, tally.total, text)
 
 
 def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> None:

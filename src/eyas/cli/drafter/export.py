@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eyas.interop.export.drafter import ServedTarget
 
 
-Consumer = Literal["safeailab", "sglang", "vllm", "speculators", "atom", "tensorrt-llm", "gguf"]
+Consumer = Literal["safeailab", "sglang", "vllm", "speculators", "atom", "tensorrt-llm", "openvino", "gguf"]
 """The names of the consumers in `eyas.interop.export.consumers`."""
 
 

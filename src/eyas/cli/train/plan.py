@@ -46,8 +46,9 @@ def plan(
     tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s of a device.")] = None,
     bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None,
     devices: Annotated[int, Option(min=1, help="How many such devices.")] = 1,
+    batch_size: Annotated[int, Option(min=1, help="Chats that a device answers together.")] = 32,
 ) -> None:
-    """Estimate what training a drafter costs in bytes and hours.
+    """Estimate what a drafter costs in bytes and hours: answers, states, training.
 
     Says what speedup to expect, too. Only the model's config is read.
     """
@@ -60,8 +61,10 @@ def plan(
     from eyas.data import plan as plans
     from eyas.data.plan import model_size
     from eyas.data.store.layout import ShardLayout
+    from eyas.targets.architecture import context_limit
     from eyas.targets.loading import read_config
     from eyas.targets.taps import choose_taps, why_taps
+    from eyas.train.drafter.resolve import CHATS, LENGTH
 
     config = read_config(model)
     size = model_size(config)
@@ -85,9 +88,21 @@ def plan(
 
     capturing = plans.capture_hours(size, work, on, devices)
     training = plans.training_hours(size, len(chosen), work, on, devices)
+    answering = plans.regeneration_hours(size, work, on, devices, batch_size)
+    console.print(
+        f"regeneration, {batch_size} chats at a time on a device, without a drafter: {_hours(answering)} (skip it only "
+        "for chats that the target itself answered)"
+    )
     console.print(f"capture: {_hours(capturing)}, writing {chosen_bytes / capturing / 3.6e12:.3g} GB/s")
     console.print(f"training from the store, {epochs} x all tokens, {unroll} steps: {_hours(training)}")
     console.print(f"training with the target in the loop: {_hours(training + epochs * capturing)}")
+    rows = CHATS * min(LENGTH, context_limit(config.get_text_config()) or LENGTH)
+    memory = plans.training_memory(size, len(chosen), work, rows)
+    console.print(
+        f"training memory of a device, micro-batches of {rows:,} tokens: {_amount(memory.from_store)} from the store, "
+        f"{_amount(memory.in_loop)} with the target in the loop; {_amount(memory.activations)} of it shrink with "
+        "drafter.batch_tokens"
+    )
     gain = plans.speedup(size, len(chosen), draft_vocab)
     speed = plans.plain_speed(size, on)
     console.print(

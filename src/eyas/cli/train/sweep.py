@@ -8,7 +8,7 @@ from typer import Argument
 
 from eyas.cli.common.build import quiet
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.verb import FAILURE
+from eyas.cli.common.verb import FAILURE, keeping
 
 
 def sweep(
@@ -38,8 +38,9 @@ def sweep(
     from eyas.sweep.sweep import Sweep
 
     run = Sweep(config, note)
-    run.train()
-    choice = run.time(row_bar)
+    with keeping(f"finished trials and the states of those in progress are kept in {config.output / 'trials'}"):
+        run.train()
+        choice = run.time(row_bar)
     report = report_dict(run, choice, describe_machine())
     write_json(config.output / "results.json", report)
     if choice is not None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Argument
 
+from eyas.cli.common.verb import keeping
 from eyas.errors import ConfigError
 
 
@@ -30,4 +31,5 @@ def train(
     from eyas.train.recipe import run_recipe
 
     quiet()
-    run_recipe(recipe, overrides or ())
+    with keeping("nothing was trained since the last saved state, which is kept"):
+        run_recipe(recipe, overrides or ())

@@ -30,7 +30,7 @@ from eyas.data.store.manifest import (
     Manifest,
     StoredShard,
     StoredSplit,
-    differences,
+    changed_settings,
     lock_store,
     read_settings,
     rows_hash,
@@ -115,7 +115,7 @@ class Capture:
         """
         before = read_settings(self.folder)
         if before is not None and before.identity != self.settings.identity:
-            changed = "; ".join(differences(before, self.settings))
+            changed = "; ".join(changed_settings(before, self.settings))
             raise StoreError(
                 f"{self.folder} holds another capture ({changed}): choose another folder, or delete this one"
             )

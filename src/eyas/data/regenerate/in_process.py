@@ -19,12 +19,13 @@ from eyas.types import Completion, Request, SamplingParams
 class EngineAnswerer:
     """Renders questions with the target's chat template; answers carry the exact token ids of prompt and answer."""
 
-    def __init__(self, engine: Engine, params: SamplingParams) -> None:
+    def __init__(self, engine: Engine, params: SamplingParams, max_length: int | None = None) -> None:
+        """`max_length`: the most tokens of question and answer together; None: what the target's context holds."""
         if not engine.rule.lossless:
             raise UsageError("answers must be the target's own: regenerate with a lossless engine")
         if not getattr(engine.tokenizer, "chat_template", None):
             raise UsageError("the target's tokenizer has no chat template, so it can't answer chats")
-        self._engine, self._params = engine, params
+        self._engine, self._params, self._max_length = engine, params, max_length
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -37,6 +38,7 @@ class EngineAnswerer:
             "chat_template": hashlib.sha256(template.encode()).hexdigest()[:16],
             "dtype": str(target.dtype).removeprefix("torch."),
             "sampling": self._params.model_dump(mode="json"),
+            **({} if self._max_length is None else {"max_length": self._max_length}),
         }
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:
@@ -70,6 +72,14 @@ class EngineAnswerer:
     def _request(self, question: Question) -> Request:
         prompt = encode_chat(self._engine.tokenizer, question.messages, question.tools)
         params = self._params.model_copy(update={"seed": question.seed(self._params.seed)})
+        if self._max_length is not None:
+            room = self._max_length - len(prompt)
+            if room < 1:
+                raise RequestError(
+                    f"the question has {len(prompt)} tokens, which leaves no room for an answer within "
+                    f"{self._max_length}: raise --max-length, or prepare shorter chats"
+                )
+            params = params.model_copy(update={"max_tokens": min(room, params.max_tokens)})
         request = Request(prompt, params, question.id, chat=True)
         self._engine.check(request)
         return request

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from eyas.config import differences
 from eyas.data.regenerate.entries import ENTRY, Answer, Question, Unanswered
 from eyas.errors import DataError, OutputError, UsageError
 from eyas.files import FileLock, sync_folder
@@ -116,10 +117,25 @@ class Journal:
         self._entries[entry.id, entry.turn] = (offset, entry.asked, isinstance(entry, Answer))
 
     def _compare(self, written: dict[str, Any], now: dict[str, Any]) -> None:
-        changed = sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name))
-        if changed:
-            differences = "; ".join(f"{name} was {written.get(name)!r}, now {now.get(name)!r}" for name in changed)
+        if changed := differences(written, now, _option):
             raise UsageError(
-                f"{self.path} holds answers made with other settings ({differences}): restore them to resume, "
+                f"{self.path} holds answers made with other settings: {'; '.join(changed)}. Restore them to resume, "
                 "or choose another output to start afresh"
             )
+
+
+_OPTIONS = {
+    "target": "--model",
+    "chat_template": "--model",
+    "answered_by": "--endpoint",
+    "keep_reasoning": "--reasoning",
+    "sampling.max_tokens": "--max-new-tokens",
+    "sampling.stop_token_ids": "--stop-token-id",
+}
+"""Setting -> the option that sets it, where the names differ."""
+
+
+def _option(key: str) -> str:
+    """The option of `eyas data regenerate` that sets a key of the settings."""
+    name = "extra_body" if key.startswith("extra_body") else key.removeprefix("sampling.")
+    return _OPTIONS.get(key, "--" + name.replace("_", "-"))

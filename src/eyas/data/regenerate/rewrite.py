@@ -43,6 +43,7 @@ class Rewrite:
         """The tool calls of the original turn that is being answered."""
         self._tokens: tuple[int, ...] = ()
         self._spans: list[tuple[int, int]] = []  # token ranges of the answers
+        self._cut_off: list[int] = []  # indices of the answers that reached the length limit
         self.answers: list[Answer] = []
         self.cut = False
         """Whether the chat ended early because an answer called other tools than those whose results followed."""
@@ -75,6 +76,8 @@ class Rewrite:
     def take(self, answer: Answer) -> None:
         """Add the answer to `question()` to the chat."""
         self.answers.append(answer)
+        if answer.finish_reason == "length":
+            self._cut_off.append(len(self._said))
         self._said.append(answer.message)
         if answer.tokens is not None:
             self._hold(answer.tokens)
@@ -97,6 +100,7 @@ class Rewrite:
                 "messages": tuple(self._said),
                 "tokens": self._tokens if known else None,
                 "answers": tuple(self._spans) if known else None,
+                "cut_off": tuple(self._cut_off) or None,
             }
         )
 

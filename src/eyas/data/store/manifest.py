@@ -9,11 +9,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from eyas.config import StrictModel
+from eyas.config import StrictModel, differences
 from eyas.data.store.layout import RowTotals, ShardLayout
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import LockedError, StoreError
@@ -134,10 +134,23 @@ def lock_store(folder: Path, *, alone: bool) -> FileLock:
         raise StoreError(f"another process is capturing into {folder}: wait for it, or choose another folder") from None
 
 
-def differences(before: CaptureSettings, now: CaptureSettings) -> list[str]:
-    """The settings that differ, each as `name: old value, now new value`."""
-    old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
-    return [f"{key}: {old.get(key)}, now {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)]
+def changed_settings(before: CaptureSettings, now: CaptureSettings) -> list[str]:
+    """The settings that differ, each with the option of `eyas data capture` that sets it."""
+    old, new = (each.model_dump(mode="json", exclude={"splits"}) for each in (before, now))
+    return differences(old, new, _option) or ["the chats or their tokens are others (--chats)"]
+
+
+def _option(key: str) -> str | None:
+    part = next((part for part in _OPTIONS if key.startswith(part)), None)
+    return None if part is None else _OPTIONS[part]
+
+
+_OPTIONS = {
+    "target.dtype": "--dtype", "target": "--model", "taps": "--taps", "layout.taps": "--taps",
+    "layout.states": "--states", "layout.final": "--final", "layout.top": "--final", "chats": "--chats",
+    "longest": "--max-length", "batch_tokens": "--batch-tokens", "shard_bytes": "--shard-mib",
+}  # fmt: skip
+"""How the name of a setting begins -> the option that sets it."""
 
 
 def rows_hash(rows: Sequence[TokenRow]) -> str:
@@ -164,13 +177,3 @@ def _read(path: Path, model: type[ModelT]) -> ModelT:
         raise StoreError(
             f"{path} can't be read by this version of eyas ({where}: {first['msg']}); capture the store again"
         ) from error
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found

@@ -202,6 +202,19 @@ _ALL = (
         "layer outputs, in the serving configuration", forms.tensorrt_llm,
     ),
     Consumer(
+        "openvino", "OpenVINO GenAI", "2026.4, optimum-intel 2.2", _E3,
+        (
+            _ONE_LAYER, _THREE, identity_map(), rotations("default", "linear", "llama3", "yarn"),
+            *off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
+            *off("attention_bias", why="it has no"),
+            Rule("hidden_size", lambda d: d.config.hidden_size == d.config.target_hidden_size,
+                 "it uses the target's embedding, so its width must be the target's"),
+            *rising_taps(),
+        ),
+        (NEEDS_SHARED_EMBEDDING, NEEDS_OWN_HEAD),
+        "boundaries, in the converted model's rt_info", forms.openvino,
+    ),
+    Consumer(
         "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", _E3,
         (
             _ONE_LAYER, _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn"), _YARN,

@@ -33,6 +33,13 @@ def safeailab(drafter: DrafterToExport) -> Form:
     return Form(config, _named(drafter, first_layer=drafter.kind.first_layer))
 
 
+def openvino(drafter: DrafterToExport) -> Form:
+    """OpenVINO GenAI, by way of optimum-intel's class `LlamaEagle3ForCausalLM`, which always reads the map."""
+    config = _native(drafter) | {"architectures": ["LlamaForCausalLMEagle3"], "tie_word_embeddings": False}
+    prefix = drafter.kind.first_layer
+    return Form(config, {name_in_file(name, prefix): tensor for name, tensor in drafter.tensors.items()})
+
+
 def sglang(drafter: DrafterToExport) -> Form:
     """SGLang: layer numbers are outputs, and nested; a draft vocabulary size of null means the target's head."""
     config = _native(drafter)
@@ -82,7 +89,8 @@ def speculators(drafter: DrafterToExport) -> Form:
         "target_hidden_size": drafter.config.target_hidden_size,
         "has_no_defaults_at_init": False,
         "torch_dtype": native["dtype"],
-        **{key: native[key] for key in ("draft_vocab_size", *toggles)},
+        "draft_vocab_size": native["draft_vocab_size"],
+        **{key: native.get(key, False) for key in toggles},
     }
     config |= {IDS: list(drafter.config.taps or ()), "taps": list(drafter.config.taps or ())}
     config["speculators_config"] = {
@@ -103,8 +111,15 @@ def speculators(drafter: DrafterToExport) -> Form:
 
 
 def _native(drafter: DrafterToExport) -> dict[str, Any]:
-    """The native config without layer numbers, with RoPE under all of its keys."""
+    """The native config without layer numbers, with RoPE under all of its keys.
+
+    Keys that are false and are so by default are left out: SpecForge's class takes the mere presence of `norm_output`
+    for a drafter without that norm.
+    """
     config = drafter.kind.write(drafter.config) | {"dtype": str(drafter.dtype).removeprefix("torch.")}
+    for key, field in type(drafter.config).model_fields.items():
+        if field.default is False and config.get(key) is False:
+            del config[key]
     for key in ("taps", IDS, "eagle_config"):
         config.pop(key, None)
     rope: Mapping[str, Any] = config["rope_parameters"]

@@ -12,6 +12,7 @@ from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
 
 GGUF_FILE = "drafter.gguf"
 TENSORRT_FILE = "trtllm.yaml"
+OPENVINO_FOLDER = "openvino"
 TARGET = "TARGET"
 """The placeholder for an unknown target in a command."""
 
@@ -27,13 +28,16 @@ class ServedDrafter(NamedTuple):
 
 
 def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
-    """The shell command that serves an exported drafter; `path` is the folder it was exported to."""
+    """The shell command that serves an exported drafter, or converts it for OpenVINO; `path`: where it was exported."""
     target = TARGET if drafter.target is None else drafter.target.name
     if consumer == "gguf":  # the target must be a GGUF file too
         target, path = f"{TARGET}.gguf", path / GGUF_FILE
     assert drafter.kind.family is not None  # no consumer can represent others
     served = ServedDrafter(drafter.kind.family.method, str(path), tree_plan(drafter))
-    return shlex.join(invocation(consumer, target, served))
+    line = shlex.join(invocation(consumer, target, served))
+    if consumer == "openvino" and drafter.config.taps is not None:
+        return f"{line} && {_openvino_taps(drafter, path)}"
+    return line
 
 
 def invocation(
@@ -57,6 +61,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "speculators": ("vllm", "serve"),
     "atom": ("python", "-m", "atom.entrypoints.openai_server"),
     "tensorrt-llm": ("trtllm-serve",),
+    "openvino": ("optimum-cli", "export", "openvino"),
     "gguf": ("llama-server",),
 }
 _TARGETS: dict[str, Callable[[str], list[str]]] = {
@@ -67,10 +72,11 @@ _TARGETS: dict[str, Callable[[str], list[str]]] = {
 
 
 def _safeailab(target: str, drafter: ServedDrafter) -> list[str]:
-    depth, width, nodes = map(str, drafter.plan)
+    depth, width, nodes = drafter.plan
     third = ["--use_eagle3"] if drafter.method == "eagle3" else []
     named = ["--base-model-path", target, "--ea-model-path", drafter.path, *third]
-    return [*named, "--depth", depth, "--top-k", width, "--total-token", str(int(nodes) + 1)]
+    # its loop of --depth passes begins with a first level that another pass has drafted
+    return [*named, "--depth", str(depth - 1), "--top-k", str(width), "--total-token", str(nodes + 1)]
 
 
 def _sglang(target: str, drafter: ServedDrafter) -> list[str]:
@@ -103,6 +109,18 @@ def _tensorrt_llm(target: str, drafter: ServedDrafter) -> list[str]:
     return [target, "--backend", "pytorch", "--extra_llm_api_options", f"{drafter.path}/{TENSORRT_FILE}"]
 
 
+def _openvino(target: str, drafter: ServedDrafter) -> list[str]:  # noqa: ARG001  # a library is told later
+    converted = ("--task", "text-generation-with-past", "--trust-remote-code", f"{drafter.path}/{OPENVINO_FOLDER}")
+    return ["--model", drafter.path, *converted]
+
+
+def _openvino_taps(drafter: DrafterToExport, path: Path) -> str:
+    """The shell command that writes the boundaries into the converted model, which takes default ones otherwise."""
+    boundaries = ", ".join(map(str, drafter.config.taps or ()))
+    added = f's|<eagle3_mode.*|&<hidden_layers_list value="{boundaries}" />|'
+    return shlex.join(["sed", "-i", added, str(path / OPENVINO_FOLDER / "openvino_model.xml")])
+
+
 def _gguf(target: str, drafter: ServedDrafter) -> list[str]:
     return [
         *_TARGETS["gguf"](target),
@@ -119,6 +137,7 @@ _DRAFTING: dict[str, Callable[[str, ServedDrafter], list[str]]] = {
     "speculators": _speculators,
     "atom": _atom,
     "tensorrt-llm": _tensorrt_llm,
+    "openvino": _openvino,
     "gguf": _gguf,
 }
 

@@ -77,7 +77,7 @@ def _architecture(consumer: str, drafter: DrafterToExport, written: Form, config
 def _config_keys(consumer: str, written: Form, config: Mapping[str, Any]) -> list[str]:
     absent, nested = _ABSENT[consumer], config.get("eagle_config") or {}
     found = []
-    for key, wanted in written.config.items():
+    for key, wanted in (_TOGGLES | written.config).items():
         if key in _ELSEWHERE - absent.keys():
             continue
         have = config.get(key)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from eyas.runtime import busy, machine_load
 from eyas.serve.observe.observer import Observer
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ class Gauges(Observer):
             self._totals = self._totals.plus(outcome)
 
     def read(self) -> dict[str, Any]:
-        """The JSON of `/stats`: the page makes rates of two readings by their totals and their `seconds`."""
+        """The JSON of `/stats`: the page makes rates of two readings by their totals and their `seconds`.
+
+        `busy` says why times can't be trusted now, or is null.
+        """
         totals, state, controller = self._totals, self._state, self._controller
         return {
             "seconds": time.monotonic(),
@@ -56,6 +60,7 @@ class Gauges(Observer):
             "tokens_total": totals.tokens,
             "row_rounds_total": totals.row_rounds,
             "accepted_total": totals.accepted,
+            "busy": busy(machine_load()),
             "tree": {"depth": controller.depth, "width": controller.width, "budget": controller.budget}
             if controller
             else None,

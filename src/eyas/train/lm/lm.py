@@ -200,7 +200,7 @@ def train_lm(config: LmConfig) -> None:
             raise ConfigError("lm recipes run in a single process: start them without torchrun")
         loop = resolved(config.loop, 0, config.output, processes)
         objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config, loop)
-        train(objective, loop, config.output, processes, identity)
+        train(objective, loop, config.output, processes, identity, "lm")
     with writing_folder(config.output / "model") as final:
         model.to(torch.bfloat16).save_pretrained(final)
         tokenizer.save_pretrained(final)

@@ -8,7 +8,7 @@ resumed with another number of processes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from eyas.config import differences
 from eyas.errors import CheckpointError
 from eyas.files import remove_leftovers, write_json, writing_path
 from eyas.train.loop.distributed import ProcessGroup, full_tensor, sharded_like
@@ -68,21 +69,24 @@ def save_state(
 
 
 def load_state(
-    folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], identity: Mapping[str, Any]
+    folder: Path,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    identity: Mapping[str, Any],
+    recipe_key: Callable[[str], str | None] = lambda _: None,
 ) -> TrainingProgress:
     """Restore the state in `folder` and return its progress, which is zero steps if there is no state.
 
-    Raises CheckpointError for damaged files, and for the state of a run with other settings, which it names.
+    Raises CheckpointError for damaged files, and for the state of a run with other settings, which it names;
+    `recipe_key` says how a recipe calls a setting.
     """
     if not (folder / META).exists():
         return TrainingProgress()
     meta = _read_meta(folder)
-    was = meta["identity"]
-    changed = sorted(key for key in identity.keys() | was.keys() if identity.get(key) != was.get(key))
-    if changed:
+    if changed := differences(meta["identity"], json.loads(json.dumps(identity)), recipe_key):
         raise CheckpointError(
-            f"{folder} was written with other settings ({', '.join(changed)}); "
-            "use the old settings to resume, or another output folder to start afresh"
+            f"{folder} was written with other settings: {'; '.join(changed)}. Restore them to resume, "
+            "or choose another output folder to start afresh"
         )
     weights, tensors = (_read(folder / meta["files"][name]) for name in ("weights", "optimizer"))
     own = trained(model)

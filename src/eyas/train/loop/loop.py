@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import math
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,7 +24,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from eyas.config import StrictModel
-from eyas.errors import CheckpointError, ConfigError, TrainingError
+from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingError
 from eyas.runtime import keep_freed_memory
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
@@ -104,23 +107,38 @@ _FLEXIBLE = {"steps", "epochs", "schedule", "parallel", "log_every", "validate_e
 """Settings that may differ when a run is resumed, for example to end a plateau earlier or later than planned."""
 
 
+_COMPUTED = {
+    "target_fingerprint": "the target's weights",
+    "data_hash": "the chats or their tokens",
+    "taps": "drafter.shape.taps",
+}
+"""Entries of an identity that no key of a recipe sets -> what does."""
+
+
 def train(
-    objective: Objective, config: ResolvedLoop, folder: Path, processes: ProcessGroup, identity: Mapping[str, Any]
+    objective: Objective,
+    config: ResolvedLoop,
+    folder: Path,
+    processes: ProcessGroup,
+    identity: Mapping[str, Any],
+    section: str = "drafter",
 ) -> None:
     """Train up to `config.steps`, resuming from the state in `folder`/state if there is one.
 
-    `identity` holds further settings that must be equal when the run is resumed. Raises CheckpointError if they differ,
-    or if the disk is full, which leaves the last state complete; TrainingError if a gradient is not finite.
+    `identity` holds further settings that must be equal when the run is resumed; `section` is the recipe's, in which
+    they are found. Raises CheckpointError if they differ, or if the disk is full, which leaves the last state complete;
+    TrainingError if a gradient is not finite; StoppedError, once the state is saved, after SIGINT or SIGTERM.
     """
     check_loop(config, processes)
     keep_freed_memory()
     model = objective.model
     optimizers = build_optimizers(model, config.optimizer)
     state = folder / "state"
-    identity = {**config.model_dump(mode="json", exclude=_FLEXIBLE), **identity}
-    done = load_state(state, model, optimizers, identity)
+    own = config.model_dump(mode="json", exclude=_FLEXIBLE)
+    done = load_state(state, model, optimizers, {**own, **identity}, partial(_recipe_key, section, own.keys()))
+    identity = {**own, **identity}
     trains = [p for p in model.parameters() if p.requires_grad]
-    with _explained(folder), _run_log(folder, config, done, processes) as log:
+    with _explained(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop:
         window, clock, saved = Means(), done.seconds, time.monotonic()
         for step in range(done.step, config.steps):
             began = time.monotonic()
@@ -142,10 +160,52 @@ def train(
             judged = done.step % config.validate_every == 0 or last
             if judged:
                 log.record(*done, objective.validate(done))
-            if judged or processes.all_sum(time.monotonic() - saved) > config.save_seconds * processes.world_size:
+            # one sum tells all processes the same: it is infinite if any of them was told to stop
+            waited = processes.all_sum(math.inf if stop.signal_number else time.monotonic() - saved)
+            if judged or waited > config.save_seconds * processes.world_size:
                 log.sync()  # before the state, so that the log is complete up to the saved step
                 save_state(state, model, optimizers, done, identity, processes)
                 saved = time.monotonic()
+            if math.isinf(waited) and not last:
+                raise StoppedError(
+                    f"training stopped after step {done.step} of {config.steps}; the state of that step is saved in "
+                    f"{state}, from which it goes on to the same weights as without the stop",
+                    stop.signal_number or signal.SIGTERM,
+                )
+
+
+class _StopRequest:
+    """The signal that asked training to stop, if one did; a second one of its kind acts at once."""
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+
+    def __call__(self, number: int, _: Any) -> None:
+        self.signal_number = number
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@contextmanager
+def _stopping() -> Iterator[_StopRequest]:
+    """Take SIGINT and SIGTERM as requests to stop after the step; only a process's main thread gets signals."""
+    stop = _StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _recipe_key(section: str, loop: Collection[str], key: str) -> str:
+    """How a recipe calls a setting of a state: those of the loop lie in its section `loop`, others beside it."""
+    first = key.partition(".")[0]
+    if first in _COMPUTED:
+        return _COMPUTED[first]
+    return f"{section}.loop.{key}" if first in loop else f"{section}.{key}"
 
 
 def check_loop(config: LoopConfig, processes: ProcessGroup) -> None:

@@ -15,6 +15,7 @@ const race = new Race(settings, rounds);
 let keyWanted = false;
 const gauges = new LoadGauges(settings, (stats) => {
   race.drafter = stats.speculating;
+  race.warning = stats.busy;
   byId("set-speculate").disabled = !stats.speculating;
   if (!settings.model && !keyWanted) connect();
 });

@@ -12,6 +12,7 @@ export class Race {
     this.rounds = rounds;
     this.abort = null;
     this.drafter = true;
+    this.warning = null; // why times can't be trusted now, as the server's last reading says
     this.answers = {};
     this.replaying = 0; // the number of the current replay; a newer one, or a race, ends it
     byId("race-form").addEventListener("submit", (event) => {
@@ -129,7 +130,18 @@ export class Race {
     byId("race-result").replaceChildren(
       el("strong", { className: "speedup", textContent: speed }),
       el("span", { className: at < 0 ? "same" : "problem-text", textContent: sameness }),
+      ...this.doubts(ratio, ours.length / (speculative.rounds.length || 1)),
     );
+  }
+
+  /** What speaks against the speedup: a busy machine, or more speed than tokens per pass can give. */
+  doubts(ratio, perPass) {
+    const found = this.warning ? [`Beware: ${this.warning}.`] : [];
+    if (ratio > 1.05 * perPass) {
+      const figures = `${ratio.toFixed(2)}× at ${perPass.toFixed(2)} tokens a pass`;
+      found.push(`Beware: ${figures} can't be, so something slowed the plain lane down. Race again.`);
+    }
+    return found.map((text) => el("span", { className: "problem-text", textContent: text }));
   }
 
   say(text) {

@@ -1,0 +1,27 @@
+"""A stop by a signal: what is kept, the exit code, and the handlers as they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import typer
+
+from eyas.cli.common.verb import guarded, keeping
+from eyas.errors import StoppedError
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_message_and_the_code_are_the_signal_s(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as caught, guarded(debug=False, command="eyas x --y"), keeping("all is kept"):
+        os.kill(os.getpid(), number)
+    assert caught.value.exit_code == 128 + number
+    assert capsys.readouterr().err == "stopped: all is kept.\nGo on with the same command: eyas x --y\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_says_more_is_left_alone() -> None:
+    with pytest.raises(StoppedError, match="step 3"), keeping("the rest"):
+        raise StoppedError("step 3 is saved", signal.SIGINT)
