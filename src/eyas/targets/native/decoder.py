@@ -280,6 +280,8 @@ class RMSNormForm(NamedTuple):
         weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
             raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
+        if weight.device.type != "cpu":
+            raise UnsupportedModelError(f"native passes run on CPUs, and the weights are on {weight.device}")
         x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(dtype)
         wanted, wide = norm(x), x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
