@@ -130,6 +130,12 @@ class Generation:
             "eyas": speculation,
         }
 
+    def usage_so_far(self, choice_index: int) -> dict[str, object]:
+        """The tokens of one choice and its prompt, at any time."""
+        prompt = len(self.request.sequences[choice_index].prompt)
+        completion = self.outputs[choice_index].tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
 
 def _failure(output: ChoiceOutput) -> ApiError | None:
     """The error to answer with if the sequence was ended by something other than the model, a limit or a stop."""

@@ -35,7 +35,7 @@ class ResponseWriter(ABC):
     ) -> None:
         self.generation = generation
         self._tokenizer = context.engine.tokenizer
-        self._usage_at_the_end = body.include_usage
+        self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
         self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
         self._head = {
             "id": response_id,
@@ -124,7 +124,8 @@ class ResponseWriter(ABC):
             self.generation.close()
 
     def _chunk(self, choice_index: int, fields: Json) -> Json:
-        return self._chunk_with([{"index": choice_index} | fields])
+        chunk = self._chunk_with([{"index": choice_index} | fields])
+        return chunk | {"usage": self.generation.usage_so_far(choice_index)} if self._usage_always else chunk
 
     def _chunk_with(self, choices: list[Json]) -> Json:
         chunk = self._head | {"object": self.chunk_object_name, "choices": choices}

@@ -70,6 +70,15 @@ class StreamOptions(RequestModel):
     """Options of a streamed response."""
 
     include_usage: bool | None = Field(default=None, description="end the stream with the usage of all choices")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="every chunk has the usage of its choice so far; needs include_usage"
+    )
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage: true")
+        return self
 
 
 class StructuredOutputs(RequestModel):
@@ -147,3 +156,8 @@ class GenerationRequest(RequestModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage of its choice so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)

@@ -65,12 +65,17 @@ class SpeculationUsage(ResponseModel):
     tokens_per_second: float
 
 
-class Usage(ResponseModel):
-    """Tokens read and generated for a request."""
+class ChoiceUsage(ResponseModel):
+    """Tokens of one choice and its prompt so far, in the chunks of a stream with `continuous_usage_stats`."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(ChoiceUsage):
+    """Tokens read and generated for a request."""
+
     prompt_tokens_details: PromptTokensDetails
     eyas: SpeculationUsage
 
@@ -100,7 +105,7 @@ class FullResponse(ResponseHead):
 class StreamChunk(ResponseHead):
     """One event of a streamed response; the last event is `[DONE]`."""
 
-    usage: Usage | None = None
+    usage: Usage | ChoiceUsage | None = None
     eyas: EyasResponse | None = None
 
 
