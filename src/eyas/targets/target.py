@@ -61,6 +61,7 @@ class PrefillChunk(NamedTuple):
     taps: Tensor  # [R, Q, A, Ht]
     counts: list[int]
     """Number of real positions among the Q of each row."""
+    final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
 
 
 class Trace(NamedTuple):
@@ -252,9 +253,10 @@ class Target:
         width = max(counts)
         window = torch.tensor([[*row, *[0] * (width + 1 - len(row))] for row in tokens], device=self.device)
         if width == 0:
-            return PrefillChunk(window[:, 1:], window.new_empty(len(rows), 0, len(taps), self.hidden_size), counts)
-        _, caught = self._read(rows, window[:, :-1], counts, taps)
-        return PrefillChunk(window[:, 1:], caught, counts)
+            final = window.new_empty(len(rows), 0, self.hidden_size)
+            return PrefillChunk(window[:, 1:], final.unsqueeze(2).expand(-1, -1, len(taps), -1), counts, final)
+        final, caught = self._read(rows, window[:, :-1], counts, taps)
+        return PrefillChunk(window[:, 1:], caught, counts, final)
 
     @torch.inference_mode()
     def prefill_to_end(
@@ -269,7 +271,7 @@ class Target:
         final, caught = self._read(rows, window[:, :-1], counts, taps)
         last = torch.tensor(counts, device=self.device) - 1
         logits = self.head(final[torch.arange(len(counts), device=self.device), last])
-        return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts)
+        return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts, final)
 
     def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
