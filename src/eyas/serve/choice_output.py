@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from eyas.text.detokenizer import Detokenizer
-from eyas.types import Chunk, Stats, TokenLogprobs
+from eyas.types import Chunk, PromptLogprobs, Stats, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,23 @@ class OutputDelta:
 class ChoiceOutput:
     """Detokenizes one sequence and cuts it at stop strings; `finish_reason` is None until the output is complete."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], kept: frozenset[int] = frozenset()) -> None:
-        """`kept`: special tokens that are part of the text, as the marks of tool calls are."""
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], kept: frozenset[int] = frozenset(), score_all: bool = False
+    ) -> None:
+        """`kept`: special tokens that are part of the text, as the marks of tool calls are.
+
+        `score_all`: report log-probabilities also of tokens that have no text, such as the end token.
+        """
         self._detokenizer = Detokenizer(tokenizer, kept)
         self._stops = StopStrings(stops)
-        self._token_by_token = bool(stops)
+        self._token_by_token, self._score_all = bool(stops), score_all
         self._detokenized = 0  # characters
         self._emitted = 0  # characters
         self._scored: list[ScoredToken] = []
         self.tokens = 0
         """Tokens of the output, the one that completed a stop string included."""
+        self.prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
+        """Those of the prompt's tokens but the first, from the first chunk on, if they were requested."""
         self.finish_reason: str | None = None
         self.stats: Stats | None = None
         """The sequence's statistics; None until the engine has ended it."""
@@ -55,6 +62,7 @@ class ChoiceOutput:
     def add(self, chunk: Chunk) -> OutputDelta:
         """Add a chunk; once the output is complete only its statistics count."""
         delta = OutputDelta()
+        self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
         if self.finish_reason is None:
             self._add_tokens(chunk, delta)
         completion = chunk.completion
@@ -65,6 +73,9 @@ class ChoiceOutput:
                 if self.finish_reason is None:
                     self._emit(self._stops.finish(), delta)
                     self.finish_reason = completion.finish_reason
+        if self.finish_reason is not None and self._score_all:
+            delta.scored += self._scored
+            self._scored = []
         return delta
 
     def _add_tokens(self, chunk: Chunk, delta: OutputDelta) -> None:

@@ -59,8 +59,7 @@ class PrefillChunk(NamedTuple):
 
     next_tokens: Tensor  # [R, Q] the token *after* each position of the chunk
     taps: Tensor  # [R, Q, A, Ht]
-    counts: list[int]
-    """Number of real positions among the Q of each row."""
+    counts: list[int]  # number of real positions among the Q of each row
     final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
 
 
@@ -253,8 +252,8 @@ class Target:
         width = max(counts)
         window = torch.tensor([[*row, *[0] * (width + 1 - len(row))] for row in tokens], device=self.device)
         if width == 0:
-            final = window.new_empty(len(rows), 0, self.hidden_size)
-            return PrefillChunk(window[:, 1:], final.unsqueeze(2).expand(-1, -1, len(taps), -1), counts, final)
+            none = window.new_empty(len(rows), 0, len(taps) + 1, self.hidden_size)
+            return PrefillChunk(window[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
         final, caught = self._read(rows, window[:, :-1], counts, taps)
         return PrefillChunk(window[:, 1:], caught, counts, final)
 

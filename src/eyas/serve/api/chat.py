@@ -46,6 +46,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
         context=context.max_model_len,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
         grammar=grammar,
     )
     kept = tools.special_tokens if tools else frozenset()

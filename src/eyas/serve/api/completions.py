@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from eyas.serve.api.encode import check_size, completion_prompt, encode_request
+from eyas.serve.api.logprobs import Echo
 from eyas.serve.api.response import CompletionResponseWriter
 from eyas.serve.api.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from eyas.serve.api.schema.response import generation_responses
@@ -41,20 +42,22 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         context=context.max_model_len,
         max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
+        prompt_logprobs=body.scored_alternatives,
         grammar=grammar,
     )
+    echoes: list[Echo] = []
+    score_all = bool(body.echo) and body.logprobs is not None
+    for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():
+        echo = await context.in_worker(Echo.of, tokenizer, prompt, tokens, score_all, characters=4 * len(tokens))
+        echoes += [echo] * request.n
     generation = await Generation.start(
         context,
         request,
-        lambda: ChoiceOutput(tokenizer, body.stop_strings),
+        lambda: ChoiceOutput(tokenizer, body.stop_strings, score_all=score_all),
         endpoint=PATH,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user),
         received=info.received,
     )
-    echoes = []
-    if body.echo:
-        texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompts]
-        echoes = [text for text in texts for _ in range(body.n or 1)]
     writer = CompletionResponseWriter(context, body, generation, f"cmpl-{info.id}", echoes)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)

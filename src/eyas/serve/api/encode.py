@@ -87,9 +87,13 @@ def encode_request(
     context: int | None,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
     grammar: GrammarSpec | None = None,
 ) -> EncodedRequest:
-    """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`."""
+    """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`.
+
+    `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities.
+    """
     seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
     n = body.n or 1
     sequences: list[Request] = []
@@ -99,7 +103,13 @@ def encode_request(
             sequences.append(
                 Request(
                     prompt=tuple(prompt),
-                    params=_sampling_params(body, answer_tokens, (seed + choice) % 2**63, logprobs),
+                    params=_sampling_params(
+                        body,
+                        max_tokens=answer_tokens,
+                        seed=(seed + choice) % 2**63,
+                        logprobs=logprobs,
+                        prompt_logprobs=prompt_logprobs,
+                    ),
                     id=f"{request_id}-{len(sequences)}",
                     trace=body.options.trace,
                     speculate=body.options.speculate,
@@ -109,7 +119,7 @@ def encode_request(
     return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))
 
 
-def _sampling_params(body: GenerationRequest, max_tokens: int, seed: int, logprobs: int | None) -> SamplingParams:
+def _sampling_params(body: GenerationRequest, *, max_tokens: int, **numbers: int | None) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise ApiError(
@@ -120,11 +130,10 @@ def _sampling_params(body: GenerationRequest, max_tokens: int, seed: int, logpro
         )
     return SamplingParams(
         **{"temperature": 1.0, **given, "top_k": max(0, body.top_k or 0)},
+        **numbers,
         max_tokens=max_tokens,
-        seed=seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        logprobs=logprobs,
     )
 
 

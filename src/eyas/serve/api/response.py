@@ -8,7 +8,15 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Any
 
-from eyas.serve.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from eyas.serve.api.logprobs import (
+    Echo,
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    prompt_logprobs,
+)
+from eyas.serve.api.schema.completions import CompletionRequest
 from eyas.serve.api.schema.request import GenerationRequest
 from eyas.serve.choice_output import ScoredToken
 from eyas.serve.context import ServerContext
@@ -36,6 +44,7 @@ class ResponseWriter(ABC):
         self.generation = generation
         self._tokenizer = context.engine.tokenizer
         self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
+        self._prompt_alternatives, self._in_worker = body.prompt_logprobs, context.in_worker
         self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
         self._head = {
             "id": response_id,
@@ -54,7 +63,7 @@ class ResponseWriter(ABC):
         """The fields of a choice's first chunk, before there is any text; None for no such chunk."""
 
     @abstractmethod
-    def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
+    def chunk_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
         """The fields that new output adds to a choice, one object for each chunk."""
 
     @abstractmethod
@@ -87,16 +96,35 @@ class ResponseWriter(ABC):
                     rounds[index].append(self._traces[index].fields(step.chunk))
         finally:
             self.generation.close()
-        choices = []
-        for index in range(count):
-            choice = {"index": index} | self.full_fields(index, parts[index], scored[index])
-            choices.append(choice if self._traces is None else choice | {"eyas": {"rounds": rounds[index]}})
-        return self._head | {
-            "object": self.object_name,
-            "choices": choices,
-            "usage": self.generation.usage(),
-            "eyas": {"seed": self.generation.request.seed},
-        }
+
+        def generated() -> Json:
+            choices = [{"index": i} | self.full_fields(i, parts[i], scored[i]) for i in range(count)]
+            if self._traces is not None:
+                choices = [choice | {"eyas": {"rounds": r}} for choice, r in zip(choices, rounds, strict=True)]
+            return {"choices": choices} | self.common_fields()
+
+        request = self.generation.request
+        if request.sequences[0].params.prompt_logprobs is None:
+            fields = generated()
+        else:  # long prompts have a million log-probabilities
+            fields = await self._in_worker(generated, characters=64 * request.prompt_tokens)
+        return (
+            self._head
+            | {"object": self.object_name}
+            | fields
+            | {"usage": self.generation.usage(), "eyas": {"seed": request.seed}}
+        )
+
+    def common_fields(self) -> Json:
+        """Fields beside the choices that only one of the APIs has."""
+        return {}
+
+    def prompt_fields(self, choice_index: int) -> Json:
+        """The field `prompt_logprobs` of a choice's prompt, if it was requested."""
+        if self._prompt_alternatives is None:
+            return {}
+        scored = self.generation.outputs[choice_index].prompt_logprobs or ()
+        return {"prompt_logprobs": prompt_logprobs(self.token_texts, scored, self._prompt_alternatives)}
 
     async def events(self) -> AsyncGenerator[Json, None]:
         """Yield the chunks of a stream as they are generated; the first one has the seed."""
@@ -109,7 +137,7 @@ class ResponseWriter(ABC):
                     seed = {}
             async for step in self.generation:
                 index = step.choice_index
-                chunks = self.chunk_fields(self.parse(index, step.delta.text, step.last), step.delta.scored)
+                chunks = self.chunk_fields(index, self.parse(index, step.delta.text, step.last), step.delta.scored)
                 if self._traces is not None and step.counts:
                     chunks = chunks or [self.empty_fields()]
                     chunks[-1]["eyas"] = self._traces[index].fields(step.chunk)
@@ -164,7 +192,12 @@ class ChatResponseWriter(ResponseWriter):
             self.generation.stop(choice_index)
         return [part for part in parts if isinstance(part, TextPiece) or part.index == 0]
 
-    def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
+    def chunk_fields(
+        self,
+        choice_index: int,  # noqa: ARG002  # all alike
+        parts: Sequence[Part],
+        scored: Sequence[ScoredToken],
+    ) -> list[Json]:
         deltas = [_delta(part) for part in parts]
         if scored and not deltas:
             deltas = [{}]
@@ -197,6 +230,9 @@ class ChatResponseWriter(ResponseWriter):
             "finish_reason": self._finish_reason(choice_index),
         }
 
+    def common_fields(self) -> Json:
+        return self.prompt_fields(0)
+
     def _finish_reason(self, choice_index: int) -> str | None:
         reason = self.generation.outputs[choice_index].finish_reason
         called = bool(self._parsers) and self._parsers[choice_index].calls > 0
@@ -210,7 +246,7 @@ class ChatResponseWriter(ResponseWriter):
 
 
 class CompletionResponseWriter(ResponseWriter):
-    """Writes plain text; `echoes` are the texts that the choices begin with, none without `echo`."""
+    """Writes plain text; `echoes` are what the choices begin with, none without `echo`."""
 
     object_name = "text_completion"
     chunk_object_name = "text_completion"
@@ -218,19 +254,28 @@ class CompletionResponseWriter(ResponseWriter):
     def __init__(
         self,
         context: ServerContext,
-        body: GenerationRequest,
+        body: CompletionRequest,
         generation: Generation,
         response_id: str,
-        echoes: Sequence[str],
+        echoes: Sequence[Echo],
     ) -> None:
         super().__init__(context, body, generation, response_id)
-        self._echoes = echoes
+        self._echoes, self._alternatives = echoes, body.logprobs
+        self._echoed: set[int] = set()
 
     def first_fields(self, choice_index: int) -> Json | None:
-        return self._fields(self._echoes[choice_index]) if self._echoes else None
+        if not self._echoes or self._alternatives is not None:  # log-probabilities come with the first output
+            return None
+        return self._fields(self._echoes[choice_index].text)
 
-    def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
-        return [self._fields(_text(parts), self._logprobs(scored))] if parts or scored else []
+    def chunk_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
+        chunks = []
+        if self._echoes and self._alternatives is not None and choice_index not in self._echoed:
+            self._echoed.add(choice_index)
+            chunks.append(self._fields(self._echoes[choice_index].text, self._echoed_logprobs(choice_index)))
+        if parts or scored:
+            chunks.append(self._fields(_text(parts), self._logprobs(choice_index, scored)))
+        return chunks
 
     def empty_fields(self) -> Json:
         return self._fields("")
@@ -239,17 +284,26 @@ class CompletionResponseWriter(ResponseWriter):
         return self._fields("") | {"finish_reason": self.generation.outputs[choice_index].finish_reason}
 
     def full_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> Json:
-        return {
-            "text": (self._echoes[choice_index] if self._echoes else "") + _text(parts),
-            "logprobs": self._logprobs(scored),
-            "finish_reason": self.generation.outputs[choice_index].finish_reason,
-        }
+        text, logprobs = _text(parts), self._logprobs(choice_index, scored)
+        if self._echoes:
+            text = self._echoes[choice_index].text + text
+        if self._echoes and logprobs is not None:
+            echoed = self._echoed_logprobs(choice_index)
+            logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
+        reason = self.generation.outputs[choice_index].finish_reason
+        return {"text": text, "logprobs": logprobs, "finish_reason": reason} | self.prompt_fields(choice_index)
 
     def _fields(self, text: str, logprobs: Json | None = None) -> Json:
         return {"text": text, "logprobs": logprobs, "finish_reason": None}
 
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> Json | None:
-        return completion_logprobs(self.token_texts, scored) if self.generation.with_logprobs else None
+    def _logprobs(self, choice_index: int, scored: Sequence[ScoredToken]) -> Json | None:
+        before = len(self._echoes[choice_index].text) if self._echoes else 0
+        return None if self._alternatives is None else completion_logprobs(self.token_texts, scored, before)
+
+    def _echoed_logprobs(self, choice_index: int) -> Json:
+        first = self.generation.request.sequences[choice_index].prompt[0]
+        rest = self.generation.outputs[choice_index].prompt_logprobs or ()
+        return echoed_logprobs(self.token_texts, self._echoes[choice_index], first, rest, self._alternatives or 0)
 
 
 class RoundTrace:

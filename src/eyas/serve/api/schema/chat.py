@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from eyas.serve.api.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
 from eyas.serve.api.schema.request import GenerationRequest, Name, RequestModel
-from eyas.serve.api.schema.response import FullResponse, ResponseModel, StreamChunk
+from eyas.serve.api.schema.response import FullResponse, PromptLogprobList, ResponseModel, StreamChunk
 
 MOST_MESSAGES = 4096
 MOST_TOOLS = 128
@@ -112,6 +112,7 @@ class ChatCompletionResponse(FullResponse):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobList | None = None
     service_tier: Literal["default"] | None = None
 
 

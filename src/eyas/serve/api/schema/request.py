@@ -114,6 +114,9 @@ class GenerationRequest(RequestModel):
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MOST_BIASES)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="log-probabilities of the prompt's tokens, with so many alternatives; not streamed"
+    )
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -137,9 +140,11 @@ class GenerationRequest(RequestModel):
         return {name: value for name, value in body.items() if value is not None or name not in NOT_SERVED}
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> GenerationRequest:
+    def _fields_fit_the_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs can't be streamed: leave out stream")
         return self
 
     @property

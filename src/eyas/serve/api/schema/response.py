@@ -86,6 +86,18 @@ class EyasResponse(ResponseModel):
     seed: int = Field(description="choice i was sampled with seed + i; send it again for the same answers")
 
 
+class PromptLogprob(ResponseModel):
+    """The log-probability of a token at one position of the prompt, and its rank there (1 = the most probable)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobList = list[dict[str, PromptLogprob] | None]
+"""By token id, an entry for each token of the prompt and its alternatives; null for the first, as in vLLM."""
+
+
 class ResponseHead(ResponseModel):
     """The fields that every generated response and every chunk of a stream has."""
 
