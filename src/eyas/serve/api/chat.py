@@ -10,11 +10,11 @@ from eyas.serve.api.response import ChatResponseWriter
 from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from eyas.serve.api.schema.response import generation_responses
 from eyas.serve.choice_output import ChoiceOutput
-from eyas.serve.context import Context, Info
+from eyas.serve.context import Context, Info, RequestInfo, ServerContext
 from eyas.serve.generation import Generation
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
-from eyas.serve.tools.calling import one_grammar, tool_calling
+from eyas.serve.tools.calling import Calling, one_grammar, tool_calling
 from eyas.serve.tools.structured import requested_grammar
 
 router = APIRouter(route_class=JsonRoute)
@@ -24,6 +24,15 @@ PATH = "/v1/chat/completions"
 @router.post(PATH, responses=generation_responses(ChatCompletionResponse, ChatCompletionChunk))
 async def create_chat_completion(body: ChatCompletionRequest, context: Context, info: Info) -> Response:
     """Answer a chat, all at once or as a stream."""
+    generation, tools = await start_chat(body, context, info, endpoint=PATH)
+    writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
+    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
+
+
+async def start_chat(
+    body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str
+) -> tuple[Generation, Calling | None]:
+    """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools."""
     context.check_model(body.model)
     tokenizer = context.engine.tokenizer
     tools = tool_calling(body, tokenizer)
@@ -54,10 +63,9 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
         context,
         request,
         lambda: ChoiceOutput(tokenizer, body.stop_strings, kept),
-        endpoint=PATH,
+        endpoint=endpoint,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user or body.safety_identifier),
         received=info.received,
     )
-    writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
-    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
+    return generation, tools
