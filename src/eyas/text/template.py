@@ -34,10 +34,17 @@ def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def encode_chat(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, **variables: Any
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    **variables: Any,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the assistant's next answer begins.
 
+    Without `add_generation_prompt` no answer is begun; with `continue_final_message` the last message isn't ended.
     `variables` are passed to the template. Raises RequestError if there is no template or if it refuses the chat.
     """
     if not getattr(tokenizer, "chat_template", None):
@@ -46,7 +53,12 @@ def encode_chat(
     schemas = list(tools) if tools else None
     try:
         ids = tokenizer.apply_chat_template(
-            turns, tools=schemas, add_generation_prompt=True, return_dict=False, **variables
+            turns,
+            tools=schemas,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            return_dict=False,
+            **variables,
         )
     except Exception as error:  # templates raise whatever they like
         raise RequestError(f"the chat template refuses this chat: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -41,11 +43,15 @@ async def start_chat(
     size = sum(message.characters for message in body.messages)
     check_size(tokenizer, size, context.max_model_len)
     prompt = await context.in_worker(
-        chat_prompt,
-        tokenizer,
-        body.messages,
-        tools.schemas if tools else (),
-        body.chat_template_kwargs,
+        partial(
+            chat_prompt,
+            tokenizer,
+            body.messages,
+            tools.schemas if tools else (),
+            body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+        ),
         characters=size,
     )
     request = encode_request(
@@ -62,7 +68,7 @@ async def start_chat(
     generation = await Generation.start(
         context,
         request,
-        lambda: ChoiceOutput(tokenizer, body.stop_strings, kept),
+        lambda: ChoiceOutput(tokenizer, body, kept),
         endpoint=endpoint,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user or body.safety_identifier),

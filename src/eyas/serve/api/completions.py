@@ -53,7 +53,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     generation = await Generation.start(
         context,
         request,
-        lambda: ChoiceOutput(tokenizer, body.stop_strings, score_all=score_all),
+        lambda: ChoiceOutput(tokenizer, body, score_all=score_all),
         endpoint=PATH,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user),

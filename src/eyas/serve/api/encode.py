@@ -43,6 +43,9 @@ def chat_prompt(
     messages: Sequence[RequestMessage],
     tools: Sequence[dict[str, Any]],
     template_variables: dict[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
 
@@ -56,7 +59,14 @@ def chat_prompt(
             code="invalid_value",
             param="chat_template_kwargs",
         )
-    return encode_chat(tokenizer, [message.as_message() for message in messages], tools, **(template_variables or {}))
+    return encode_chat(
+        tokenizer,
+        [message.as_message() for message in messages],
+        tools,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **(template_variables or {}),
+    )
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:

@@ -18,18 +18,15 @@ from eyas.serve.api.logprobs import (
 )
 from eyas.serve.api.schema.completions import CompletionRequest
 from eyas.serve.api.schema.request import GenerationRequest
+from eyas.serve.api.trace import RoundTrace
 from eyas.serve.choice_output import ScoredToken
 from eyas.serve.context import ServerContext
 from eyas.serve.generation import Generation
 from eyas.serve.tools.calling import Calling
 from eyas.serve.tools.parser import CallPiece, TextPiece, ToolCallParser
-from eyas.text.detokenizer import Detokenizer
-from eyas.types import Chunk, DraftRound
 
 Json = dict[str, Any]
 Part = TextPiece | CallPiece
-_LEAST_LOGPROB = -100.0
-"""Written instead of smaller log-probabilities in traces: JSON has no infinity."""
 
 
 class ResponseWriter(ABC):
@@ -43,6 +40,7 @@ class ResponseWriter(ABC):
     ) -> None:
         self.generation = generation
         self._tokenizer = context.engine.tokenizer
+        self._return_token_ids = bool(body.return_token_ids)
         self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
         self._prompt_alternatives, self._in_worker = body.prompt_logprobs, context.in_worker
         self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
@@ -101,6 +99,9 @@ class ResponseWriter(ABC):
             choices = [{"index": i} | self.full_fields(i, parts[i], scored[i]) for i in range(count)]
             if self._traces is not None:
                 choices = [choice | {"eyas": {"rounds": r}} for choice, r in zip(choices, rounds, strict=True)]
+            if self._return_token_ids:
+                outputs = zip(choices, self.generation.outputs, strict=True)
+                choices = [choice | {"token_ids": output.token_ids} for choice, output in outputs]
             return {"choices": choices} | self.common_fields()
 
         request = self.generation.request
@@ -129,7 +130,7 @@ class ResponseWriter(ABC):
     async def events(self) -> AsyncGenerator[Json, None]:
         """Yield the chunks of a stream as they are generated; the first one has the seed."""
         try:
-            seed: Json = {"eyas": {"seed": self.generation.request.seed}}
+            seed: Json = {"eyas": {"seed": self.generation.request.seed}} | self.first_chunk_fields()
             for index in range(len(self.generation.outputs)):
                 first = self.first_fields(index)
                 if first is not None:
@@ -141,6 +142,9 @@ class ResponseWriter(ABC):
                 if self._traces is not None and step.counts:
                     chunks = chunks or [self.empty_fields()]
                     chunks[-1]["eyas"] = self._traces[index].fields(step.chunk)
+                if self._return_token_ids and step.delta.token_ids:
+                    chunks = chunks or [self.empty_fields()]
+                    chunks[-1]["token_ids"] = step.delta.token_ids
                 if step.last:
                     chunks.append(self.last_fields(index))
                 for fields in chunks:
@@ -150,6 +154,15 @@ class ResponseWriter(ABC):
                 yield self._chunk_with([]) | {"usage": self.generation.usage()}
         finally:
             self.generation.close()
+
+    def first_chunk_fields(self) -> Json:
+        """Fields beside the choices that only one of the APIs has in the first chunk of a stream."""
+        return {}
+
+    def prompt_ids(self, choice_index: int) -> Json:
+        """The field `prompt_token_ids` of a choice, if it was requested."""
+        prompt = self.generation.request.sequences[choice_index].prompt
+        return {"prompt_token_ids": list(prompt)} if self._return_token_ids else {}
 
     def _chunk(self, choice_index: int, fields: Json) -> Json:
         chunk = self._chunk_with([{"index": choice_index} | fields])
@@ -231,7 +244,10 @@ class ChatResponseWriter(ResponseWriter):
         }
 
     def common_fields(self) -> Json:
-        return self.prompt_fields(0)
+        return self.prompt_fields(0) | self.prompt_ids(0)
+
+    def first_chunk_fields(self) -> Json:
+        return self.prompt_ids(0)
 
     def _finish_reason(self, choice_index: int) -> str | None:
         reason = self.generation.outputs[choice_index].finish_reason
@@ -261,7 +277,7 @@ class CompletionResponseWriter(ResponseWriter):
     ) -> None:
         super().__init__(context, body, generation, response_id)
         self._echoes, self._alternatives = echoes, body.logprobs
-        self._echoed: set[int] = set()
+        self._begun: set[int] = set()
 
     def first_fields(self, choice_index: int) -> Json | None:
         if not self._echoes or self._alternatives is not None:  # log-probabilities come with the first output
@@ -270,12 +286,17 @@ class CompletionResponseWriter(ResponseWriter):
 
     def chunk_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
         chunks = []
-        if self._echoes and self._alternatives is not None and choice_index not in self._echoed:
-            self._echoed.add(choice_index)
+        if self._echoes and self._alternatives is not None and choice_index not in self._begun:
             chunks.append(self._fields(self._echoes[choice_index].text, self._echoed_logprobs(choice_index)))
         if parts or scored:
             chunks.append(self._fields(_text(parts), self._logprobs(choice_index, scored)))
         return chunks
+
+    def _chunk(self, choice_index: int, fields: Json) -> Json:
+        if choice_index not in self._begun:
+            self._begun.add(choice_index)
+            fields = fields | self.prompt_ids(choice_index)
+        return super()._chunk(choice_index, fields)
 
     def empty_fields(self) -> Json:
         return self._fields("")
@@ -291,7 +312,8 @@ class CompletionResponseWriter(ResponseWriter):
             echoed = self._echoed_logprobs(choice_index)
             logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
         reason = self.generation.outputs[choice_index].finish_reason
-        return {"text": text, "logprobs": logprobs, "finish_reason": reason} | self.prompt_fields(choice_index)
+        fields = {"text": text, "logprobs": logprobs, "finish_reason": reason}
+        return fields | self.prompt_fields(choice_index) | self.prompt_ids(choice_index)
 
     def _fields(self, text: str, logprobs: Json | None = None) -> Json:
         return {"text": text, "logprobs": logprobs, "finish_reason": None}
@@ -304,49 +326,6 @@ class CompletionResponseWriter(ResponseWriter):
         first = self.generation.request.sequences[choice_index].prompt[0]
         rest = self.generation.outputs[choice_index].prompt_logprobs or ()
         return echoed_logprobs(self.token_texts, self._echoes[choice_index], first, rest, self._alternatives or 0)
-
-
-class RoundTrace:
-    """The trace of one choice for `eyas.trace`; the `pieces` of all its rounds, joined, are the choice's text."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
-
-    def fields(self, chunk: Chunk) -> Json:
-        """The JSON of one round: `accepted`, `token_ids`, `pieces` and, if a tree was drafted, `draft`.
-
-        The first `accepted` of the tokens were drafted; the one after them is the target's own.
-        """
-        pieces = [self._detokenizer.push(token) for token in chunk.token_ids]
-        if chunk.completion is not None and pieces:
-            pieces[-1] += self._detokenizer.finish()
-        fields: Json = {"accepted": chunk.accepted, "token_ids": list(chunk.token_ids), "pieces": pieces}
-        if chunk.draft is not None:
-            fields["draft"] = draft_fields(chunk.draft, self._tokenizer)
-        return fields
-
-
-def draft_fields(draft: DraftRound, tokenizer: Any) -> Json:
-    """The JSON of a draft tree: an entry for each node in `tokens`, `parents`, `logprob` and `pieces`.
-
-    `path` lists the accepted nodes, from the root down.
-    """
-    before = [draft.root if parent < 0 else draft.tokens[parent] for parent in draft.parents]
-    return {
-        "tokens": list(draft.tokens),
-        "parents": list(draft.parents),
-        "logprob": [max(round(value, 4), _LEAST_LOGPROB) for value in draft.logprob],
-        "path": list(draft.path),
-        "pieces": [_piece(tokenizer, *pair) for pair in zip(before, draft.tokens, strict=True)],
-    }
-
-
-def _piece(tokenizer: Any, before: int, token: int) -> str:
-    """A node's text after its parent's, which decides about a leading space; special tokens by their names."""
-    shared = len(tokenizer.decode([before]))
-    text: str = tokenizer.decode([before, token])[shared:]
-    return text
 
 
 def _delta(part: Part) -> Json:

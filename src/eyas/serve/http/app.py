@@ -33,7 +33,7 @@ from eyas.serve.playground.page import playground
 _ROUTERS = (chat.router, completions.router, responses.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """The paths of the API: the only ones that become labels of metrics."""
-OPEN = frozenset({"/", "/health", "/metrics", "/version"})
+OPEN = frozenset({"/", "/health", "/load", "/metrics", "/ping", "/version"})
 """Paths that need no key: for probes, scrapers and the playground's page. Whatever touches the model needs one."""
 
 _HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

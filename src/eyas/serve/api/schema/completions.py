@@ -21,12 +21,15 @@ class CompletionRequest(GenerationRequest):
     prompt: str | Prompts | TokenPrompt | TokenPrompts
     echo: bool | None = Field(default=None, description="begin the text, and the logprobs, with the prompt")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31, description="0 = only read the prompt")] | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("max_tokens is 0, which generates nothing: send echo or prompt_logprobs, or at least 1")
+        if self.best_of is not None and self.n not in (None, 1):
+            raise ValueError("best_of is less than n")
         return self
 
     @property
@@ -66,6 +69,8 @@ class CompletionChoice(ResponseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     prompt_logprobs: PromptLogprobList | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
     eyas: dict[str, Any] | None = None
 
 
@@ -83,6 +88,8 @@ class CompletionChunkChoice(ResponseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
     eyas: dict[str, Any] | None = None
 
 

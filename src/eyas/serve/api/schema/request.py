@@ -118,6 +118,8 @@ class SamplingFields(RequestModel):
     stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = Field(default=None, description="the text ends with what stopped it")
+    skip_special_tokens: bool | None = Field(default=None, description="false: special tokens are part of the text")
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
@@ -160,6 +162,7 @@ class SamplingFields(RequestModel):
 class GenerationRequest(SamplingFields):
     """The fields that chat and text completions share."""
 
+    return_token_ids: bool | None = Field(default=None, description="the ids of the prompt and of every choice")
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
