@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,7 @@ class SamplingParams(BaseModel):
     """How a request's tokens are chosen. `temperature=0` is greedy; defaults change nothing.
 
     The order and the numbers are those of `transformers`: logit bias, repetition penalty (prompt and answer),
-    presence and frequency penalties (answer only), min tokens, temperature, top-k, top-p, min-p.
+    presence and frequency penalties (answer only), bad words, min tokens, temperature, top-k, top-p, min-p.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,6 +28,9 @@ class SamplingParams(BaseModel):
     presence_penalty: float = Field(default=0.0, allow_inf_nan=False)
     frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
     logit_bias: dict[int, float] = Field(default_factory=dict)
+    bad_words_ids: tuple[Annotated[tuple[int, ...], Field(min_length=1)], ...] = Field(
+        default=(), description="token sequences that the answer doesn't contain"
+    )
     min_tokens: int = Field(default=0, ge=0)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

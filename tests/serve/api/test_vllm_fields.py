@@ -18,6 +18,7 @@ from ...pairs import tokenizer
 from ..conftest import Ask, client_of, run
 from ..conftest import post as post_to
 from ..fakes import FakeEngine, ids
+from ..live import Live
 from .test_chat import events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -174,3 +175,38 @@ def test_probes_and_load_need_no_key() -> None:
             assert [(await client.head(path)).status_code for path in ("/health", "/ping")] == [503, 503]
 
     run(probe())
+
+
+def test_bad_words_are_tokenized_as_vllm_does(ask: Ask, engine: FakeEngine) -> None:
+    assert ask(CHAT, messages=HELLO, bad_words=["clips", " May", "48/2 ="]).status_code == 200
+    expected = []
+    for word in ("clips", "May", "48/2 ="):
+        first, spaced = ids(word), ids(" " + word)
+        expected.append(tuple(first))
+        if len(spaced) == len(first) and spaced[0] != first[0]:
+            expected.append(tuple(spaced))
+    assert engine.requests[0].params.bad_words_ids == tuple(expected)
+    assert ask(COMPLETIONS, prompt="a", bad_words=["clips"]).status_code == 200
+    assert engine.requests[1].params.bad_words_ids == tuple(expected[:1])
+    refused = ask(COMPLETIONS, prompt="a", bad_words=[" "])
+    assert refused.status_code == 400
+    assert "no tokens" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_bad_words_stay_out_with_and_without_speculation(server: Live, temperature: float) -> None:
+    def answer(**body: Any) -> Any:
+        sent = {"model": "tiny", "prompt": "Natalia", "max_tokens": 20, "temperature": temperature, "seed": 5, **body}
+        found = httpx.post(server.url + COMPLETIONS, json={**sent, "return_token_ids": True}, timeout=60)
+        assert found.status_code == 200, found.text
+        return found.json()["choices"][0]["token_ids"]
+
+    free = answer()
+    texts = [tokenizer().decode([token]) for token in free]
+    words = [text for text in texts if text.strip() and "\ufffd" not in text and len(ids(text)) == 1][:3]
+    assert words
+    held = answer(bad_words=words)
+    assert held == answer(bad_words=words, eyas={"speculate": False})
+    banned = {token for word in words for token in ids(word.lstrip())}
+    assert not banned & set(held)
+    assert banned & set(free)

@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import chat_prompt, check_size, encode_request
+from eyas.serve.api.encode import bad_word_ids, chat_prompt, check_size, encode_request
 from eyas.serve.api.response import ChatResponseWriter
 from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from eyas.serve.api.schema.response import generation_responses
@@ -54,6 +54,7 @@ async def start_chat(
         ),
         characters=size,
     )
+    bad_words = await context.in_worker(bad_word_ids, tokenizer, body.bad_words or ())
     request = encode_request(
         body,
         [prompt],
@@ -62,6 +63,7 @@ async def start_chat(
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        bad_words=bad_words,
         grammar=grammar,
     )
     kept = tools.special_tokens if tools else frozenset()

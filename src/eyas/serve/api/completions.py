@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import check_size, completion_prompt, encode_request
+from eyas.serve.api.encode import bad_word_ids, check_size, completion_prompt, encode_request
 from eyas.serve.api.logprobs import Echo
 from eyas.serve.api.response import CompletionResponseWriter
 from eyas.serve.api.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
@@ -35,6 +35,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         size = len(prompt) if isinstance(prompt, str) else 0
         check_size(tokenizer, size, context.max_model_len)
         prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size))
+    bad_words = await context.in_worker(bad_word_ids, tokenizer, body.bad_words or ())
     request = encode_request(
         body,
         prompts,
@@ -43,6 +44,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.scored_alternatives,
+        bad_words=bad_words,
         grammar=grammar,
     )
     echoes: list[Echo] = []

@@ -74,6 +74,24 @@ def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[in
     return encode_text(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
+def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Tokenize bad words as vLLM does: each as it begins a text, and as it follows a space if that has its own token.
+
+    RequestError for a word without tokens.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        first, spaced = (
+            tuple(tokenizer(space + word.lstrip(), add_special_tokens=False)["input_ids"]) for space in ("", " ")
+        )
+        if not first:
+            raise RequestError(f"bad_words has {word!r}, which has no tokens")
+        found.append(first)
+        if len(spaced) == len(first) and spaced[0] != first[0]:
+            found.append(spaced)
+    return tuple(found)
+
+
 def check_size(tokenizer: Any, characters: int, context: int | None) -> None:
     """Raise ApiError 400 for a text that can't fit the context: tokenizing megabytes would take seconds."""
     if context is not None and characters > _SHRINKING * context * _longest_piece(tokenizer):
@@ -98,11 +116,13 @@ def encode_request(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: GrammarSpec | None = None,
 ) -> EncodedRequest:
     """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`.
 
-    `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities.
+    `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities. `bad_words` are those of
+    the body as `bad_word_ids` makes them.
     """
     seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
     n = body.n or 1
@@ -119,6 +139,7 @@ def encode_request(
                         seed=(seed + choice) % 2**63,
                         logprobs=logprobs,
                         prompt_logprobs=prompt_logprobs,
+                        bad_words_ids=bad_words,
                     ),
                     id=f"{request_id}-{len(sequences)}",
                     trace=body.options.trace,
@@ -129,8 +150,8 @@ def encode_request(
     return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))
 
 
-def _sampling_params(body: GenerationRequest, *, max_tokens: int, **numbers: int | None) -> SamplingParams:
-    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+def _sampling_params(body: GenerationRequest, *, max_tokens: int, **given: Any) -> SamplingParams:
+    given |= {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise ApiError(
             400,
@@ -140,7 +161,6 @@ def _sampling_params(body: GenerationRequest, *, max_tokens: int, **numbers: int
         )
     return SamplingParams(
         **{"temperature": 1.0, **given, "top_k": max(0, body.top_k or 0)},
-        **numbers,
         max_tokens=max_tokens,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},

@@ -45,6 +45,7 @@ NOT_SERVED: dict[str, str] = {
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
+MOST_BAD_WORDS = 256
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -130,6 +131,9 @@ class SamplingFields(RequestModel):
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MOST_BIASES)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MOST_BAD_WORDS)] | None = Field(
+        default=None, description="texts that the answer doesn't contain, as the tokens they are usually written in"
+    )
 
     structured_outputs: StructuredOutputs | None = None
 
