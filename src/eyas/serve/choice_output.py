@@ -52,7 +52,7 @@ class ChoiceOutput:
         self._detokenizer = Detokenizer(tokenizer, special if body.skip_special_tokens is False else kept)
         self._stops = StopStrings(body.stop_strings, included=bool(body.include_stop_str_in_output))
         self._token_by_token, self._score_all = bool(body.stop_strings), score_all
-        self._unshown_ends = (
+        self._hidden_stops = (
             frozenset() if body.include_stop_str_in_output else (special - kept) | {*(body.stop_token_ids or ())}
         )
         self._detokenized = 0  # characters
@@ -90,7 +90,7 @@ class ChoiceOutput:
     def _add_tokens(self, chunk: Chunk, delta: OutputDelta) -> None:
         tokens = chunk.token_ids
         stopped = chunk.completion is not None and chunk.completion.finish_reason == "stop"
-        shown = len(tokens) - (stopped and bool(tokens) and tokens[-1] in self._unshown_ends)
+        shown = len(tokens) - (stopped and bool(tokens) and tokens[-1] in self._hidden_stops)
         if not self._token_by_token and chunk.logprobs is None:
             delta.token_ids += tokens
             self._add_text(self._detokenizer.push(*tokens[:shown]), delta)

@@ -141,7 +141,7 @@ class OutputItemsWriter(ChatResponseWriter):
         return entries
 
     def _id(self, kind: str) -> str:
-        return f"{kind}_{self._head['id'].removeprefix('resp_')}-{len(self._items)}"
+        return f"{kind}_{str(self._head['id']).removeprefix('resp_')}-{len(self._items)}"
 
     def _item_event(self, kind: str, **fields: Any) -> Json:
         return self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **fields)

@@ -96,7 +96,7 @@ class ResponseWriter(ABC):
             self.generation.close()
 
         def generated() -> Json:
-            choices = [{"index": i} | self.full_fields(i, parts[i], scored[i]) for i in range(count)]
+            choices: list[Json] = [{"index": i} | self.full_fields(i, parts[i], scored[i]) for i in range(count)]
             if self._traces is not None:
                 choices = [choice | {"eyas": {"rounds": r}} for choice, r in zip(choices, rounds, strict=True)]
             if self._return_token_ids:

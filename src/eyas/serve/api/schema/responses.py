@@ -218,9 +218,11 @@ class ResponsesRequest(SamplingFields):
             else:
                 function = RequestFunctionCall(name=item.name, arguments=item.arguments)
                 call = RequestToolCall(id=item.call_id, function=function)
-                said = messages.pop() if messages and messages[-1].role == "assistant" else None
-                calls = [*((said and said.tool_calls) or ()), call]
-                messages.append(RequestMessage(role="assistant", content=said and said.content, tool_calls=calls))
+                if not messages or messages[-1].role != "assistant":
+                    messages.append(RequestMessage(role="assistant", tool_calls=[call]))
+                    continue
+                calls = [*(messages[-1].tool_calls or ()), call]
+                messages[-1] = messages[-1].model_copy(update={"tool_calls": calls})
         return messages
 
     def _response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
