@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import Cache
 
 from eyas.errors import CacheMemoryError
+from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout
 
 _GRANULE = 256
@@ -142,7 +143,7 @@ class SlotCache:
             self.lengths[slot] = length + len(path)
         if not slots:
             return
-        at = torch.tensor([slots, sources, targets], device=self._device)
+        at = to_device([slots, sources, targets], self._device)
         for shape, group in self._groups.items():
             heads = torch.arange(shape.heads, device=self._device)
             first = (at[0].unsqueeze(1) * shape.heads + heads) * self._capacity  # [n, Hkv] column 0 of slot and head

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.errors import EyasError, RequestError, UnsupportedModelError
+from eyas.runtime import to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
@@ -250,7 +251,7 @@ class Target:
         """
         counts = [max(0, len(row) - 1) for row in tokens]
         width = max(counts)
-        window = torch.tensor([[*row, *[0] * (width + 1 - len(row))] for row in tokens], device=self.device)
+        window = to_device([[*row, *[0] * (width + 1 - len(row))] for row in tokens], self.device)
         if width == 0:
             none = window.new_empty(len(rows), 0, len(taps) + 1, self.hidden_size)
             return PrefillChunk(window[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
@@ -266,9 +267,9 @@ class Target:
         The chunk's token after a row's last one isn't known yet: it repeats the last. Needs `head_is_exact`.
         """
         counts = [len(row) for row in tokens]
-        window = torch.tensor([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], device=self.device)
+        window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
         final, caught = self._read(rows, window[:, :-1], counts, taps)
-        last = torch.tensor(counts, device=self.device) - 1
+        last = to_device(counts, self.device) - 1
         logits = self.head(final[torch.arange(len(counts), device=self.device), last])
         return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts, final)
 
@@ -328,7 +329,7 @@ class Target:
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
         start = self.cache.start(rows)
         self.cache.reserve(start + tokens.shape[1])
-        lengths = torch.tensor(self.cache.lengths[rows.start : rows.stop], device=self.device)
+        lengths = to_device(self.cache.lengths[rows.start : rows.stop], self.device)
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
             # nodes beyond the context can't be emitted, but there are no learned positions to look up there

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eyas.runtime import to_device
 from eyas.targets.native.linears import native_gumbel
 from eyas.types import SamplingParams
 from eyas.verify.bad_words import BadWords, appended
@@ -70,8 +71,8 @@ class SamplingState:
             table = self.make_table(name)
         table[slot] = 0
         if ids:
-            index = torch.tensor(ids, device=table.device)
-            table[slot, index] = torch.tensor(values, dtype=table.dtype, device=table.device)
+            index = to_device(ids, table.device)
+            table[slot, index] = to_device(values, table.device, table.dtype)
 
     def write_bad_words(self, slot: int, words: Sequence[Sequence[int]], emitted: Sequence[int]) -> None:
         """Set `slot`'s bad words, and what its answer `emitted` so far; nothing is allocated before there are any."""

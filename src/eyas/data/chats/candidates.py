@@ -20,6 +20,7 @@ from eyas.data.chats.sources import chats_of_source
 from eyas.data.chats.tally import SourceTally
 from eyas.data.tokens.tokenize import ChatTokenizer
 from eyas.errors import RowError
+from eyas.hub import find_model
 from eyas.text.chats import Chat, chat_line
 
 EMPTY_ANSWER = "empty answer"
@@ -229,7 +230,7 @@ def _generation_stops(model: str) -> list[int]:
     from transformers import GenerationConfig
 
     try:
-        stops: Any = GenerationConfig.from_pretrained(named_target(model)).eos_token_id
+        stops: Any = GenerationConfig.from_pretrained(find_model(named_target(model))).eos_token_id
     except OSError:
         return []
     return [stops] if isinstance(stops, int) else list(stops or ())
