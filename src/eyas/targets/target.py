@@ -237,7 +237,7 @@ class Target:
     ) -> Iterator[PrefillChunk]:
         """Commit all of each row's `tokens` but the last, which becomes the root of the first verification.
 
-        Rows may hold a committed prefix already; `tokens` continue it. At most `chunk` columns of states exist at a time.
+        Rows may hold a committed prefix already; `tokens` continue it. At most `chunk` columns of states exist at once.
         """
         for done in range(0, max(len(row) for row in tokens) - 1, chunk):
             yield self.prefill_chunk(rows, [row[done : done + chunk + 1] for row in tokens], taps)
