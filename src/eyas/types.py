@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,12 +14,12 @@ class SamplingParams(BaseModel):
     """How a request's tokens are chosen. `temperature=0` is greedy; defaults change nothing.
 
     The order and the numbers are those of `transformers`: logit bias, repetition penalty (prompt and answer),
-    presence and frequency penalties (answer only), min tokens, temperature, top-k, top-p, min-p.
+    presence and frequency penalties (answer only), bad words, min tokens, temperature, top-k, top-p, min-p.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_tokens: int = Field(default=128, ge=1)
+    max_tokens: int = Field(default=128, ge=0, description="0 = only read the prompt")
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     top_k: int = Field(default=0, ge=0, description="0 = off")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -28,11 +28,15 @@ class SamplingParams(BaseModel):
     presence_penalty: float = Field(default=0.0, allow_inf_nan=False)
     frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
     logit_bias: dict[int, float] = Field(default_factory=dict)
+    bad_words_ids: tuple[Annotated[tuple[int, ...], Field(min_length=1)], ...] = Field(
+        default=(), description="token sequences that the answer doesn't contain"
+    )
     min_tokens: int = Field(default=0, ge=0)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = Field(default=0, ge=0, lt=2**63)
     logprobs: int | None = Field(default=None, ge=0, le=20, description="None = off, k = with k alternatives")
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20, description="the same for the prompt's tokens")
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,14 @@ class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """The most probable tokens with theirs, best first, as many as were asked for."""
+
+
+@dataclass(frozen=True)
+class PromptLogprobs(TokenLogprobs):
+    """The log-probability that the target gave a token of the prompt, and how many others were more probable."""
+
+    rank: int = 1
+    """1 = no token was more probable."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +225,8 @@ class Completion:
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One a token, if they were asked for."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
+    """One for each token of the prompt but the first, if they were asked for and the prompt was read."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object that `eyas generate --json` writes for a row."""
@@ -227,6 +241,8 @@ class Completion:
             row["lossy"] = True
         if self.logprobs is not None:
             row["logprobs"] = [asdict(each) for each in self.logprobs]
+        if self.prompt_logprobs is not None:
+            row["prompt_logprobs"] = [asdict(each) for each in self.prompt_logprobs]
         if self.error is not None:
             row["error"] = self.error
         return row
@@ -264,6 +280,8 @@ class Chunk:
     """The round's tree, for requests with `trace`; None in a round without one."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each of `token_ids`, if they were asked for."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
+    """With the sequence's first chunk: those of its prompt, if they were asked for."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from typing import Any
 
 import pytest
 import torch
 
 from eyas.engine import Engine, Speculation
 from eyas.tree import parse_tree
-from eyas.types import Completion, GrammarSpec, Request, SamplingParams
+from eyas.types import Completion, GrammarSpec, Limits, Request, SamplingParams
+from eyas.verify import logprobs
 
 from .. import pairs, tiny
 from .test_grammar import engine as constrained_engine
@@ -94,3 +97,74 @@ def test_a_grammar_doesnt_show_in_them() -> None:
     assert any(each.top[0][0] != each.token_id for each in done.logprobs)
     assert done.as_dict()["logprobs"][0]["token_id"] == done.token_ids[0]
     assert pairs.tokenizer().eos_token_id == done.token_ids[-1]
+
+
+def scored(prompts: list[list[int]], **params: Any) -> list[Request]:
+    return [
+        Request(tuple(prompt), SamplingParams(**{"prompt_logprobs": 3, "max_tokens": 4, **params}))
+        for prompt in prompts
+    ]
+
+
+def check_prompt(request: Request, done: Completion) -> None:
+    """Against `transformers`' own pass over the prompt."""
+    assert done.prompt_logprobs is not None
+    assert [each.token_id for each in done.prompt_logprobs] == list(request.prompt[1:])
+    raw = tiny.full_forward(tiny.target().model, list(request.prompt)).logits[0].log_softmax(-1)
+    for place, each in enumerate(done.prompt_logprobs):
+        assert each.logprob == pytest.approx(float(raw[place, each.token_id]), abs=1e-4)
+        best = raw[place].topk(3)
+        assert [token for token, _ in each.top] == best.indices.tolist()
+        assert [value for _, value in each.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert each.rank == 1 + int((raw[place] > raw[place, each.token_id]).sum())
+
+
+@pytest.mark.parametrize("tree", [None, "chain:3"])
+@pytest.mark.parametrize(("batch", "chunk"), [(1, 512), (4, 3)])
+def test_a_prompt_s_are_those_of_one_pass_over_it(
+    tree: str | None, batch: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the prompt is cut, and however few positions' logits are computed together."""
+    monkeypatch.setattr(logprobs, "_MOST_LOGITS", 5 * tiny.target().vocab_size)
+    speculation = None if tree is None else Speculation(tiny.eagle3_drafter(), parse_tree(tree))
+    requests = [*scored(tiny.prompts(9, 1, 5, 40)), *asked(), *scored(tiny.prompts(9, 1), max_tokens=0)]
+    done = Engine(tiny.target(), None, speculation, batch_size=batch, prefill_chunk=chunk).generate(requests)
+    for request, each in zip(requests, done, strict=True):
+        if request.params.prompt_logprobs is None:
+            assert each.prompt_logprobs is None
+            check(request, each)
+        else:
+            check_prompt(request, each)
+    plain = Engine(tiny.target()).generate([Request(r.prompt, SamplingParams(max_tokens=4)) for r in requests[:4]])
+    assert [each.token_ids for each in done[:4]] == [each.token_ids for each in plain]
+    assert [(each.token_ids, each.finish_reason) for each in done[-2:]] == [([], "length")] * 2
+
+
+def test_a_prompt_s_are_complete_where_the_beginning_is_cached_and_where_it_is_read_twice() -> None:
+    """The prefix cache has no logits, and a preempted sequence reads again."""
+    limits = Limits(max_running=3, prefill_chunk=16, prefix_tokens=4096, max_cached_tokens=3 * 128)
+    engine = Engine(tiny.target(), limits=limits)
+    (long,) = tiny.prompts(90)
+    first, second = engine.generate(scored([long], max_tokens=20))[0], engine.generate(scored([long]))[0]
+    assert second.prompt_logprobs == first.prompt_logprobs
+    assert second.stats.reused_tokens == 0
+    assert engine.generate([Request(tuple(long))])[0].stats.reused_tokens > 60
+    requests = scored([long, long[:40], long[:50]], max_tokens=110)
+    running = engine.stream(requests)
+    done = [next(running).completion]
+    Engine(tiny.target()).generate([Request((1, 2, 3))])  # takes the slots while prompts are half read
+    done += [chunk.completion for chunk in running]
+    assert engine.state().preempted_total > 1
+    for each, request in itertools.product(done, requests):
+        if each is not None and len(each.prompt_logprobs or ()) == len(request.prompt) - 1:
+            check_prompt(request, each)
+    assert sum(each is not None for each in done) == 3
+
+
+def test_a_prompt_s_come_once_with_the_first_chunk() -> None:
+    chunks = list(Engine(tiny.target(), batch_size=2).stream(scored(tiny.prompts(9, 5))))
+    for index in range(2):
+        first, *later = [chunk for chunk in chunks if chunk.index == index]
+        assert first.prompt_logprobs is not None
+        assert first.token_ids
+        assert all(chunk.prompt_logprobs is None for chunk in later)

@@ -63,7 +63,7 @@ def test_one_question_a_round(
     drafter.resize(ROWS)
     sampler = Sampler(ROWS, target.vocab_size, META)
     prompts = tiny.prompts(9, 4, 7)
-    params = SamplingParams(temperature=temperature)
+    params = SamplingParams(temperature=temperature, bad_words_ids=((3,), (4, 5)) if temperature else ())
     for slot, prompt in enumerate(prompts):
         sampler.admit(slot, params, prompt, ())
     for piece in target.prefill(range(ROWS), prompts, drafter.taps):

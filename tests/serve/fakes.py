@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from eyas.errors import QueueFullError, RequestError
-from eyas.types import Chunk, Completion, EngineState, Request, Stats, TokenLogprobs
+from eyas.types import Chunk, Completion, EngineState, PromptLogprobs, Request, Stats, TokenLogprobs
 
 from ..pairs import tokenizer
 
@@ -59,6 +59,7 @@ class FakeEngine:
         """Why sequences end that end with `error`."""
         self._sequences: dict[int, _Sequence] = {}
         self._outbox: list[Chunk] = []
+        self._begun: set[int] = set()
 
     def check(self, request: Request) -> None:
         if any(token >= self.target.vocab_size for token in request.prompt):
@@ -115,4 +116,11 @@ class FakeEngine:
         scores = None
         if count is not None:
             scores = tuple(TokenLogprobs(t, -0.5, tuple((t + i, -0.5 - i) for i in range(count))) for t in tokens)
-        return Chunk(index, tokens, max(0, len(tokens) - 1), done, None, scores)
+        first = index not in self._begun
+        self._begun.add(index)
+        alternatives = request.params.prompt_logprobs
+        prompt = None
+        if first and alternatives is not None:
+            tops = [tuple((t + i, -0.25 - i) for i in range(alternatives)) for t in request.prompt[1:]]
+            prompt = tuple(PromptLogprobs(t, -0.25, top, 1) for t, top in zip(request.prompt[1:], tops, strict=True))
+        return Chunk(index, tokens, max(0, len(tokens) - 1), done, None, scores, prompt)

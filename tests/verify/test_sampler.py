@@ -28,6 +28,7 @@ ANY = st.builds(
     frequency_penalty=st.sampled_from([0.0, -0.4]),
     logit_bias=st.dictionaries(TOKEN, st.sampled_from([-math.inf, -1.0, 3.0]), max_size=3),
     min_tokens=st.sampled_from([0, 3]),
+    bad_words_ids=st.lists(st.lists(TOKEN, min_size=1, max_size=3).map(tuple), max_size=6).map(tuple),
     stop_token_ids=st.tuples(TOKEN),
     seed=st.integers(0, 2**63 - 1),
 )
@@ -152,6 +153,8 @@ def test_a_slot_used_again_forgets_its_past() -> None:
         (SamplingParams(logit_bias={3: math.nan}), PROMPT, "logit_bias of token 3 is nan"),
         (SamplingParams(logit_bias=dict.fromkeys(range(VOCAB), -math.inf)), PROMPT, "rule out every token"),
         (SamplingParams(stop_token_ids=tuple(range(1, VOCAB)), min_tokens=1), PROMPT, "rule out every token"),
+        (SamplingParams(bad_words_ids=tuple((0, token) for token in range(VOCAB))), PROMPT, "rule out every token"),
+        (SamplingParams(bad_words_ids=((1, VOCAB),)), PROMPT, "outside the target's vocabulary"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(params: SamplingParams, prompt: tuple[int, ...], message: str) -> None:

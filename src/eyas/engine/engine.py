@@ -89,10 +89,12 @@ class Engine:
         """Raise RequestError when a request can't run."""
         check_request(request.params, request.prompt, self._stop_ids(request), self.target.vocab_size)
         room = self.target.max_length
-        if room is not None and len(request.prompt) >= room:
+        if room is not None and len(request.prompt) >= room + (request.params.max_tokens == 0):
             raise RequestError(
                 f"the prompt has {len(request.prompt)} tokens, the model's context holds {room}: shorten the prompt"
             )
+        if request.params.prompt_logprobs is not None and not self.target.head_is_exact:
+            raise RequestError(f"{self.target.config.model_type}: prompt_logprobs can't be computed for this model")
         self._grammar(request)
 
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
@@ -203,7 +205,8 @@ class Engine:
         started = time.perf_counter()
         reading, first_rounds = list(scheduler.prefilling), []
         for batch in scheduler.prefill_batches():
-            if batch.whole and self.target.head_is_exact:
+            scored = any(one.unscored or not one.limit for one in batch.sequences)
+            if batch.whole and self.target.head_is_exact and not scored:
                 first_rounds.append((batch.sequences, runner.first_round(batch)))
             else:
                 runner.prefill(batch)
@@ -213,6 +216,7 @@ class Engine:
         scheduler.promote()
         for sequences, output in first_rounds:
             self._collect(sequences, output, None)
+        self._end([one for one in scheduler.decoding if not one.limit], "length")
         return bool(first_rounds)
 
     def _decode(self) -> None:
@@ -274,6 +278,8 @@ class Engine:
     def _hand_out(self, sequence: SequenceState, chunk: Chunk, error: Exception | None = None) -> None:
         """Put a chunk where it is waited for: in a stream's inbox, or in the outbox of `step`."""
         inbox = self._inboxes.get(sequence.index)
+        if len(chunk.token_ids) == len(sequence.tokens):  # its first
+            chunk = replace(chunk, prompt_logprobs=sequence.known_prompt_logprobs)
         if sequence.finish_reason is not None:
             lossy = self.speculation is not None and not self.rule.lossless
             chunk = replace(chunk, completion=sequence.completion(self.tokenizer, lossy, error))

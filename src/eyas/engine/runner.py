@@ -26,11 +26,11 @@ from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError, PassMemoryError
 from eyas.runtime import out_of_memory, to_device
-from eyas.targets import Target
+from eyas.targets import PrefillChunk, Target
 from eyas.tree import TreeSpec
 from eyas.tree.shared import SharedTree
 from eyas.types import DraftRound
-from eyas.verify import Sampler, WalkRule
+from eyas.verify import Sampler, WalkRule, prompt_logprobs
 
 
 class ModelRunner:
@@ -111,7 +111,7 @@ class ModelRunner:
         assert sequence.slot is not None
         request = sequence.request
         self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
-        if self.prefixes is not None:
+        if self.prefixes is not None and not sequence.unscored:  # what is cached isn't read, and so isn't scored
             sequence.cached = self.prefixes.load(sequence)
 
     def cache_prefix(self, sequences: Iterable[SequenceState], *, tail: bool) -> None:
@@ -147,14 +147,27 @@ class ModelRunner:
         observed = [sequence.request.speculate for sequence in batch.sequences]
         drafter = self.drafter if any(observed) else None
         taps = () if drafter is None else drafter.taps
+        starts = [sequence.cached for sequence in batch.sequences]
         with _pass_of(sum(min(count, self._prefill_chunk) for count in batch.counts)):
             for chunk in self.target.prefill(batch.rows, batch.windows(), taps, self._prefill_chunk):
+                for row, sequence in enumerate(batch.sequences):
+                    self._score(sequence, starts[row], chunk, row)
+                    starts[row] += chunk.counts[row]
                 if drafter is not None:
                     reading = [self.tree is not None] * len(observed)
                     observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
                     self._prompt_pairs += sum(chunk.counts)
         for sequence, count in zip(batch.sequences, batch.counts, strict=True):
             sequence.cached += count
+
+    def _score(self, sequence: SequenceState, start: int, chunk: PrefillChunk, row: int) -> None:
+        """Add the log-probabilities of the prompt tokens that a chunk has read, from position `start` on."""
+        begin, stop = len(sequence.prompt_logprobs), len(sequence.prompt_logprobs) + sequence.unscored
+        span = slice(max(0, begin - start), min(chunk.counts[row], stop - start))  # some may be read a second time
+        alternatives = sequence.request.params.prompt_logprobs
+        if alternatives is not None and span.start < span.stop:
+            states, following = chunk.final[row, span], chunk.next_tokens[row, span]
+            sequence.prompt_logprobs += prompt_logprobs(self.target, states, following, alternatives)
 
     def first_round(self, batch: PrefillBatch) -> RoundOutput:
         """Read prompts to their ends, and choose the tokens that follow in the same pass."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from eyas.errors import RequestError
-from eyas.types import Completion, Request, Stats, TokenLogprobs
+from eyas.types import Completion, PromptLogprobs, Request, Stats, TokenLogprobs
 
 if TYPE_CHECKING:
     from eyas.engine.round import RoundOutput
@@ -34,6 +34,8 @@ class SequenceState:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Those of its tokens, if the request asks for them."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Those of the prompt tokens read so far but the first, if the request asks for them."""
     error: str | None = None
     """Why it failed, where the cause is its own (its grammar) and not the engine's."""
     stats: Stats = field(default_factory=Stats)
@@ -58,6 +60,12 @@ class SequenceState:
     def unread(self) -> int:
         """The number of tokens left to prefill."""
         return max(0, self.known - self.cached)
+
+    @property
+    def unscored(self) -> int:
+        """The number of prompt tokens whose log-probabilities are wanted and not known yet."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return len(self.request.prompt) - 1 - len(self.prompt_logprobs) if wanted else 0
 
     @property
     def longest(self) -> int:
@@ -106,6 +114,12 @@ class SequenceState:
             self.error = f"{RequestError.__name__}: {output.failed[row]}"
         return taken, logprobs
 
+    @property
+    def known_prompt_logprobs(self) -> tuple[PromptLogprobs, ...] | None:
+        """Those of the whole prompt; None if they aren't wanted, or not known yet."""
+        wanted = self.request.params.prompt_logprobs is not None and not self.unscored
+        return tuple(self.prompt_logprobs) if wanted else None
+
     def completion(self, tokenizer: Any, lossy: bool, error: Exception | None = None) -> Completion:
         """The finished sequence as its request gets it; `error` is what ended it, if it wasn't its own."""
         return Completion(
@@ -117,4 +131,5 @@ class SequenceState:
             lossy=lossy,
             error=self.error if error is None else f"{type(error).__name__}: {error}",
             logprobs=None if self.request.params.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=self.known_prompt_logprobs,
         )

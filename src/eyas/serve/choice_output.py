@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from eyas.text.detokenizer import Detokenizer
-from eyas.types import Chunk, Stats, TokenLogprobs
+from eyas.serve.api.schema.request import SamplingFields
+from eyas.text.detokenizer import Detokenizer, special_token_ids
+from eyas.types import Chunk, PromptLogprobs, Stats, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class OutputDelta:
     """What a chunk adds to the output."""
 
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
     """Tokens of which some text has been emitted for the first time."""
 
@@ -37,16 +39,29 @@ class OutputDelta:
 class ChoiceOutput:
     """Detokenizes one sequence and cuts it at stop strings; `finish_reason` is None until the output is complete."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], kept: frozenset[int] = frozenset()) -> None:
-        """`kept`: special tokens that are part of the text, as the marks of tool calls are."""
-        self._detokenizer = Detokenizer(tokenizer, kept)
-        self._stops = StopStrings(stops)
-        self._token_by_token = bool(stops)
+    def __init__(
+        self, tokenizer: Any, body: SamplingFields, kept: frozenset[int] = frozenset(), score_all: bool = False
+    ) -> None:
+        """`body` says what ends the text and what belongs to it.
+
+        `kept`: special tokens that are part of the text, as the marks of tool calls are.
+
+        `score_all`: report log-probabilities also of tokens that have no text, such as the end token.
+        """
+        special = special_token_ids(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, special if body.skip_special_tokens is False else kept)
+        self._stops = StopStrings(body.stop_strings, included=bool(body.include_stop_str_in_output))
+        self._token_by_token, self._score_all = bool(body.stop_strings), score_all
+        self._hidden_stops = (
+            frozenset() if body.include_stop_str_in_output else (special - kept) | {*(body.stop_token_ids or ())}
+        )
         self._detokenized = 0  # characters
         self._emitted = 0  # characters
         self._scored: list[ScoredToken] = []
-        self.tokens = 0
-        """Tokens of the output, the one that completed a stop string included."""
+        self.token_ids: list[int] = []
+        """The tokens of the output, the one that ended it included."""
+        self.prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
+        """Those of the prompt's tokens but the first, from the first chunk on, if they were requested."""
         self.finish_reason: str | None = None
         self.stats: Stats | None = None
         """The sequence's statistics; None until the engine has ended it."""
@@ -55,8 +70,10 @@ class ChoiceOutput:
     def add(self, chunk: Chunk) -> OutputDelta:
         """Add a chunk; once the output is complete only its statistics count."""
         delta = OutputDelta()
+        self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
         if self.finish_reason is None:
             self._add_tokens(chunk, delta)
+        self.token_ids += delta.token_ids
         completion = chunk.completion
         if completion is not None:
             self.stats, self.error = completion.stats, completion.error
@@ -65,18 +82,25 @@ class ChoiceOutput:
                 if self.finish_reason is None:
                     self._emit(self._stops.finish(), delta)
                     self.finish_reason = completion.finish_reason
+        if self.finish_reason is not None and self._score_all:
+            delta.scored += self._scored
+            self._scored = []
         return delta
 
     def _add_tokens(self, chunk: Chunk, delta: OutputDelta) -> None:
+        tokens = chunk.token_ids
+        stopped = chunk.completion is not None and chunk.completion.finish_reason == "stop"
+        shown = len(tokens) - (stopped and bool(tokens) and tokens[-1] in self._hidden_stops)
         if not self._token_by_token and chunk.logprobs is None:
-            self.tokens += len(chunk.token_ids)
-            self._add_text(self._detokenizer.push(*chunk.token_ids), delta)
+            delta.token_ids += tokens
+            self._add_text(self._detokenizer.push(*tokens[:shown]), delta)
             return
-        for i, token in enumerate(chunk.token_ids):
-            self.tokens += 1
+        for i, token in enumerate(tokens):
+            delta.token_ids.append(token)
             if chunk.logprobs is not None:
                 self._scored.append(ScoredToken(self._detokenized, chunk.logprobs[i]))
-            self._add_text(self._detokenizer.push(token), delta)
+            if i < shown:
+                self._add_text(self._detokenizer.push(token), delta)
             if self.finish_reason is not None:
                 return
 
@@ -95,7 +119,7 @@ class ChoiceOutput:
 
 
 class CutText(NamedTuple):
-    """Text that may be emitted, and whether a stop string follows it."""
+    """Text that may be emitted, and whether a stop string ends it."""
 
     text: str
     stopped: bool
@@ -107,7 +131,9 @@ class StopStrings:
     Stop strings are matched character by character (Knuth-Morris-Pratt), however the text is cut into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], included: bool = False) -> None:
+        """`included`: cut behind the stop string."""
+        self._included = included
         self._patterns = [_Pattern(stop) for stop in stops]
         self._held = ""  # may be the beginning of a stop string
 
@@ -120,7 +146,7 @@ class StopStrings:
             complete = [len(pattern.text) for pattern in self._patterns if pattern.step(character)]
             if complete:
                 self._held = ""
-                return CutText(text[: end - max(complete)], True)
+                return CutText(text[: end if self._included else end - max(complete)], True)
         kept = len(text) - max(pattern.matched for pattern in self._patterns)
         self._held = text[kept:]
         return CutText(text[:kept], False)

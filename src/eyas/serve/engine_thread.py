@@ -151,6 +151,11 @@ class EngineThread:
         self._calls.put(None)
 
     @property
+    def unfinished(self) -> int:
+        """Number of sequences that were handed over and haven't ended."""
+        return len(self._sequences)
+
+    @property
     def alive(self) -> bool:
         """Whether the thread is running."""
         return self._thread.is_alive()

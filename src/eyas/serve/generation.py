@@ -123,7 +123,7 @@ class Generation:
         del speculation["tokens"]
         first_choices = self.outputs[:: self.request.n]  # each prompt counts once
         cached = sum(output.stats.reused_tokens for output in first_choices if output.stats)
-        completion = sum(output.tokens for output in self.outputs)
+        completion = sum(len(output.token_ids) for output in self.outputs)
         return {
             "prompt_tokens": self.request.prompt_tokens,
             "completion_tokens": completion,
@@ -131,6 +131,12 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": cached},
             "eyas": speculation,
         }
+
+    def usage_so_far(self, choice_index: int) -> dict[str, object]:
+        """The tokens of one choice and its prompt, at any time."""
+        prompt = len(self.request.sequences[choice_index].prompt)
+        completion = len(self.outputs[choice_index].token_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _failure(output: ChoiceOutput) -> ApiError | None:

@@ -60,8 +60,8 @@ class PrefillChunk(NamedTuple):
 
     next_tokens: Tensor  # [R, Q] the token *after* each position of the chunk
     taps: Tensor  # [R, Q, A, Ht]
-    counts: list[int]
-    """Number of real positions among the Q of each row."""
+    counts: list[int]  # number of real positions among the Q of each row
+    final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
 
 
 class Trace(NamedTuple):
@@ -237,8 +237,7 @@ class Target:
     ) -> Iterator[PrefillChunk]:
         """Commit all of each row's `tokens` but the last, which becomes the root of the first verification.
 
-        Rows may hold a committed prefix already; `tokens` continue it. Yields chunk by chunk, so that no more than
-        `chunk` columns of states exist at a time.
+        Rows may hold a committed prefix already; `tokens` continue it. At most `chunk` columns of states exist at once.
         """
         for done in range(0, max(len(row) for row in tokens) - 1, chunk):
             yield self.prefill_chunk(rows, [row[done : done + chunk + 1] for row in tokens], taps)
@@ -253,9 +252,10 @@ class Target:
         width = max(counts)
         window = to_device([[*row, *[0] * (width + 1 - len(row))] for row in tokens], self.device)
         if width == 0:
-            return PrefillChunk(window[:, 1:], window.new_empty(len(rows), 0, len(taps), self.hidden_size), counts)
-        _, caught = self._read(rows, window[:, :-1], counts, taps)
-        return PrefillChunk(window[:, 1:], caught, counts)
+            none = window.new_empty(len(rows), 0, len(taps) + 1, self.hidden_size)
+            return PrefillChunk(window[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
+        final, caught = self._read(rows, window[:, :-1], counts, taps)
+        return PrefillChunk(window[:, 1:], caught, counts, final)
 
     @torch.inference_mode()
     def prefill_to_end(
@@ -270,7 +270,7 @@ class Target:
         final, caught = self._read(rows, window[:, :-1], counts, taps)
         last = to_device(counts, self.device) - 1
         logits = self.head(final[torch.arange(len(counts), device=self.device), last])
-        return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts)
+        return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts, final)
 
     def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""

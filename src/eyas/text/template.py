@@ -63,9 +63,12 @@ def encode_chat(
     *,
     variables: Mapping[str, Any] | None = None,
     parse_special_tokens: bool = False,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the assistant's next answer begins.
 
+    Without `add_generation_prompt` no answer is begun; with `continue_final_message` the last message isn't ended.
     `variables` are passed to the template, and have to be among `template_variables`. What messages, tools and
     variables say is text, also where it reads like a control token (`<|im_end|>`), unless `parse_special_tokens`.
     Raises RequestError if there is no template or if it refuses the chat.
@@ -84,7 +87,12 @@ def encode_chat(
             (turns, schemas, given), tokenizer = texts, control.tokenizer
     try:
         ids = tokenizer.apply_chat_template(
-            turns, tools=schemas, add_generation_prompt=True, return_dict=False, **given
+            turns,
+            tools=schemas,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            return_dict=False,
+            **given,
         )
     except Exception as error:  # templates raise whatever they like
         raise RequestError(f"the chat template refuses this chat: {error}") from error

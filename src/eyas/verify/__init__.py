@@ -2,7 +2,7 @@
 
 from eyas.verify.constraint import LegalTree, grammar_of
 from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, lark_literal, lark_marker
-from eyas.verify.logprobs import EmittedLogprobs
+from eyas.verify.logprobs import EmittedLogprobs, prompt_logprobs
 from eyas.verify.path import PathState, gumbel
 from eyas.verify.sampler import Coupling, Sampler, check_request
 from eyas.verify.walk import SeededWalk, TypicalWalk, Walk, WalkRule
@@ -25,4 +25,5 @@ __all__ = [
     "gumbel",
     "lark_literal",
     "lark_marker",
+    "prompt_logprobs",
 ]

@@ -1,10 +1,10 @@
-"""Log-probabilities of emitted tokens under the target's own distribution.
+"""Log-probabilities of emitted tokens, and of prompts, under the target's own distribution.
 
 They are the log-softmax of its unmodified logits: no bias, penalty, grammar, temperature or filter. Speculation
 changes them only by the rounding of sums that are split differently.
 
 Shapes: R rows of the round, A of them that want log-probabilities, S = D + 1 tokens a round emits at most, K
-alternatives, V vocabulary.
+alternatives, V vocabulary, P positions of a prompt, Ht target hidden.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from eyas.runtime import to_device
+from eyas.targets import Target
 from eyas.tree import NodeLogits
-from eyas.types import TokenLogprobs
+from eyas.types import PromptLogprobs, TokenLogprobs
 from eyas.verify.walk import Walk
+
+_MOST_LOGITS = 1 << 22
+"""Logits of a prompt that are computed together: those of all its positions would take gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,9 @@ class EmittedLogprobs:
         values, ids = [], []
         for nodes, tokens in zip(walk.path[rows].unbind(1), walk.tokens[rows].unbind(1), strict=True):
             raw = logits.rows[logits.index[rows, nodes]].to(torch.float32)  # [A, V]
-            top = raw.topk(most, dim=-1)
-            emitted = raw.gather(1, tokens.clamp(min=0).unsqueeze(1))
-            values.append(torch.cat((emitted, top.values), dim=1) - raw.logsumexp(dim=-1, keepdim=True))
-            ids.append(top.indices)
+            scores, alternatives = _scores(raw, tokens.clamp(min=0), most)
+            values.append(scores)
+            ids.append(alternatives)
         return EmittedLogprobs(wanted, torch.stack(values, dim=1), torch.stack(ids, dim=1))
 
     def flat(self) -> Tensor:
@@ -62,3 +65,27 @@ class EmittedLogprobs:
                 for token, value, top in zip(tokens[row], row_values, row_ids, strict=False)
             )
         return found
+
+
+def prompt_logprobs(target: Target, final: Tensor, following: Tensor, alternatives: int) -> list[PromptLogprobs]:
+    """Those of the tokens `following` [P] positions with the `final` states [P, Ht].
+
+    The target's head runs over a few positions at a time, so memory doesn't grow with the prompt. The head must be
+    exact (`head_is_exact`).
+    """
+    found: list[PromptLogprobs] = []
+    size = max(1, _MOST_LOGITS // target.vocab_size)
+    for states, tokens in zip(torch.split(final, size), torch.split(following, size), strict=True):
+        raw = target.head(states).to(torch.float32)  # [<= P, V]
+        values, ids = _scores(raw, tokens, alternatives)
+        ranks = (raw > raw.gather(1, tokens.unsqueeze(1))).sum(dim=-1) + 1
+        for token, rank, (own, *others), top in zip(*map(Tensor.tolist, (tokens, ranks, values, ids)), strict=True):
+            found.append(PromptLogprobs(token, own, tuple(zip(top, others, strict=True)), rank))
+    return found
+
+
+def _scores(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of `tokens` [P] and of the best others, [P, 1 + K], and the ids of those, [P, K]."""
+    top = raw.topk(alternatives, dim=-1)
+    chosen = torch.cat((raw.gather(1, tokens.unsqueeze(1)), top.values), dim=1)
+    return chosen - raw.logsumexp(dim=-1, keepdim=True), top.indices

@@ -10,7 +10,7 @@ Shapes: S slots, B rows, V vocabulary, P positions whose noise is computed toget
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from eyas.runtime import to_device
 from eyas.targets.native.linears import native_gumbel
 from eyas.types import SamplingParams
+from eyas.verify.bad_words import BadWords, appended
 
 
 class SamplingState:
@@ -50,6 +51,7 @@ class SamplingState:
         self.stops: Tensor | None = None  # [S, V] bool
         self.prompt: Tensor | None = None  # [S, V] bool: the token is in the prompt
         self.counts: Tensor | None = None  # [S, V] int32: occurrences in the answer
+        self.bad_words: BadWords | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -72,6 +74,13 @@ class SamplingState:
             index = to_device(ids, table.device)
             table[slot, index] = to_device(values, table.device, table.dtype)
 
+    def write_bad_words(self, slot: int, words: Sequence[Sequence[int]], emitted: Sequence[int]) -> None:
+        """Set `slot`'s bad words, and what its answer `emitted` so far; nothing is allocated before there are any."""
+        if words and self.bad_words is None:
+            self.bad_words = BadWords(self.seed.shape[0], self.seed.device)
+        if self.bad_words is not None:
+            self.bad_words.write(slot, words, emitted)
+
     def make_table(self, name: str) -> Tensor:
         """The named table, allocated on first use."""
         table: Tensor | None = getattr(self, name)
@@ -84,7 +93,9 @@ class SamplingState:
     def move(self, source: int, target: int) -> None:
         """Copy the state of slot `source` to slot `target`."""
         for value in vars(self).values():
-            if value is not None and value is not self.token_ids:
+            if isinstance(value, BadWords):
+                value.move(source, target)
+            elif value is not None and value is not self.token_ids:
                 value[target] = value[source]
 
 
@@ -101,6 +112,7 @@ class Needs:
     bias: bool = False
     repetition: bool = False
     counts: bool = False
+    bad_words: bool = False
     min_tokens: bool = False
     top_k: int = 0
     """The greatest k of the batch; 0 = the step isn't needed."""
@@ -118,6 +130,7 @@ class Needs:
             bias=bool(params.logit_bias),
             repetition=params.repetition_penalty != 1.0,
             counts=params.presence_penalty != 0.0 or params.frequency_penalty != 0.0,
+            bad_words=bool(params.bad_words_ids),
             min_tokens=has_stops and params.min_tokens > 0,
             top_k=params.top_k if noise and params.top_k < vocab_size else 0,
             top_p=noise and params.top_p < 1.0,
@@ -163,6 +176,7 @@ class PathState:
         self._rows = slice(rows.start, rows.stop)
         self._step = 0
         self._counts: Tensor | None = None  # [B, V], a copy once a token was appended
+        self._recent: Tensor | None = None  # [B, L - 1], likewise
         self._block = min(steps, max(1, _NOISE_BLOCK // max(1, len(rows) * state.vocab_size)))
         self._noise: Tensor | None = None  # [B, P, V], the first of them for step `_noise_start`
         self._noise_start = 0
@@ -199,6 +213,10 @@ class PathState:
                 logits = penalise_repetition(logits, seen, state.repetition[rows])
             if needs.counts:
                 logits = penalise_counts(logits, counts, state.presence[rows], state.frequency[rows])
+        if needs.bad_words and state.bad_words is not None:
+            recent = state.bad_words.recent[rows] if self._recent is None else self._recent
+            banned = state.bad_words.banned(rows, recent, state.vocab_size)
+            logits = logits.masked_fill(banned, -math.inf)
         if needs.min_tokens:
             early = state.generated[rows] + self._step < state.min_tokens[rows]
             logits = forbid(logits, state.make_table("stops")[rows], early)
@@ -223,6 +241,9 @@ class PathState:
                 self._counts = self._state.make_table("counts")[self._rows].clone()
             index = tokens.unsqueeze(1)
             self._counts.scatter_add_(1, index, torch.ones_like(index, dtype=self._counts.dtype))
+        if self.needs.bad_words and self._state.bad_words is not None:
+            recent = self._state.bad_words.recent[self._rows] if self._recent is None else self._recent
+            self._recent = appended(recent, tokens.unsqueeze(1), torch.ones_like(tokens))
 
     def _noise_here(self) -> Tensor:
         """[B, V] noise of the current position, computed for the next few positions together."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from eyas.errors import RequestError
 from eyas.tree import DraftTree
 from eyas.types import SamplingParams
+from eyas.verify.bad_words import appended
 from eyas.verify.constraint import Constraint, LegalTokens, LegalTree, end_tokens, legal_roots
 from eyas.verify.grammar import Grammar
 from eyas.verify.path import TOP_P_OFF, Needs, PathState, SamplingState, gumbel
@@ -76,6 +78,7 @@ class Sampler:
         self.state.write_table("bias", slot, list(params.logit_bias), list(params.logit_bias.values()))
         self.state.write_table("stops", slot, sorted(stops) if needs.min_tokens else [], 1.0)
         self.state.write_table("prompt", slot, list(prompt) if needs.repetition else [], 1.0)
+        self.state.write_bad_words(slot, params.bad_words_ids, emitted)
         counts = Counter(emitted) if needs.history else {}
         self.state.write_table("counts", slot, list(counts), [float(count) for count in counts.values()])
         self._needs[slot], self._constraints[slot], self._logprobs[slot] = needs, constraint, params.logprobs
@@ -98,6 +101,9 @@ class Sampler:
             kept = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
             table = self.state.make_table("counts")
             table[here].scatter_add_(1, tokens.clamp(min=0), kept.to(table.dtype))
+        if self.needs(rows).bad_words and self.state.bad_words is not None:
+            recent = self.state.bad_words.recent
+            recent[here] = appended(recent[here], tokens, counts)
 
     def legal(self, rows: range, tree: DraftTree) -> LegalTree | None:
         """The trees of the slots `rows` as their grammars allow them; None if no slot has a grammar."""
@@ -197,16 +203,18 @@ def check_request(params: SamplingParams, prompt: Sequence[int], stops: Collecti
     if not prompt:
         raise RequestError("the prompt is empty: give it at least one token, such as the target's BOS token")
     named = {"prompt": prompt, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias}
+    named["bad_words_ids"] = tuple(chain.from_iterable(params.bad_words_ids))
     for name, ids in named.items():
         _check_ids(name, ids, vocab_size)
     for token, bias in params.logit_bias.items():
         if math.isnan(bias) or bias == math.inf:
             raise RequestError(f"logit_bias of token {token} is {bias}: use a finite number, or -inf to ban it")
     banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+    banned.update(word[-1] for word in params.bad_words_ids)  # after the right tokens
     if params.min_tokens > 0:
         banned.update(token for token in stops if 0 <= token < vocab_size)
     if len(banned) >= vocab_size:
-        raise RequestError("logit_bias and min_tokens rule out every token: leave at least one")
+        raise RequestError("logit_bias, bad_words and min_tokens rule out every token: leave at least one")
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -69,6 +69,26 @@ def test_a_stream_begins_with_the_role_and_ends_with_reason_usage_and_done(ask: 
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
+def test_continuous_usage_stats_count_each_choice_in_every_chunk(ask: Ask, engine: FakeEngine) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, total = events(ask(CHAT, messages=HELLO, stream=True, n=2, stream_options=options))
+    prompt, tokens = len(engine.requests[0].prompt), len(ids(TEXT))
+    for index in range(2):
+        usages = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts == sorted(counts)
+        assert len(set(counts)) > 3
+        assert (counts[0], counts[-1]) == (0, tokens)
+        assert all(
+            u == {"prompt_tokens": prompt, "completion_tokens": c, "total_tokens": prompt + c}
+            for u, c in zip(usages, counts, strict=True)
+        )
+    assert total["usage"]["completion_tokens"] == 2 * tokens
+    alone = ask(CHAT, messages=HELLO, stream=True, stream_options={"continuous_usage_stats": True})
+    assert alone.status_code == 400
+    assert "needs include_usage" in alone.json()["error"]["message"]
+
+
 def test_without_include_usage_no_chunk_has_usage(ask: Ask) -> None:
     assert not any("usage" in chunk for chunk in events(ask(CHAT, messages=HELLO, stream=True)))
 

@@ -60,6 +60,7 @@ def test_whatever_is_made_up_is_answered_as_documented(case: Any) -> None:
     ("path", "body"),
     [
         ("/v1/completions", {"model": "tiny", "prompt": "a", "stream": True}),
+        ("/v1/responses", {"model": "tiny", "input": "a", "stream": True}),
         ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True}),
     ],
 )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import chat_prompt, check_size, encode_request
+from eyas.serve.api.encode import bad_word_ids, chat_prompt, check_size, encode_request
 from eyas.serve.api.response import ChatResponseWriter
 from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from eyas.serve.api.schema.response import generation_responses
 from eyas.serve.choice_output import ChoiceOutput
-from eyas.serve.context import Context, Info
+from eyas.serve.context import Context, Info, RequestInfo, ServerContext
 from eyas.serve.generation import Generation
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
-from eyas.serve.tools.calling import one_grammar, tool_calling
+from eyas.serve.tools.calling import Calling, one_grammar, tool_calling
 from eyas.serve.tools.structured import requested_grammar
 from eyas.text.template import required
 
@@ -25,6 +27,15 @@ PATH = "/v1/chat/completions"
 @router.post(PATH, responses=generation_responses(ChatCompletionResponse, ChatCompletionChunk))
 async def create_chat_completion(body: ChatCompletionRequest, context: Context, info: Info) -> Response:
     """Answer a chat, all at once or as a stream."""
+    generation, tools = await start_chat(body, context, info, endpoint=PATH)
+    writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
+    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
+
+
+async def start_chat(
+    body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str
+) -> tuple[Generation, Calling | None]:
+    """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools."""
     context.check_model(body.model)
     tokenizer = required(context.engine.tokenizer)
     tools = tool_calling(body, tokenizer)
@@ -33,14 +44,19 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
     size = sum(message.characters for message in body.messages)
     check_size(tokenizer, size, context.max_model_len)
     prompt = await context.in_worker(
-        chat_prompt,
-        tokenizer,
-        body.messages,
-        tools.schemas if tools else (),
-        body.chat_template_kwargs,
-        context.settings.parse_special_tokens,
+        partial(
+            chat_prompt,
+            tokenizer,
+            body.messages,
+            tools.schemas if tools else (),
+            body.chat_template_kwargs,
+            parse_special_tokens=context.settings.parse_special_tokens,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+        ),
         characters=size,
     )
+    bad_words = await context.in_worker(bad_word_ids, tokenizer, body.bad_words or ())
     request = encode_request(
         body,
         [prompt],
@@ -48,6 +64,8 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
         context=context.max_model_len,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        bad_words=bad_words,
         grammar=grammar,
         chat=True,
     )
@@ -55,11 +73,10 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
     generation = await Generation.start(
         context,
         request,
-        lambda: ChoiceOutput(tokenizer, body.stop_strings, kept),
-        endpoint=PATH,
+        lambda: ChoiceOutput(tokenizer, body, kept),
+        endpoint=endpoint,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user or body.safety_identifier),
         received=info.received,
     )
-    writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
-    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
+    return generation, tools

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import check_size, completion_prompt, encode_request
+from eyas.serve.api.encode import bad_word_ids, check_size, completion_prompt, encode_request
+from eyas.serve.api.logprobs import Echo
 from eyas.serve.api.response import CompletionResponseWriter
 from eyas.serve.api.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from eyas.serve.api.schema.response import generation_responses
@@ -37,6 +38,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         size = len(prompt) if isinstance(prompt, str) else 0
         check_size(tokenizer, size, context.max_model_len)
         prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size))
+    bad_words = await context.in_worker(bad_word_ids, tokenizer, body.bad_words or ())
     request = encode_request(
         body,
         prompts,
@@ -44,20 +46,23 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         context=context.max_model_len,
         max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
+        prompt_logprobs=body.scored_alternatives,
+        bad_words=bad_words,
         grammar=grammar,
     )
+    echoes: list[Echo] = []
+    score_all = bool(body.echo) and body.logprobs is not None
+    for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():
+        echo = await context.in_worker(Echo.of, tokenizer, prompt, tokens, score_all, characters=4 * len(tokens))
+        echoes += [echo] * request.n
     generation = await Generation.start(
         context,
         request,
-        lambda: ChoiceOutput(tokenizer, body.stop_strings),
+        lambda: ChoiceOutput(tokenizer, body, score_all=score_all),
         endpoint=PATH,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user),
         received=info.received,
     )
-    echoes = []
-    if body.echo:
-        texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompts]
-        echoes = [text for text in texts for _ in range(body.n or 1)]
     writer = CompletionResponseWriter(context, body, generation, f"cmpl-{info.id}", echoes)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)

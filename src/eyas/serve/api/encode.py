@@ -42,7 +42,10 @@ def chat_prompt(
     messages: Sequence[RequestMessage],
     tools: Sequence[dict[str, Any]],
     chat_template_kwargs: dict[str, Any] | None = None,
+    *,
     parse_special_tokens: bool = False,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
 
@@ -58,13 +61,37 @@ def chat_prompt(
             raise ApiError(400, message, code="invalid_value", param=f"chat_template_kwargs.{name[:100]}")
     chat = [message.as_message() for message in messages]
     return encode_chat(
-        tokenizer, chat, tools, variables=chat_template_kwargs, parse_special_tokens=parse_special_tokens
+        tokenizer,
+        chat,
+        tools,
+        variables=chat_template_kwargs,
+        parse_special_tokens=parse_special_tokens,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
     )
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
     """Tokenize a prompt of the completions API, unless it is token ids already."""
     return encode_text(tokenizer, prompt) if isinstance(prompt, str) else prompt
+
+
+def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Tokenize bad words as vLLM does: each as it begins a text, and as it follows a space if that has its own token.
+
+    RequestError for a word without tokens.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        first, spaced = (
+            tuple(tokenizer(space + word.lstrip(), add_special_tokens=False)["input_ids"]) for space in ("", " ")
+        )
+        if not first:
+            raise RequestError(f"bad_words has {word!r}, which has no tokens")
+        found.append(first)
+        if len(spaced) == len(first) and spaced[0] != first[0]:
+            found.append(spaced)
+    return tuple(found)
 
 
 def check_size(tokenizer: Any, characters: int, context: int | None) -> None:
@@ -92,10 +119,16 @@ def encode_request(
     context: int | None,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: GrammarSpec | None = None,
     chat: bool = False,
 ) -> EncodedRequest:
-    """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`."""
+    """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`.
+
+    `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities. `bad_words` are those of
+    the body as `bad_word_ids` makes them.
+    """
     seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
     n = body.n or 1
     sequences: list[Request] = []
@@ -105,7 +138,14 @@ def encode_request(
             sequences.append(
                 Request(
                     prompt=tuple(prompt),
-                    params=_sampling_params(body, answer_tokens, (seed + choice) % 2**63, logprobs),
+                    params=_sampling_params(
+                        body,
+                        max_tokens=answer_tokens,
+                        seed=(seed + choice) % 2**63,
+                        logprobs=logprobs,
+                        prompt_logprobs=prompt_logprobs,
+                        bad_words_ids=bad_words,
+                    ),
                     id=f"{request_id}-{len(sequences)}",
                     trace=body.options.trace,
                     speculate=body.options.speculate,
@@ -116,8 +156,8 @@ def encode_request(
     return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))
 
 
-def _sampling_params(body: GenerationRequest, max_tokens: int, seed: int, logprobs: int | None) -> SamplingParams:
-    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+def _sampling_params(body: GenerationRequest, *, max_tokens: int, **given: Any) -> SamplingParams:
+    given |= {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise ApiError(
             400,
@@ -128,10 +168,8 @@ def _sampling_params(body: GenerationRequest, max_tokens: int, seed: int, logpro
     return SamplingParams(
         **{"temperature": 1.0, **given, "top_k": max(0, body.top_k or 0)},
         max_tokens=max_tokens,
-        seed=seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        logprobs=logprobs,
     )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from eyas.serve.choice_output import ScoredToken
+from eyas.text.detokenizer import Detokenizer, special_token_ids
+from eyas.types import PromptLogprobs
 
 _LEAST = -9999.0
 """OpenAI's value for impossible tokens: JSON has no infinity."""
@@ -42,14 +45,65 @@ def chat_logprobs(token_texts: TokenTexts, scored: Sequence[ScoredToken]) -> dic
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(token_texts: TokenTexts, scored: Sequence[ScoredToken]) -> dict[str, Any]:
-    """The `logprobs` of a choice of the completions API; offsets count from the beginning of the output."""
+@dataclass(frozen=True)
+class Echo:
+    """A prompt as the text that its choices begin with."""
+
+    text: str
+    offsets: tuple[int, ...] = ()
+    """Where its tokens begin in the text, in characters; empty unless they have log-probabilities."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, prompt: str | Sequence[int], tokens: Sequence[int], scored: bool) -> Echo:
+        """Of a `prompt` as it was sent, and its `tokens`; those that the tokenizer adds begin where the text does."""
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+        if not scored:
+            return cls(text)
+        detokenizer = Detokenizer(tokenizer, kept=special_token_ids(tokenizer))
+        offsets, length = [], 0
+        for token in tokens:
+            offsets.append(length)
+            length += len(detokenizer.push(token))
+        added = length + len(detokenizer.finish()) - len(text)
+        return cls(text, tuple(min(max(0, offset - added), len(text)) for offset in offsets))
+
+
+def completion_logprobs(token_texts: TokenTexts, scored: Sequence[ScoredToken], before: int = 0) -> dict[str, Any]:
+    """The `logprobs` of a choice of the completions API; its output begins `before` characters into the text."""
     return {
         "tokens": [token_texts(each.logprobs.token_id)[0] for each in scored],
         "token_logprobs": [_finite(each.logprobs.logprob) for each in scored],
         "top_logprobs": [_by_text(token_texts, each.logprobs.top) for each in scored],
-        "text_offset": [each.offset for each in scored],
+        "text_offset": [before + each.offset for each in scored],
     }
+
+
+def echoed_logprobs(
+    token_texts: TokenTexts, echo: Echo, first: int, rest: Sequence[PromptLogprobs], alternatives: int
+) -> dict[str, Any]:
+    """The same of an echoed prompt: its `first` token, which has none, and the `rest`."""
+    tops = [_by_text(token_texts, each.top[:alternatives]) for each in rest]
+    return {
+        "tokens": [token_texts(token)[0] for token in (first, *(each.token_id for each in rest))],
+        "token_logprobs": [None, *(_finite(each.logprob) for each in rest)],
+        "top_logprobs": [None, *tops],
+        "text_offset": list(echo.offsets),
+    }
+
+
+def prompt_logprobs(
+    token_texts: TokenTexts, scored: Sequence[PromptLogprobs], alternatives: int
+) -> list[dict[str, Any] | None]:
+    """The field `prompt_logprobs` in vLLM's form: by token id, the prompt's token and the best ones in its place."""
+    entries: list[dict[str, Any] | None] = [None]
+    for each in scored:
+        ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top[:alternatives], start=1)]
+        entry: dict[str, Any] = {}
+        for token, value, rank in ((each.token_id, each.logprob, each.rank), *ranked):
+            fields = {"logprob": _finite(value), "rank": rank, "decoded_token": token_texts(token)[0]}
+            entry.setdefault(str(token), fields)
+        entries.append(entry)
+    return entries
 
 
 def _entry(token_texts: TokenTexts, token: int, value: float) -> dict[str, Any]:

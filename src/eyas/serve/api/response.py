@@ -8,20 +8,25 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Any
 
-from eyas.serve.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from eyas.serve.api.logprobs import (
+    Echo,
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    prompt_logprobs,
+)
+from eyas.serve.api.schema.completions import CompletionRequest
 from eyas.serve.api.schema.request import GenerationRequest
+from eyas.serve.api.trace import RoundTrace
 from eyas.serve.choice_output import ScoredToken
 from eyas.serve.context import ServerContext
 from eyas.serve.generation import Generation
 from eyas.serve.tools.calling import Calling
 from eyas.serve.tools.parser import CallPiece, TextPiece, ToolCallParser
-from eyas.text.detokenizer import Detokenizer
-from eyas.types import Chunk, DraftRound
 
 Json = dict[str, Any]
 Part = TextPiece | CallPiece
-_LEAST_LOGPROB = -100.0
-"""Written instead of smaller log-probabilities in traces: JSON has no infinity."""
 
 
 class ResponseWriter(ABC):
@@ -35,7 +40,9 @@ class ResponseWriter(ABC):
     ) -> None:
         self.generation = generation
         self._tokenizer = context.engine.tokenizer
-        self._usage_at_the_end = body.include_usage
+        self._return_token_ids = bool(body.return_token_ids) or self._tokenizer is None  # then there is no text
+        self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
+        self._prompt_alternatives, self._in_worker = body.prompt_logprobs, context.in_worker
         self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
         self._head = {
             "id": response_id,
@@ -54,7 +61,7 @@ class ResponseWriter(ABC):
         """The fields of a choice's first chunk, before there is any text; None for no such chunk."""
 
     @abstractmethod
-    def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
+    def chunk_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
         """The fields that new output adds to a choice, one object for each chunk."""
 
     @abstractmethod
@@ -89,23 +96,43 @@ class ResponseWriter(ABC):
                     rounds[index].append(self._traces[index].fields(step.chunk))
         finally:
             self.generation.close()
-        choices = []
-        for index in range(count):
-            choice: Json = {"index": index} | self.full_fields(index, parts[index], scored[index])
-            if self._tokenizer is None:  # the output has no text
-                choice["token_ids"] = ids[index]
-            choices.append(choice if self._traces is None else choice | {"eyas": {"rounds": rounds[index]}})
-        return self._head | {
-            "object": self.object_name,
-            "choices": choices,
-            "usage": self.generation.usage(),
-            "eyas": {"seed": self.generation.request.seed},
-        }
+
+        def generated() -> Json:
+            choices: list[Json] = [{"index": i} | self.full_fields(i, parts[i], scored[i]) for i in range(count)]
+            if self._traces is not None:
+                choices = [choice | {"eyas": {"rounds": r}} for choice, r in zip(choices, rounds, strict=True)]
+            if self._return_token_ids:
+                outputs = zip(choices, self.generation.outputs, strict=True)
+                choices = [choice | {"token_ids": output.token_ids} for choice, output in outputs]
+            return {"choices": choices} | self.common_fields()
+
+        request = self.generation.request
+        if request.sequences[0].params.prompt_logprobs is None:
+            fields = generated()
+        else:  # long prompts have a million log-probabilities
+            fields = await self._in_worker(generated, characters=64 * request.prompt_tokens)
+        return (
+            self._head
+            | {"object": self.object_name}
+            | fields
+            | {"usage": self.generation.usage(), "eyas": {"seed": request.seed}}
+        )
+
+    def common_fields(self) -> Json:
+        """Fields beside the choices that only one of the APIs has."""
+        return {}
+
+    def prompt_fields(self, choice_index: int) -> Json:
+        """The field `prompt_logprobs` of a choice's prompt, if it was requested."""
+        if self._prompt_alternatives is None:
+            return {}
+        scored = self.generation.outputs[choice_index].prompt_logprobs or ()
+        return {"prompt_logprobs": prompt_logprobs(self.token_texts, scored, self._prompt_alternatives)}
 
     async def events(self) -> AsyncGenerator[Json, None]:
         """Yield the chunks of a stream as they are generated; the first one has the seed."""
         try:
-            seed: Json = {"eyas": {"seed": self.generation.request.seed}}
+            seed: Json = {"eyas": {"seed": self.generation.request.seed}} | self.first_chunk_fields()
             for index in range(len(self.generation.outputs)):
                 first = self.first_fields(index)
                 if first is not None:
@@ -113,12 +140,13 @@ class ResponseWriter(ABC):
                     seed = {}
             async for step in self.generation:
                 index = step.choice_index
-                chunks = self.chunk_fields(self.parse(index, step.delta.text, step.last), step.delta.scored)
+                chunks = self.chunk_fields(index, self.parse(index, step.delta.text, step.last), step.delta.scored)
                 if self._traces is not None and step.counts:
                     chunks = chunks or [self.empty_fields()]
                     chunks[-1]["eyas"] = self._traces[index].fields(step.chunk)
-                if self._tokenizer is None:
-                    chunks = [self.empty_fields() | {"token_ids": list(step.chunk.token_ids)}]
+                if self._return_token_ids and step.delta.token_ids:
+                    chunks = chunks or [self.empty_fields()]
+                    chunks[-1]["token_ids"] = step.delta.token_ids
                 if step.last:
                     chunks.append(self.last_fields(index))
                 for fields in chunks:
@@ -129,8 +157,18 @@ class ResponseWriter(ABC):
         finally:
             self.generation.close()
 
+    def first_chunk_fields(self) -> Json:
+        """Fields beside the choices that only one of the APIs has in the first chunk of a stream."""
+        return {}
+
+    def prompt_ids(self, choice_index: int) -> Json:
+        """The field `prompt_token_ids` of a choice, if it was requested."""
+        prompt = self.generation.request.sequences[choice_index].prompt
+        return {"prompt_token_ids": list(prompt)} if self._return_token_ids else {}
+
     def _chunk(self, choice_index: int, fields: Json) -> Json:
-        return self._chunk_with([{"index": choice_index} | fields])
+        chunk = self._chunk_with([{"index": choice_index} | fields])
+        return chunk | {"usage": self.generation.usage_so_far(choice_index)} if self._usage_always else chunk
 
     def _chunk_with(self, choices: list[Json]) -> Json:
         chunk = self._head | {"object": self.chunk_object_name, "choices": choices}
@@ -171,7 +209,12 @@ class ChatResponseWriter(ResponseWriter):
     def _shows(part: Part, tools: Calling) -> bool:
         return not tools.forced if isinstance(part, TextPiece) else tools.parallel or part.index == 0
 
-    def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
+    def chunk_fields(
+        self,
+        choice_index: int,  # noqa: ARG002  # all alike
+        parts: Sequence[Part],
+        scored: Sequence[ScoredToken],
+    ) -> list[Json]:
         deltas = [_delta(part) for part in parts]
         if scored and not deltas:
             deltas = [{}]
@@ -204,6 +247,12 @@ class ChatResponseWriter(ResponseWriter):
             "finish_reason": self._finish_reason(choice_index),
         }
 
+    def common_fields(self) -> Json:
+        return self.prompt_fields(0) | self.prompt_ids(0)
+
+    def first_chunk_fields(self) -> Json:
+        return self.prompt_ids(0)
+
     def _finish_reason(self, choice_index: int) -> str | None:
         reason = self.generation.outputs[choice_index].finish_reason
         called = bool(self._parsers) and self._parsers[choice_index].calls > 0
@@ -217,7 +266,7 @@ class ChatResponseWriter(ResponseWriter):
 
 
 class CompletionResponseWriter(ResponseWriter):
-    """Writes plain text; `echoes` are the texts that the choices begin with, none without `echo`."""
+    """Writes plain text; `echoes` are what the choices begin with, none without `echo`."""
 
     object_name = "text_completion"
     chunk_object_name = "text_completion"
@@ -225,19 +274,33 @@ class CompletionResponseWriter(ResponseWriter):
     def __init__(
         self,
         context: ServerContext,
-        body: GenerationRequest,
+        body: CompletionRequest,
         generation: Generation,
         response_id: str,
-        echoes: Sequence[str],
+        echoes: Sequence[Echo],
     ) -> None:
         super().__init__(context, body, generation, response_id)
-        self._echoes = echoes
+        self._echoes, self._alternatives = echoes, body.logprobs
+        self._begun: set[int] = set()
 
     def first_fields(self, choice_index: int) -> Json | None:
-        return self._fields(self._echoes[choice_index]) if self._echoes else None
+        if not self._echoes or self._alternatives is not None:  # log-probabilities come with the first output
+            return None
+        return self._fields(self._echoes[choice_index].text)
 
-    def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
-        return [self._fields(_text(parts), self._logprobs(scored))] if parts or scored else []
+    def chunk_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
+        chunks = []
+        if self._echoes and self._alternatives is not None and choice_index not in self._begun:
+            chunks.append(self._fields(self._echoes[choice_index].text, self._echoed_logprobs(choice_index)))
+        if parts or scored:
+            chunks.append(self._fields(_text(parts), self._logprobs(choice_index, scored)))
+        return chunks
+
+    def _chunk(self, choice_index: int, fields: Json) -> Json:
+        if choice_index not in self._begun:
+            self._begun.add(choice_index)
+            fields = fields | self.prompt_ids(choice_index)
+        return super()._chunk(choice_index, fields)
 
     def empty_fields(self) -> Json:
         return self._fields("")
@@ -246,60 +309,27 @@ class CompletionResponseWriter(ResponseWriter):
         return self._fields("") | {"finish_reason": self.generation.outputs[choice_index].finish_reason}
 
     def full_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> Json:
-        return {
-            "text": (self._echoes[choice_index] if self._echoes else "") + _text(parts),
-            "logprobs": self._logprobs(scored),
-            "finish_reason": self.generation.outputs[choice_index].finish_reason,
-        }
+        text, logprobs = _text(parts), self._logprobs(choice_index, scored)
+        if self._echoes:
+            text = self._echoes[choice_index].text + text
+        if self._echoes and logprobs is not None:
+            echoed = self._echoed_logprobs(choice_index)
+            logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
+        reason = self.generation.outputs[choice_index].finish_reason
+        fields = {"text": text, "logprobs": logprobs, "finish_reason": reason}
+        return fields | self.prompt_fields(choice_index) | self.prompt_ids(choice_index)
 
     def _fields(self, text: str, logprobs: Json | None = None) -> Json:
         return {"text": text, "logprobs": logprobs, "finish_reason": None}
 
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> Json | None:
-        return completion_logprobs(self.token_texts, scored) if self.generation.with_logprobs else None
+    def _logprobs(self, choice_index: int, scored: Sequence[ScoredToken]) -> Json | None:
+        before = len(self._echoes[choice_index].text) if self._echoes else 0
+        return None if self._alternatives is None else completion_logprobs(self.token_texts, scored, before)
 
-
-class RoundTrace:
-    """The trace of one choice for `eyas.trace`; the `pieces` of all its rounds, joined, are the choice's text."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
-
-    def fields(self, chunk: Chunk) -> Json:
-        """The JSON of one round: `accepted`, `token_ids`, `pieces` and, if a tree was drafted, `draft`.
-
-        The first `accepted` of the tokens were drafted; the one after them is the target's own.
-        """
-        pieces = [self._detokenizer.push(token) for token in chunk.token_ids]
-        if chunk.completion is not None and pieces:
-            pieces[-1] += self._detokenizer.finish()
-        fields: Json = {"accepted": chunk.accepted, "token_ids": list(chunk.token_ids), "pieces": pieces}
-        if chunk.draft is not None:
-            fields["draft"] = draft_fields(chunk.draft, self._tokenizer)
-        return fields
-
-
-def draft_fields(draft: DraftRound, tokenizer: Any) -> Json:
-    """The JSON of a draft tree: an entry for each node in `tokens`, `parents`, `logprob` and `pieces`.
-
-    `path` lists the accepted nodes, from the root down.
-    """
-    before = [draft.root if parent < 0 else draft.tokens[parent] for parent in draft.parents]
-    return {
-        "tokens": list(draft.tokens),
-        "parents": list(draft.parents),
-        "logprob": [max(round(value, 4), _LEAST_LOGPROB) for value in draft.logprob],
-        "path": list(draft.path),
-        "pieces": [_piece(tokenizer, *pair) for pair in zip(before, draft.tokens, strict=True)],
-    }
-
-
-def _piece(tokenizer: Any, before: int, token: int) -> str:
-    """A node's text after its parent's, which decides about a leading space; special tokens by their names."""
-    shared = len(tokenizer.decode([before]))
-    text: str = tokenizer.decode([before, token])[shared:]
-    return text
+    def _echoed_logprobs(self, choice_index: int) -> Json:
+        first = self.generation.request.sequences[choice_index].prompt[0]
+        rest = self.generation.outputs[choice_index].prompt_logprobs or ()
+        return echoed_logprobs(self.token_texts, self._echoes[choice_index], first, rest, self._alternatives or 0)
 
 
 def _delta(part: Part) -> Json:

@@ -16,6 +16,7 @@ from eyas.serve.api.schema.service import (
     DetokenizeRequest,
     DetokenizeResponse,
     HealthResponse,
+    LoadResponse,
     ModelCard,
     ModelList,
     TokenizeRequest,
@@ -62,8 +63,16 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Any:
 
     def encode() -> tuple[list[int], list[str] | None]:
         if body.messages is not None:
-            parse = context.settings.parse_special_tokens
-            ids = list(chat_prompt(tokenizer, body.messages, tool_schemas(body.tools), parse_special_tokens=parse))
+            ids = list(
+                chat_prompt(
+                    tokenizer,
+                    body.messages,
+                    tool_schemas(body.tools),
+                    parse_special_tokens=context.settings.parse_special_tokens,
+                    add_generation_prompt=body.add_generation_prompt,
+                    continue_final_message=body.continue_final_message,
+                )
+            )
         else:
             ids = tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"]
         return ids, tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -84,11 +93,20 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> Any:
     return {"prompt": await context.in_worker(required(context.engine.tokenizer).decode, body.tokens)}
 
 
+@router.head("/health", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
+@router.get("/ping", response_model=HealthResponse, responses=error_responses(500, 503))
 @router.get("/health", response_model=HealthResponse, responses=error_responses(500, 503))
 async def health(context: Context) -> Any:
     """200 when requests are taken; 503 while the model is loaded, while the server goes down, or when it failed."""
     context.engine  # noqa: B018  # raises
     return {"status": "ok"}
+
+
+@router.get("/load", response_model=LoadResponse, responses=error_responses(500))
+async def load(context: Context) -> Any:
+    """How many sequences wait or run, as vLLM tells it."""
+    return {"server_load": context.thread.unfinished}
 
 
 @router.get("/version", response_model=VersionResponse, responses=error_responses(500))

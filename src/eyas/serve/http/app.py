@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import eyas
 from eyas.errors import EyasError
-from eyas.serve.api import chat, completions, service
+from eyas.serve.api import chat, completions, responses, service
 from eyas.serve.context import ServerContext, ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.http.errors import ApiError, as_api_error, error_code, handle
@@ -32,10 +32,10 @@ from eyas.serve.observe.observer import Observer, Observers
 from eyas.serve.playground.gauges import Gauges
 from eyas.serve.playground.page import playground
 
-_ROUTERS = (chat.router, completions.router, service.router)
+_ROUTERS = (chat.router, completions.router, responses.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """The paths of the API: the only ones that become labels of metrics."""
-OPEN = frozenset({"/", "/health", "/metrics", "/version"})
+OPEN = frozenset({"/", "/health", "/load", "/metrics", "/ping", "/version"})
 """Paths that need no key: for probes, scrapers and the playground's page. Whatever touches the model needs one."""
 
 _HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

@@ -30,10 +30,15 @@ class GeneratedResponse(Protocol):
         """The chunks of a streamed response, as they are generated."""
 
 
-async def respond(generated: GeneratedResponse, *, stream: bool | None, write_seconds: float) -> Response:
-    """Make the HTTP response: a stream right away, a JSON document once it is complete."""
+async def respond(
+    generated: GeneratedResponse, *, stream: bool | None, write_seconds: float, typed: bool = False
+) -> Response:
+    """Make the HTTP response: a stream right away, a JSON document once it is complete.
+
+    `typed` events are named by their `type`, and the last of them ends the stream: the form of the Responses API.
+    """
     if stream:
-        return EventStream(generated.events(), write_seconds)
+        return EventStream(generated.events(), write_seconds, typed)
     return JSONResponse(await generated.full())
 
 
@@ -42,11 +47,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float) -> None:
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float, typed: bool = False) -> None:
         """`write_seconds`: how long the client may read nothing before it is cut off."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._write_seconds = events, write_seconds
+        self._events, self._write_seconds, self._typed = events, write_seconds, typed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI
         sender = asyncio.ensure_future(self._send_all(send))
@@ -63,10 +68,11 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for value in self._events:
-                await self._send(send, _event(value))
+                name = b"event: " + value["type"].encode() + b"\n" if self._typed else b""
+                await self._send(send, name + _event(value))
         except Exception as error:  # noqa: BLE001  # the status is sent already: errors are events now
             await self._send(send, _event(as_api_error(error).body))
-        await self._send(send, DONE, more=False)
+        await self._send(send, b"" if self._typed else DONE, more=False)
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send one event, waiting while the client's buffers are full; cancels this task if that takes too long."""

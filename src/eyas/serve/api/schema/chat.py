@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from eyas.serve.api.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
 from eyas.serve.api.schema.request import GenerationRequest, Name, RequestModel
-from eyas.serve.api.schema.response import FullResponse, ResponseModel, StreamChunk
+from eyas.serve.api.schema.response import FullResponse, PromptLogprobList, ResponseModel, StreamChunk
 
 MOST_MESSAGES = 4096
 MOST_TOOLS = 128
@@ -58,6 +58,10 @@ class ChatCompletionRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = Field(default=None, description="false: don't begin an answer")
+    continue_final_message: bool | None = Field(
+        default=None, description="go on with the last message; needs add_generation_prompt: false"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     safety_identifier: Name | None = Field(default=None, description="used like user")
@@ -70,6 +74,8 @@ class ChatCompletionRequest(GenerationRequest):
             raise ValueError("max_tokens and max_completion_tokens are the same: send one of them")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice needs tools")
+        if self.continue_final_message and self.add_generation_prompt is not False:
+            raise ValueError("continue_final_message needs add_generation_prompt: false")
         return self
 
 
@@ -104,6 +110,7 @@ class ChatChoice(ResponseModel):
     message: ResponseMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] | None = None
     eyas: dict[str, Any] | SkipJsonSchema[None] = None
 
 
@@ -112,6 +119,8 @@ class ChatCompletionResponse(FullResponse):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobList | None = None
+    prompt_token_ids: list[int] | None = None
     service_tier: Literal["default"] | None = None
 
 
@@ -146,6 +155,7 @@ class ChatChunkChoice(ResponseModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None
+    token_ids: list[int] | None = None
     eyas: dict[str, Any] | None = None
 
 
@@ -154,3 +164,4 @@ class ChatCompletionChunk(StreamChunk):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] | None = None

@@ -12,7 +12,7 @@ from eyas.serve.api.schema.request import RequestModel
 from eyas.serve.api.schema.response import ResponseModel
 from eyas.text.chats import FunctionCall, Message, ToolCall
 
-_NULL_WHEN_SENT_BACK = ("annotations", "audio", "function_call", "refusal")
+_NULL_WHEN_SENT_BACK = ("audio", "function_call", "refusal")
 """Fields that assistant messages of OpenAI's clients have, taken as long as they are null."""
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -64,6 +64,8 @@ class RequestMessage(RequestModel):
     content: Annotated[str | list[TextPart] | None, BeforeValidator(_refuse_other_parts)] = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(default=None, description="vLLM's newer name of reasoning_content")
+    annotations: list[Any] | None = Field(default=None, description="of an answer sent back; the model doesn't see it")
     tool_calls: list[RequestToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -76,6 +78,10 @@ class RequestMessage(RequestModel):
 
     @model_validator(mode="after")
     def _fields_fit_the_role(self) -> RequestMessage:
+        if self.reasoning not in (None, self.reasoning_content) and self.reasoning_content is not None:
+            raise ValueError("reasoning and reasoning_content are the same: send one of them")
+        if self.annotations is not None and self.role != "assistant":
+            raise ValueError(f"only an assistant's messages have annotations, not a {self.role}'s")
         self.as_message()
         return self
 
@@ -94,7 +100,7 @@ class RequestMessage(RequestModel):
             role=self.role,
             content=content,
             name=self.name,
-            reasoning_content=self.reasoning_content,
+            reasoning_content=self.reasoning_content if self.reasoning is None else self.reasoning,
             tool_calls=tuple(call.as_call() for call in self.tool_calls) if self.tool_calls else None,
             tool_call_id=self.tool_call_id,
         )

@@ -68,12 +68,17 @@ class SpeculationUsage(ResponseModel):
     tokens_per_second: float
 
 
-class Usage(ResponseModel):
-    """Tokens read and generated for a request."""
+class ChoiceUsage(ResponseModel):
+    """Tokens of one choice and its prompt so far, in the chunks of a stream with `continuous_usage_stats`."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(ChoiceUsage):
+    """Tokens read and generated for a request."""
+
     prompt_tokens_details: PromptTokensDetails
     eyas: SpeculationUsage
 
@@ -82,6 +87,18 @@ class EyasResponse(ResponseModel):
     """Extension of responses: what makes them repeatable."""
 
     seed: int = Field(description="choice i was sampled with seed + i; send it again for the same answers")
+
+
+class PromptLogprob(ResponseModel):
+    """The log-probability of a token at one position of the prompt, and its rank there (1 = the most probable)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobList = list[dict[str, PromptLogprob] | None]
+"""By token id, an entry for each token of the prompt and its alternatives; null for the first, as in vLLM."""
 
 
 class ResponseHead(ResponseModel):
@@ -103,7 +120,7 @@ class FullResponse(ResponseHead):
 class StreamChunk(ResponseHead):
     """One event of a streamed response; the last event is `[DONE]`."""
 
-    usage: Usage | None = None
+    usage: Usage | ChoiceUsage | None = None
     eyas: EyasResponse | None = None
 
 

@@ -39,6 +39,8 @@ class TokenizeRequest(RequestModel):
     messages: Annotated[list[RequestMessage], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = Field(default=True, description="add the tokenizer's special tokens to a prompt")
+    add_generation_prompt: bool = Field(default=True, description="begin the answer to a chat")
+    continue_final_message: bool = Field(default=False, description="needs add_generation_prompt: false")
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -47,6 +49,10 @@ class TokenizeRequest(RequestModel):
             raise ValueError("give either prompt or messages")
         if self.tools is not None and self.messages is None:
             raise ValueError("tools need messages")
+        if self.messages is None and (self.continue_final_message or not self.add_generation_prompt):
+            raise ValueError("add_generation_prompt and continue_final_message need messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message needs add_generation_prompt: false")
         return self
 
 
@@ -76,6 +82,12 @@ class HealthResponse(ResponseModel):
     """The status `ok`: requests are taken. Otherwise the response is an error 503."""
 
     status: Literal["ok"] = "ok"
+
+
+class LoadResponse(ResponseModel):
+    """How much work the server has."""
+
+    server_load: int = Field(description="sequences that wait or run")
 
 
 class VersionResponse(ResponseModel):

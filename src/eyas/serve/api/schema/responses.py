@@ -1,0 +1,324 @@
+"""Request, response and events of `POST /v1/responses`: OpenAI's Responses API without state.
+
+A request is a chat in other words: `ResponsesRequest.as_chat` says it as one, and it is answered as one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from eyas.serve.api.schema.chat import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    ChatCompletionRequest,
+    ChatTokenLogprob,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    TextFormat,
+)
+from eyas.serve.api.schema.messages import (
+    FunctionDefinition,
+    NamedFunction,
+    NamedToolChoice,
+    RequestFunctionCall,
+    RequestMessage,
+    RequestToolCall,
+    Tool,
+    ToolName,
+)
+from eyas.serve.api.schema.request import Name, OnlyFalse, RequestModel, SamplingFields
+from eyas.serve.api.schema.response import EyasResponse, PromptTokensDetails, ResponseModel, SpeculationUsage
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+_ITEMS = ("message", "function_call", "function_call_output")
+
+
+def _kind(item: Any) -> str:
+    """The type of an input item; a message may leave it out."""
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    if kind not in _ITEMS:
+        raise ValueError(f"items of type {str(kind)[:50]!r} are not supported: send {', '.join(_ITEMS)}")
+    return str(kind)
+
+
+def _check_kinds(items: Any) -> Any:
+    for item in items if isinstance(items, list) else ():
+        _kind(item)
+    return items
+
+
+def _check_parts(content: Any) -> Any:
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("input_text", "output_text"):
+            raise ValueError(f"parts of type {kind[:50]!r} are not supported: eyas serves text")
+    return content
+
+
+class ItemPart(RequestModel):
+    """A part of an item's content. What an answer had beside its text isn't shown to the model."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+ItemContent = Annotated[str | list[ItemPart], BeforeValidator(_check_parts)]
+
+
+class InputItem(RequestModel):
+    """What input items have in common. The model sees neither the ids nor the states of answers that are sent back."""
+
+    id: str | None = None
+    status: ItemStatus | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, item: Any) -> Any:
+        return {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item
+
+
+class MessageItem(InputItem):
+    """A message of the conversation so far."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ItemContent
+
+
+class FunctionCallItem(InputItem):
+    """A call that the assistant made; arguments are JSON in a string."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: ToolName
+    arguments: str
+
+
+class FunctionOutputItem(InputItem):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: ItemContent
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")],
+    Discriminator(_kind),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_check_kinds)]
+
+
+class FunctionTool(RequestModel):
+    """A function that the assistant may call; other types of tools are not served."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema")
+    strict: bool | None = None
+
+
+class FunctionToolChoice(RequestModel):
+    """A `tool_choice` that forces a call of one function."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class JsonSchemaTextFormat(JsonSchema):
+    """A `text.format` that makes the answer JSON of a given schema."""
+
+    type: Literal["json_schema"]
+
+
+class TextOptions(RequestModel):
+    """The form of the answer's text."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaTextFormat | None, Field(discriminator="type")] = None
+
+
+class ResponseStreamOptions(RequestModel):
+    """Options of a streamed response; nothing is padded here."""
+
+    include_obfuscation: OnlyFalse | None = None
+
+
+class ResponsesRequest(SamplingFields):
+    """A conversation to answer, in items; no response is stored."""
+
+    input: str | Items
+    instructions: str | None = Field(default=None, description="becomes the first system message")
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        default=None, description="there are no reasoning items, so none are encrypted"
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
+    safety_identifier: Name | None = Field(default=None, description="used like user")
+    stream_options: ResponseStreamOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    background: OnlyFalse | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> ResponsesRequest:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ValueError("tool_choice needs tools")
+        if self.top_logprobs and not self.with_logprobs:
+            raise ValueError('top_logprobs needs include: ["message.output_text.logprobs"]')
+        if self.options.trace:
+            raise ValueError("eyas.trace is only served by chat and text completions")
+        return self
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether the text's log-probabilities are wanted."""
+        return "message.output_text.logprobs" in (self.include or ())
+
+    def as_chat(self) -> ChatCompletionRequest:
+        """The same request to the chat API."""
+        shared = set(SamplingFields.model_fields) | {"parallel_tool_calls", "chat_template_kwargs", "safety_identifier"}
+        return ChatCompletionRequest(
+            **{name: getattr(self, name) for name in shared},
+            messages=self._messages(),
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=self.with_logprobs or None,
+            top_logprobs=self.top_logprobs if self.with_logprobs else None,
+            response_format=self._response_format(),
+            tools=[
+                Tool(type=tool.type, function=FunctionDefinition(**tool.model_dump(exclude={"type"})))
+                for tool in self.tools or ()
+            ]
+            or None,
+            tool_choice=NamedToolChoice(type="function", function=NamedFunction(name=self.tool_choice.name))
+            if isinstance(self.tool_choice, FunctionToolChoice)
+            else self.tool_choice,
+        )
+
+    def _messages(self) -> list[RequestMessage]:
+        """The messages of the chat; an answer's text and the calls after it are one message, as templates want it."""
+        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = [] if self.instructions is None else [RequestMessage(role="system", content=self.instructions)]
+        for item in items:
+            if isinstance(item, MessageItem):
+                messages.append(RequestMessage(role=item.role, content=_text(item.content)))
+            elif isinstance(item, FunctionOutputItem):
+                messages.append(RequestMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+            else:
+                function = RequestFunctionCall(name=item.name, arguments=item.arguments)
+                call = RequestToolCall(id=item.call_id, function=function)
+                if not messages or messages[-1].role != "assistant":
+                    messages.append(RequestMessage(role="assistant", tool_calls=[call]))
+                    continue
+                calls = [*(messages[-1].tool_calls or ()), call]
+                messages[-1] = messages[-1].model_copy(update={"tool_calls": calls})
+        return messages
+
+    def _response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+        wanted = None if self.text is None else self.text.format
+        if not isinstance(wanted, JsonSchemaTextFormat):
+            return wanted
+        schema = JsonSchema(**wanted.model_dump(exclude={"type"}, by_alias=True))
+        return JsonSchemaFormat(type="json_schema", json_schema=schema)
+
+
+def _text(content: str | list[ItemPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class OutputText(ResponseModel):
+    """The text of a message; there are never annotations."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatTokenLogprob]
+
+
+class OutputMessage(ResponseModel):
+    """A message of the answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: ItemStatus
+    content: list[OutputText]
+
+
+class OutputCall(ResponseModel):
+    """A function call of the answer."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputTokensDetails(ResponseModel):
+    """What the output tokens were used for; thinking is part of the text here, and isn't counted apart."""
+
+    reasoning_tokens: int
+
+
+class ResponsesUsage(ResponseModel):
+    """Tokens read and generated for a response."""
+
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+    eyas: SpeculationUsage
+
+
+class ResponseObject(ResponseModel):
+    """A response: its output items, how it ended, and the settings that it was made with."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, str] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    background: Literal[False]
+    metadata: dict[str, str]
+    service_tier: Literal["default"]
+    user: str | None
+    usage: ResponsesUsage | None
+    eyas: EyasResponse
+
+
+class ResponseEvent(ResponseModel):
+    """One event of a streamed response; its further fields depend on its type, as in OpenAI's API."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str
+    sequence_number: int
