@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from eyas.errors import UnsupportedModelError
 
@@ -82,6 +83,27 @@ def causal_lm_class(config: Any) -> type[Any] | None:
         return None
     chosen: type[Any] = found[0] if isinstance(found, tuple) else found
     return chosen
+
+
+def quantized_by(config: Any) -> str | None:
+    """The method that a checkpoint's weights are quantised with, as its config names it; None if they are not."""
+    found = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    )
+    if found is None:
+        return None
+    values = found if isinstance(found, dict) else found.to_dict()
+    return str(getattr(values.get("quant_method"), "value", values.get("quant_method")))
+
+
+def refuse_unknown_quantization(config: Any) -> None:
+    """Raise UnsupportedModelError for a method that transformers doesn't know, and would take for none."""
+    method = quantized_by(config)
+    if method is not None and method not in (*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"):
+        raise UnsupportedModelError(
+            f"the checkpoint is quantised by {method}, which this transformers can't read; use one quantised by "
+            f"{', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}, or the unquantised model"
+        )
 
 
 def context_limit(config: Any) -> int | None:

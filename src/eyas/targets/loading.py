@@ -6,6 +6,8 @@ import copy
 import json
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +22,13 @@ from transformers.utils import logging as transformers_logging
 from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UnsupportedModelError, UsageError
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
-from eyas.targets.architecture import causal_lm_class, refuse_unsupported
+from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter, tokenizer_source
+from eyas.targets.architecture import (
+    causal_lm_class,
+    quantized_by,
+    refuse_unknown_quantization,
+    refuse_unsupported,
+)
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.decoder import NativeDecoder, transformers_decoder
 from eyas.targets.native.library import kernels
@@ -66,9 +74,11 @@ def load_target(
             "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
         )
     config = read_config(name)
-    known = causal_lm_class(config)
+    known, method = causal_lm_class(config), quantized_by(config)
     if known is not None:
         refuse_unsupported(known, config)
+    if method is not None and quantize:
+        raise UsageError(f"{name} is quantised by {method} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
 
     def loaded_in(chosen: torch.dtype) -> Target:
@@ -78,10 +88,17 @@ def load_target(
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
-        return Target(loaded, ragged=not compiled, native=native)
+        with _quantized_layers_run(name, method, chosen):
+            return Target(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
-    if dtype == "auto" and packing and attention is None and _half_may_be_native(name, torch_dtype, torch_device):
+    if (
+        dtype == "auto"
+        and packing
+        and attention is None
+        and method is None
+        and _half_may_be_native(name, torch_dtype, torch_device)
+    ):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
             return target
@@ -89,6 +106,20 @@ def load_target(
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
+
+
+@contextmanager
+def _quantized_layers_run(name: str, method: str | None, dtype: torch.dtype) -> Iterator[None]:
+    """Raise UnsupportedModelError where a model that is quantised by a `method` fails in its first pass."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
+        if method is None:
+            raise
+        raise UnsupportedModelError(
+            f"{name} is quantised by {method}, whose layers don't run here in {dtype}: {error}; use the dtype that it "
+            "was quantised in (auto), another device or version of the library, or the unquantised model"
+        ) from error
 
 
 def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:
@@ -109,7 +140,7 @@ def _prepack(
         prepack_linears(model, lambda linear, shared: (NativeLinear if linear is head else Int8Linear)(linear, shared))
         _check_quantized(model, weights)
     elif layout is not None:
-        prepack_linears(model, layout)
+        prepack_linears(model, layout, dtype)
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
     if layout is not None:
@@ -160,7 +191,7 @@ def load_embedding_and_head(
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # transformers would list the layers left out
     try:
-        loaded = read_model(name, short, torch_dtype)
+        loaded = read_model(name, short, torch_dtype, partial=True)
     finally:
         transformers_logging.set_verbosity(verbosity)
     target = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
@@ -184,13 +215,22 @@ def _shortened(config: Any) -> Any:
 def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
     try:
-        return AutoTokenizer.from_pretrained(named_target(name))
+        return AutoTokenizer.from_pretrained(tokenizer_source(named_target(name)))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
 
 
 def read_config(name: str) -> Any:
-    """The transformers config of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
+    """The transformers config of a local directory, a Hub id or `demo`; of an adapter, that of its base model.
+
+    Raises ModelError if it can't be read.
+    """
+    adapter = find_adapter(name)
+    if adapter is not None and adapter.base != str(adapter.folder):
+        try:
+            return read_config(adapter.base)
+        except ModelError as error:
+            raise ModelError(f"the {adapter}, needs its base model: {error}") from error
     try:
         return AutoConfig.from_pretrained(named_target(name))
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
@@ -198,26 +238,37 @@ def read_config(name: str) -> Any:
         raise ModelError(f"can't read a model config at {name}{where}: {error}") from error
 
 
-def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """The transformers model that `config` describes, with the weights of a directory or Hub id.
+def read_model(
+    name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False
+) -> Any:
+    """The transformers model that `config` describes, with the weights of a directory or Hub id, adapters merged.
 
-    Raises ModelError if weights can't be read or are missing.
+    `partial`: the config has fewer layers than there are weights. Raises ModelError if weights can't be read or are
+    missing, or a library for quantised ones is.
     """
+    refuse_unknown_quantization(config)
+    adapter = find_adapter(name)
+    if adapter is not None:
+        check_peft(adapter)
+    beside = {} if adapter is None or adapter.base != name else {"adapter_kwargs": {"subfolder": "merged-below"}}
     try:
         loaded, report = AutoModelForCausalLM.from_pretrained(
-            name,
+            name if adapter is None else adapter.base,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
             output_loading_info=True,
+            **beside,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         missing = ", ".join(sorted(report["missing_keys"])[:5])
         raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
-    return loaded
+    if getattr(loaded, "_hf_peft_config_loaded", False):
+        raise UnsupportedModelError(f"{name} has an adapter on the Hub: download it, and give its directory")
+    return loaded if adapter is None else merge_adapter(loaded, adapter, partial)
 
 
 def resolve_device(name: str | torch.device | None) -> torch.device:
@@ -244,8 +295,8 @@ def resolve_dtype(
 
     `auto` is what the checkpoint of `model` (a directory, a Hub id or `demo`) says: its config's dtype, else its
     tensors'. Two exceptions are float32: the embedded demo, and half precision on a CPU that has no kernels for it
-    (`eyas.runtime.cpu_computes_in`). `device` None is the accelerator if there is one. Raises UsageError for unknown
-    names and ModelError for unreadable checkpoints.
+    (`eyas.runtime.cpu_computes_in`), unless the weights are quantised and so made for their dtype. `device` None is
+    the accelerator if there is one. Raises UsageError for unknown names and ModelError for unreadable checkpoints.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -259,7 +310,8 @@ def resolve_dtype(
         return torch.float32
     found = _checkpoint_dtype(name)
     on_cpu = (device or resolve_device(None)).type == "cpu"
-    return torch.float32 if on_cpu and not cpu_computes_in(found) else found
+    slow = on_cpu and quantized_by(read_config(name)) is None and not cpu_computes_in(found)
+    return torch.float32 if slow else found
 
 
 def _checkpoint_dtype(name: str) -> torch.dtype:
@@ -286,6 +338,7 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
 
 def _weight_file(name: str) -> str:
     """The first safetensors file of a local directory or Hub id."""
+    name = base_of(name)
     index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     file = SAFE_WEIGHTS_NAME
     if index is not None:

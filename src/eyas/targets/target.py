@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eyas.errors import EyasError, RequestError, UnsupportedModelError
+from eyas.errors import EyasError, UnsupportedModelError
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
@@ -30,7 +30,7 @@ from eyas.targets.attention import RaggedLayout, intercept, use_layout
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
-from eyas.targets.taps import caught_taps
+from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
 from eyas.tree import DraftTree, NodeLogits
 
 _LOG = logging.getLogger("eyas")
@@ -104,21 +104,24 @@ class Target:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Run one token to find out what each layer caches and whether `head` reproduces the model's logits."""
+        """Run one token: what each layer caches, what can be tapped, whether `head` gives the model's logits."""
         probe = ShapeProbe()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
         mask = self._masks(zero[0], 0, zero[:, :, None] == 0, zero)
-        out = self.model(
-            input_ids=token, attention_mask=mask, position_ids=zero, past_key_values=probe, use_cache=True,
-            output_hidden_states=False,
-        )  # fmt: skip
-        if sorted(probe.shapes) != list(range(self.num_layers)):
+        with caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1)) as caught:
+            out = self.model(
+                input_ids=token, attention_mask=mask, position_ids=zero, past_key_values=probe, use_cache=True,
+                output_hidden_states=False,
+            )  # fmt: skip
+        self._odd_taps = odd_taps(caught, self.hidden_size)
+        cached = self.num_layers - (getattr(self.config, "num_kv_shared_layers", None) or 0)
+        if sorted(probe.shapes) != list(range(cached)):
             raise UnsupportedModelError(
-                f"{self.config.model_type}: only {len(probe.shapes)} of {self.num_layers} layers use the key-value "
-                "cache; a state kept elsewhere can't be rolled back after a rejected guess"
+                f"{self.config.model_type}: only {len(probe.shapes)} of {cached} layers use the key-value cache; a "
+                "state kept elsewhere can't be rolled back after a rejected guess"
             )
-        self._shapes = [probe.shapes[i] for i in range(self.num_layers)]
+        self._shapes = [probe.shapes[i] for i in range(cached)]
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
             self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
@@ -223,13 +226,8 @@ class Target:
         return NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows
 
     def check_taps(self, taps: Sequence[int]) -> None:
-        """Raise RequestError for boundaries that this model doesn't have, or that repeat."""
-        bad = [k for k in taps if not 0 <= k <= self.final_boundary]
-        if bad or len(set(taps)) != len(taps):
-            raise RequestError(
-                f"taps {list(taps)} must be distinct boundaries between 0 and {self.final_boundary} "
-                "(after the final norm)"
-            )
+        """Raise RequestError for boundaries that don't exist or repeat, UnsupportedModelError for unreadable ones."""
+        check_boundaries(taps, self.final_boundary, self._odd_taps)
 
     def prefill(
         self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
@@ -368,7 +366,7 @@ class Target:
         """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
         if not caught:
             return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
-        return torch.stack(list(caught), dim=2)
+        return torch.stack(list(caught), dim=2).to(self.dtype)
 
     def _masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor) -> Any:
         """The additive mask [R, 1, Q, K] of a pass, or one for each attention type where the model mixes them."""

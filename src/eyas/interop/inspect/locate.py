@@ -13,6 +13,7 @@ from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.loading import local_directory
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError
+from eyas.targets.adapters import find_adapter
 
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError)
 
@@ -33,6 +34,9 @@ def locate(source: str) -> Located:
     named = gguf_in(Path(source))
     if named is not None:
         return Located({}, named)
+    adapter = find_adapter(source)
+    if adapter is not None and adapter.base != source:
+        return locate(adapter.base)
     if Path(source).is_dir():
         return Located(_config(Path(source)), Path(source))
     try:
