@@ -92,6 +92,10 @@ def _shrunk(config_class: Any, special: dict[str, Any]) -> Any:
         below = config_class.sub_configs.get(field.name)
         if below is not None and dataclasses.is_dataclass(below):
             values[field.name] = _shrunk(below, special.get(field.name, {})).to_dict()
+        elif below is not None and field.name in special:
+            values[field.name] = special[field.name]
+        elif field.name == "is_decoder":
+            values[field.name] = True
         elif field.name in SIZES and field.default is not None:
             values[field.name] = SIZES[field.name]
         elif field.name.endswith(("_token_id", "_token_index")) and isinstance(field.default, int):
@@ -182,7 +186,7 @@ def _speculated(
 ) -> list[Completion]:
     sequences = [[*request.prompt, *done.token_ids] for request, done in zip(requests, plain, strict=True)]
     layers = target.num_layers
-    taps = tuple(sorted({0, layers // 2, layers, layers + 1}))
+    taps = tuple(sorted({0, layers // 2, layers}))
     drafter = tiny.OracleDrafter(sequences, taps, omit=0.2, vocab_size=target.vocab_size, strict=False)
     engine = Engine(target, speculation=Speculation(drafter, parse_tree(tree)), batch_size=batch)
     return engine.generate(requests)
@@ -216,7 +220,8 @@ def try_all(kinds: Sequence[str], known: dict[str, Row], file: Path | None) -> l
     """The rows of all types, in the order of their names; those of `kinds` are tried, and written one by one."""
     for number, kind in enumerate(kinds, 1):
         with TemporaryDirectory() as folder:
-            known[kind] = row = try_type(kind, Path(folder))
+            row = try_type(kind, Path(folder))
+            known[kind] = row = dataclasses.replace(row, reason=row.reason.replace(folder, "MODEL"))
         gc.collect()
         output().print(f"{number}/{len(kinds)} {kind}: {row.result} {row.reason[:200]}", highlight=False, markup=False)
         if file is not None:

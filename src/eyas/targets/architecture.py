@@ -6,7 +6,8 @@ computes the same when it is run in another way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -124,11 +125,12 @@ def context_limit(config: Any) -> int | None:
 
 
 def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
-    """The decoder layers: the one ModuleList of the base model with `count` members.
+    """The decoder layers: the one ModuleList of the (text) decoder with `count` members.
 
     Raises UnsupportedModelError if there is none.
     """
-    base: nn.Module = model.base_model  # type: ignore[assignment]  # nn.Module types it as Tensor | Module
+    base: Any = model.base_model
+    base = base.get_decoder() if hasattr(base, "get_decoder") else base
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     direct = [child for child in base.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     found = direct or lists
@@ -168,6 +170,39 @@ def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     return tuple(sorted(set(ids)))
+
+
+@contextmanager
+def refused_where_it_fails(model: Any) -> Iterator[None]:
+    """Raise UnsupportedModelError, naming the model, for whatever it raises in the passes of the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, ImportError) as error:
+        method = quantized_by(model.config)
+        quantized = "" if method is None else f", quantised by {method},"
+        raise UnsupportedModelError(
+            f"{model.config.model_type}{quantized} can't run a pass with eyas's masks, positions and cache in "
+            f"{model.dtype} on {model.device}: {type(error).__name__}: {error}; "
+            + ("use another model" if method is None else "use the dtype it was quantised in, or the unquantised model")
+        ) from error
+
+
+def refuse_encoder(model: Any, token: Tensor) -> None:
+    """Raise UnsupportedModelError for a model whose tokens attend to later ones, tried with a `token` [1, 1]."""
+    if not reads_only_before(model, token):
+        raise UnsupportedModelError(
+            f"{model.config.model_type} is an encoder: its tokens attend to later ones; use a decoder, or set "
+            "is_decoder in its config if it was trained as one"
+        )
+
+
+def reads_only_before(model: Any, token: Tensor) -> bool:
+    """Whether a model's own pass gives a `token` [1, 1] the same logits whatever follows it, as decoders do."""
+    pairs = torch.cat([torch.cat([token, token]), torch.cat([token, token + 1])], dim=1)
+    first = model(input_ids=pairs, use_cache=False).logits[:, 0]
+    return logits_agree(first[1:], first[:1], first.dtype)
 
 
 def logits_agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:

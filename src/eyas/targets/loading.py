@@ -6,8 +6,6 @@ import copy
 import json
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,8 +86,7 @@ def load_target(
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
-        with _quantized_layers_run(name, method, chosen):
-            return Target(loaded, ragged=not compiled, native=native)
+        return Target(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     if (
@@ -106,20 +103,6 @@ def load_target(
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
-
-
-@contextmanager
-def _quantized_layers_run(name: str, method: str | None, dtype: torch.dtype) -> Iterator[None]:
-    """Raise UnsupportedModelError where a model that is quantised by a `method` fails in its first pass."""
-    try:
-        yield
-    except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
-        if method is None:
-            raise
-        raise UnsupportedModelError(
-            f"{name} is quantised by {method}, whose layers don't run here in {dtype}: {error}; use the dtype that it "
-            "was quantised in (auto), another device or version of the library, or the unquantised model"
-        ) from error
 
 
 def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:

@@ -24,9 +24,11 @@ from eyas.targets.architecture import (
     decoder_layers,
     logit_finish,
     logits_agree,
+    refuse_encoder,
     refuse_unsupported,
+    refused_where_it_fails,
 )
-from eyas.targets.attention import RaggedLayout, intercept, use_layout
+from eyas.targets.attention import RaggedLayout, intercept, set_attention, use_layout
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
@@ -79,11 +81,11 @@ class Target:
 
     model: Any
     cache_slots: int = 0
-    """Slots of the cache to begin with; `resize` changes them."""
+    """Slots of the cache to begin with."""
     ragged: bool = True
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
     native: NativeDecoder | None = None
-    """Runs the passes instead of the model's modules. Turned off if it doesn't compute what they do."""
+    """Runs the passes instead of the modules. Turned off if it doesn't compute what they do."""
 
     def __post_init__(self) -> None:
         refuse_unsupported(type(self.model), self.model.config)
@@ -98,8 +100,9 @@ class Target:
         self.layers = decoder_layers(self.model, self.num_layers)
         self._plan = attention_plan(self.config)
         self._finish = logit_finish(self.config)
-        self._probe()
-        self._choose_passes()
+        with refused_where_it_fails(self.model):
+            self._probe()
+            self._choose_passes()
         self.resize(self.cache_slots)
 
     @torch.inference_mode()
@@ -121,6 +124,7 @@ class Target:
                 f"{self.config.model_type}: only {len(probe.shapes)} of {cached} layers use the key-value cache; a "
                 "state kept elsewhere can't be rolled back after a rejected guess"
             )
+        refuse_encoder(self.model, token)
         self._shapes = [probe.shapes[i] for i in range(cached)]
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
@@ -142,7 +146,7 @@ class Target:
             self.ragged = True
             if not self._agrees(expected):
                 self.ragged = False
-                self.model.set_attn_implementation(own)
+                set_attention(self.model, own)
 
     def _agrees(self, expected: Tensor) -> bool:
         """Whether the trial runs, and gives the expected logits but for rounding."""
