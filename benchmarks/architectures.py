@@ -137,13 +137,14 @@ def try_type(kind: str, folder: Path) -> Row:
     prompts = tiny.prompts(9, 5, 14)
     try:
         with _limited(), _quiet():
-            config = tiny_config(kind)
-            known = causal_lm_class(config)
-            assert known is not None
-            try:
-                refuse_unsupported(known, config)
-            except EyasError as error:
-                return dataclasses.replace(row, result=REFUSED, reason=str(error))
+            for made in (CONFIG_MAPPING[kind], lambda: tiny_config(kind)):  # the usual config may be refused already
+                config = made()
+                known = causal_lm_class(config)
+                assert known is not None
+                try:
+                    refuse_unsupported(known, config)
+                except EyasError as error:
+                    return dataclasses.replace(row, result=REFUSED, reason=str(error))
             model, said = wandering(config, prompts)
             model.save_pretrained(folder)
     except Exception as error:  # noqa: BLE001  # whatever transformers raises: there is no model to try
@@ -240,6 +241,12 @@ def read_report(file: Path) -> dict[str, Row]:
     if not file.exists():
         return {}
     return {row["kind"]: Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))["rows"]}
+
+
+def version_of(file: Path) -> str:
+    """The version of transformers that an output file is of."""
+    version: str = json.loads(file.read_text(encoding="utf-8"))["transformers"]
+    return version
 
 
 def page_section(rows: Sequence[Row], version: str) -> str:

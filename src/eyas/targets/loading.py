@@ -24,7 +24,7 @@ from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapt
 from eyas.targets.architecture import (
     causal_lm_class,
     quantized_by,
-    refuse_unknown_quantization,
+    refuse_quantization,
     refuse_unsupported,
 )
 from eyas.targets.linears import fuse_linears, prepack_linears
@@ -229,7 +229,7 @@ def read_model(
     `partial`: the config has fewer layers than there are weights. Raises ModelError if weights can't be read or are
     missing, or a library for quantised ones is.
     """
-    refuse_unknown_quantization(config)
+    refuse_quantization(config)
     adapter = find_adapter(name)
     if adapter is not None:
         check_peft(adapter)
