@@ -8,7 +8,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
 # processes that share the tests
 WORKERS ?= 2
 
-.PHONY: install demo pipeline engines gpu test lint types unit slow format clean
+.PHONY: install demo pipeline engines gpu wheel test lint types unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -38,6 +38,10 @@ OUTPUT ?= runs/gpu-$(DEVICE)
 gpu: $(if $(GPU_PYTHON),,install)
 	HF_HUB_OFFLINE=1 PYTHONPATH=src $(or $(GPU_PYTHON),$(RUN)/python) -m benchmarks.gpu \
 	  --device $(DEVICE) --output $(OUTPUT)
+
+# the wheel in an environment of its own: every command of the README, away from this repository
+wheel: install
+	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow tests/test_installed.py
 
 test: install lint types unit
 

@@ -69,8 +69,6 @@ class Row:
     """A key of `MEANINGS`."""
     reason: str = ""
     """Why it was refused, not tried or broken."""
-    passes: str = ""
-    """Whether eyas runs its passes natively or runs its modules, ragged or padded."""
     tokens: int = 0
     """Number of tokens that speculation emitted."""
     accept_length: float = 0.0
@@ -166,8 +164,6 @@ def _decoded(row: Row, target: Target, prompts: Sequence[Sequence[int]], said: S
         for prompt in prompts
     ]
     plain = [Engine(target).generate([request])[0] for request in requests]
-    layout = "native" if target.native is not None else "modules, " + ("ragged" if target.ragged else "padded")
-    row = dataclasses.replace(row, passes=layout)
     if [done.token_ids for done in plain[: len(said)]] != said:
         return dataclasses.replace(row, result=BROKEN, reason="plain decoding differs from transformers.generate")
     pooled = Stats()
@@ -254,10 +250,10 @@ def page_section(rows: Sequence[Row], version: str) -> str:
     counts = {result: [row for row in rows if row.result == result] for result in MEANINGS}
     lines = [f"{len(rows)} model types of transformers {version}:", "", "| result | types | meaning |", "|---|---|---|"]
     lines += [f"| {result} | {len(found)} | {MEANINGS[result]} |" for result, found in counts.items() if found]
-    lines += ["", "| model type | result | passes | tokens a pass | why |", "|---|---|---|---|---|"]
+    lines += ["", "| model type | result | tokens a pass | why |", "|---|---|---|---|"]
     for row in rows:
         accepted = f"{row.accept_length:.2f}" if row.tokens else ""
-        lines.append(f"| `{row.kind}` | {row.result} | {row.passes} | {accepted} | {_cell(row.reason)} |")
+        lines.append(f"| `{row.kind}` | {row.result} | {accepted} | {_cell(row.reason)} |")
     return "\n".join(lines)
 
 

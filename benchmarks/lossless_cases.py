@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord

@@ -165,7 +165,7 @@ def names(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    families, precisions = list(tiny.ARCHITECTURES), list(PRECISIONS)
+    families, precisions = [*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY], list(PRECISIONS)
     parser.add_argument("--families", type=names(families), default=families, help="all by default")
     parser.add_argument("--dtypes", type=names(precisions), default=precisions, help="all that run on this machine")
     parser.add_argument("--limit", type=int, default=500, help="answers for each family and precision")

@@ -20,8 +20,6 @@ from eyas.text.chats import Chat, write_chats
 from eyas.train.lm.corpus import split_chats
 from eyas.train.recipe import run_recipe
 
-RECIPES = Path(__file__).parent
-
 
 def spread(chats: list[Chat], count: int) -> list[Chat]:
     """`count` of the chats at equal distances."""
@@ -54,7 +52,7 @@ def main() -> None:
             f"lm.device={options.device}",
             *extra,
         ]
-        run_recipe(RECIPES / f"{name}.yaml", settings)
+        run_recipe(name, settings)
 
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
     asked, answers = target / "asked.jsonl", target / "regenerated.jsonl"
@@ -66,7 +64,7 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "eyas", "data", "capture", *map(str, capture)], check=True)
 
     run_recipe(
-        RECIPES / "demo_drafter.yaml",
+        "demo_drafter",
         [
             f"drafter.target={target / 'model'}",
             f"drafter.store={store}",

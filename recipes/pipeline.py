@@ -20,7 +20,7 @@ from eyas.data.chats.folder import splits, write_prompts
 from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
 from eyas.targets import load_tokenizer
 
-RECIPE = Path(__file__).parent / "pipeline.yaml"
+RECIPE = "pipeline"
 
 
 def eyas(*arguments: str | Path) -> None:
@@ -109,7 +109,7 @@ def main() -> None:
         "bench trees", run / "bench" / "trees.json",
         "bench", "trees", "--model", DEMO, "--draft-model", run / "pick", *measuring, "--repeats", "2",
         "--coarse", "2", "--tree-depth", "2,3,5", "--tree-top-k", "2,4", "--tree-nodes", "4,8,15", "--write",
-        "--json", run / "bench" / "trees.json",
+        "--output", run / "bench" / "trees.json",
     )  # fmt: skip
     report = folder / "report.html"
     eyas("bench", "report", run, "--output", report, "--chats", prepared, "--chats", answered)

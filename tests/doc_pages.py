@@ -21,13 +21,13 @@ import typer
 from typer.core import TyperGroup
 
 from eyas.cli.app import DEFAULTED, GROUPS, VERBS
-from eyas.cli.common.options import parse_final, parse_states, parse_taps
+from eyas.cli.common.options import parse_final, parse_taps
 from eyas.cli.common.verb import DefaultGroup, add_verb
 from eyas.config import load_config
-from eyas.engine.controller import is_auto
+from eyas.recipes import SWEEPS, find_recipe
 from eyas.sweep.config import SweepConfig
 from eyas.train.recipe import load_recipe
-from eyas.tree import parse_tree
+from eyas.tree import is_auto, parse_tree
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -133,22 +133,22 @@ def _look_at(verb: str, values: dict[str, Any]) -> None:
     for tree in [trees] if isinstance(trees, str) else trees:
         if not is_auto(tree) and not placeholder(tree):
             parse_tree(tree)
-    for name, parse in (("taps", parse_taps), ("states", parse_states), ("final", parse_final)):
+    for name, parse in (("taps", parse_taps), ("final", parse_final)):
         if name in given and given[name] is not None:
             parse(given[name])
     if verb in ("train", "sweep"):
-        path = given["recipe" if verb == "train" else "file"]
-        if placeholder(path.name) or path.name == "sweep.yaml":  # the one that the page shows
+        name = given["recipe" if verb == "train" else "file"]
+        if placeholder(name) or placeholder(Path(name).name) or name == "sweep.yaml":  # the one that the page shows
             return
         overrides = [each for each in given["overrides"] or () if each != "..."]
         if verb == "sweep":
-            load_config(SweepConfig, ROOT / path, overrides)
+            load_config(SweepConfig, find_recipe(name, SWEEPS), overrides)
             return
-        if path.parent.name == "recipes" and path.stem in GENERAL_RECIPES:  # these leave all three to the reader
+        if name in GENERAL_RECIPES:  # these leave all three to the reader
             written = {each.split("=")[0] for each in overrides}
             needs = [f"drafter.{each}" for each in ("target", "store", "output")]
             overrides += [f"{each}=X" for each in needs if each not in written and "..." in given["overrides"]]
-        load_recipe(ROOT / path, overrides)
+        load_recipe(name, overrides)
 
 
 GENERAL_RECIPES = ("eagle1", "eagle3", "eagle3_1", "mla", "mlp")

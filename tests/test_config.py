@@ -107,3 +107,29 @@ def test_configurations_are_frozen_and_errors_are_usage_errors() -> None:
         config.steps = 2  # type: ignore[misc]
     assert issubclass(ConfigError, UsageError)
     assert issubclass(UsageError, EyasError)
+
+
+class Part(StrictModel):
+    value: int = 0
+
+
+class Whole(StrictModel):
+    maybe: Inner | None = None
+    parts: dict[str, Part] = Field(default_factory=dict)
+    rows: tuple[Part, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"mayb": None}, "mayb: there is no such key, did you mean maybe?"),
+        ({"maybe": {"raet": 1}}, "maybe.raet: there is no such key, did you mean rate?"),
+        ({"parts": {"first": {"valeu": 1}}}, "parts.first.valeu: there is no such key, did you mean value?"),
+        ({"rows": [{"vlaue": 1}]}, "rows.0.vlaue: there is no such key, did you mean value?"),
+        ({"maybe": {"swirl": 1}}, "maybe.swirl: there is no such key"),
+    ],
+)
+def test_a_mistyped_key_is_answered_with_the_nearest(values: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validated(Whole, values, "a file")
+    assert str(caught.value).splitlines()[-1].strip() == line

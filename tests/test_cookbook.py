@@ -60,9 +60,9 @@ def test_the_budget_is_the_plan_s(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "figures"), [(row[0], row[1:]) for row in rows("target | trained parameters")])
 def test_the_memory_is_that_of_the_recipe_s_drafter(model: str, figures: list[str], tmp_path: Path) -> None:
     name = next((recipe for known, (recipe, _) in budget().items() if known == model), None)
-    name = name or {"Qwen/Qwen3-8B": "recipes/eagle3_8b.yaml", "openai/gpt-oss-20b": "recipes/eagle3_moe.yaml"}[model]
+    name = name or {"Qwen/Qwen3-8B": "eagle3_8b", "openai/gpt-oss-20b": "eagle3_moe"}[model]
     target = ConfigOnly.of(model, tmp_path)
-    written = load_recipe(ROOT / name, [f"drafter.target={model}"]).drafter
+    written = load_recipe(name, [f"drafter.target={model}"]).drafter
     assert isinstance(written, DrafterTrainConfig)
     shape = with_taps(sized(written, target, "bfloat16").shape, target, ())
     with torch.device("meta"):

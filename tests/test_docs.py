@@ -25,7 +25,7 @@ from .doc_pages import PAGES, ROOT, Block, blocks, commands, commented_commands,
 
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+RECIPES = sorted((ROOT / "src/eyas/recipes").rglob("*.yaml"))
 FOLDERS = ("recipes/", "benchmarks/", "docs/", "src/", "tests/")
 """Paths that begin so are files of this repository."""
 
@@ -136,7 +136,13 @@ def test_commands_are_found() -> None:
     """As many as a reader counts, so that no page is passed over."""
     found = [name_of(block.page) for block, _ in all_commands()]
     assert len(found) > 100
-    for page in ("README.md", "docs/quickstart.md", "docs/train.md", "docs/cookbook.md", "recipes/eagle3.yaml"):
+    for page in (
+        "README.md",
+        "docs/quickstart.md",
+        "docs/train.md",
+        "docs/cookbook.md",
+        "src/eyas/recipes/eagle3.yaml",
+    ):
         assert found.count(page) >= 2, page
 
 
@@ -145,13 +151,13 @@ def test_commands_are_found() -> None:
     [
         (["generate", "MODEL", "--draft-modle", "D"], "No such option: --draft-modle"),
         (["generate", "--draft-model", "D", "--prompt", "Hi"], "which target?"),
-        (["generate", "MODEL", "--tree", "chain:0"], "at least one draft token"),
+        (["generate", "MODEL", "--tree", "chain:0"], "length must be at least 1"),
         (["generat", "MODEL"], "No such command"),
         (["serve", "MODEL", "--tensor-parallel-size", "2"], "eyas serve --engine vllm"),
         (["verify", "MODEL", "--draft-model", "D"], "Missing option '--prompt-file'"),
-        (["train", "recipes/eagle3.yaml", "drafter.targt=M", "drafter.store=S", "drafter.output=R"], "targt"),
-        (["train", "recipes/eagle9.yaml"], "can't read"),
-        (["plan", "MODEL", "--samples", "10", "--length", "10", "--states", "fp4"], "--states fp4"),
+        (["train", "eagle3", "drafter.targt=M", "drafter.store=S", "drafter.output=R"], "targt"),
+        (["train", "eagle9"], "no recipe of that name"),
+        (["plan", "MODEL", "--samples", "10", "--length", "10", "--states", "fp4"], "'fp4' is not one of"),
     ],
 )
 def test_a_wrong_command_is_seen(words: list[str], message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from .source import FILES, SOURCE, ids, importers, lines, parsed
 
-FOUNDATION = frozenset({"types", "errors", "config", "files", "runtime", "assets"})
+FOUNDATION = frozenset({"types", "errors", "config", "files", "runtime", "assets", "hub", "recipes"})
 ENGINE = FOUNDATION | {"tree", "verify", "targets", "drafters", "engine"}
 ABOVE = ENGINE | {"__init__"}  # `import eyas` and its public names
 ALLOWED: dict[str, frozenset[str]] = {
@@ -21,6 +21,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "files": frozenset({"errors"}),
     "runtime": frozenset(),
     "assets": frozenset(),
+    "hub": frozenset({"errors"}),
+    "recipes": frozenset({"config", "errors"}),
     "tree": FOUNDATION,
     "verify": FOUNDATION | {"tree", "targets"},
     "targets": FOUNDATION | {"tree"},
@@ -33,7 +35,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "doctor": ABOVE | {"text", "data", "train"},
     "sweep": ABOVE | {"text", "data", "train", "bench"},
     "serve": ABOVE | {"text"},
-    "interop": frozenset({"assets", "drafters", "targets", "config", "errors", "files"}),
+    "interop": frozenset({"assets", "drafters", "targets", "config", "errors", "files", "hub"}),
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything below them
 

@@ -17,6 +17,7 @@ NEEDED = {
     "__main__.py", "py.typed", "bench/report/page.html.j2", "assets/demo/target/model.safetensors",
     "assets/demo/target/tokenizer.json", "assets/demo/target/chat_template.jinja",
     "assets/demo/drafter/model.safetensors", "assets/demo/README.md", "targets/__init__.py",
+    "recipes/eagle3.yaml", "recipes/demo/sizes.yaml", "recipes/sweeps/eagle3.yaml",
     "serve/playground/page.html", "serve/playground/style.css", "serve/playground/script/main.js",
 }  # fmt: skip
 STOCK_IGNORED = {

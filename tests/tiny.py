@@ -95,12 +95,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite": (
+        "GraniteConfig",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    ),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 1, 0, 1]}),
+}
+"""Further architectures for the tests of native passes."""
 WINDOWED = ("mistral", "gemma2", "gemma3", "olmo3", "gptoss")
 
 
 def build_model(name: str, scale: float = 14.0, seed: int = 0, **changes: Any) -> Any:
     """A random float32 model of an architecture in `ARCHITECTURES`."""
-    class_name, settings = ARCHITECTURES[name]
+    class_name, settings = {**ARCHITECTURES, **NATIVE_ONLY}[name]
     torch.manual_seed(seed)
     config = getattr(tf, class_name)(**{**_COMMON, **settings, **changes})
     model = tf.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)

@@ -17,7 +17,7 @@ from benchmarks.gpu.pairs import Sizes
 from benchmarks.gpu.steps import Outcome, Row
 from eyas.assets import DEMO, PROMPTS
 from eyas.bench.offline.certificate import CertificateGrid, Certifier, first_difference, judge, scores_after
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine
 from eyas.targets import Target, load_target, load_tokenizer

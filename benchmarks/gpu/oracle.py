@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.static import StaticTree

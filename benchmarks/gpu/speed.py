@@ -23,7 +23,7 @@ from benchmarks.gpu.pairs import Pair, Sizes, make_pair, stock_attention
 from benchmarks.gpu.steps import Outcome, Row
 from benchmarks.plain_decoding import transformers_rate
 from eyas.bench.offline.runner import rotated
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.engine import Engine, Speculation
 from eyas.errors import EyasError
 from eyas.tree import parse_tree

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,7 +28,7 @@ def validated(cls: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        lines = [_problem(each) for each in error.errors()]
+        lines = [_problem(each, cls) for each in error.errors()]
         raise ConfigError("\n  ".join([f"{where} is not a valid {cls.__name__}:", *lines])) from error
 
 
@@ -35,11 +36,31 @@ _REASONS = {"extra_forbidden": "there is no such key", "missing": "it is missing
 """Kind of pydantic's error -> what it says here."""
 
 
-def _problem(error: ErrorDetails) -> str:
+def _problem(error: ErrorDetails, cls: type[BaseModel]) -> str:
     """A line about a bad key, or about several together."""
     key = ".".join(map(str, error["loc"]))
     reason = _REASONS.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if error["type"] == "extra_forbidden":
+        reason += _nearest(cls, error["loc"])
     return f"{key}: {reason}" if key else reason
+
+
+def _nearest(cls: type[BaseModel], path: Sequence[int | str]) -> str:
+    """The key that a mistyped one was probably meant to be, as a question; empty if none is like it."""
+    section = cls
+    for part in path[:-1]:
+        field = section.model_fields.get(str(part))
+        section = section if field is None else next(_models(field.annotation), section)
+    near = get_close_matches(str(path[-1]), section.model_fields, n=1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field's type is made of: itself, or those in unions, lists and mappings."""
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
 
 
 def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) -> ModelT:

@@ -48,6 +48,10 @@ class ModelError(EyasError):
     """A target can't be loaded or can't be used for speculation."""
 
 
+class MissingModelError(UsageError):
+    """A model is neither at the path that was given nor on the Hub."""
+
+
 class UnsupportedModelError(ModelError):
     """The target's state can't be rolled back, or its layers need masks eyas doesn't build."""
 

@@ -344,3 +344,9 @@ def _exchange(one: Path, other: Path) -> bool:
         return False
     swapped: int = renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange)
     return swapped == 0
+
+
+def refuse_used(path: Path) -> None:
+    """Raise UsageError if the path of --fix exists and isn't an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"--fix {path} exists and isn't empty: choose a new folder")

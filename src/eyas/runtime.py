@@ -13,10 +13,11 @@ import time
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 _LOG = logging.getLogger("eyas")
 
@@ -89,6 +90,19 @@ def keep_few_kernels() -> None:
     """
     for name, count in KERNELS.items():
         os.environ.setdefault(name, count)
+
+
+def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of `values`, numbers or nested lists of them, on `device`, without waiting for what runs there.
+
+    `torch.tensor(values, device=...)` copies from ordinary memory, so the host waits until an accelerator has done all
+    that it was given before. From pinned memory the copy takes its turn in the stream.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 _SLOWDOWN = 1.5

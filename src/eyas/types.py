@@ -36,6 +36,21 @@ class SamplingParams(BaseModel):
 
 
 @dataclass(frozen=True)
+class TypicalAcceptance:
+    """The numbers of typical acceptance, the LOSSY rule of `eyas.verify.TypicalWalk`. Raises UsageError."""
+
+    epsilon: float = 0.09
+    """A draft token is acceptable if it is more probable than this, or than `delta` * exp(-entropy)."""
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.epsilon <= 1.0 and self.delta >= 0.0):
+            raise UsageError(
+                f"typical acceptance: epsilon {self.epsilon} must be in [0, 1], delta {self.delta} at least 0"
+            )
+
+
+@dataclass(frozen=True)
 class GrammarSpec:
     """A grammar for constrained output: only tokens are emitted after which the answer can still match it."""
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target
 from eyas.targets.linears import prepack_linears
-from eyas.targets.native.decoder import transformers_decoder
+from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.tree import parse_tree
@@ -36,6 +39,36 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[str(function)] += 1
         return function(*args, **(kwargs or {}))
+
+
+class Uploads(TorchFunctionMode):
+    """Notes calls of `torch.tensor` that name a device: on an accelerator the host waits in each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.tensor, torch.as_tensor) and (kwargs or {}).get("device") is not None:
+            caller = next(f for f in reversed(traceback.extract_stack()[:-1]) if "eyas" in f.filename)
+            if caller.name != "to_device":
+                self.found.append(f"{caller.filename}:{caller.lineno}")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("tree", [None, parse_tree("chain:3"), parse_tree("dynamic:3,3,8"), SharedTree(3, 3, 16)])
+def test_a_round_copies_to_the_device_without_waiting(tree: Any, temperature: float) -> None:
+    target, drafter = tiny.target("llama"), tiny.drafter("eagle3")
+    engine = Engine(target, None, Speculation(drafter, tree), batch_size=2)
+    for i, prompt in enumerate(tiny.prompts(7, 9)):
+        engine.submit(
+            Request(tuple(prompt), SamplingParams(max_tokens=40, temperature=temperature, seed=i, logprobs=2))
+        )
+    with Uploads() as uploads:
+        for _ in range(4):
+            engine.step()
+    assert uploads.found == []
 
 
 @pytest.fixture(scope="module")

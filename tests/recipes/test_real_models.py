@@ -20,7 +20,7 @@ from eyas.types import Request, SamplingParams
 
 from .models import CONFIGS, ConfigOnly, save_tiny
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[2] / "src/eyas/recipes"
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SIZES: list[tuple[str, str, dict[str, Any]]] = [

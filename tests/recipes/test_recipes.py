@@ -14,7 +14,7 @@ from eyas.train.drafter.shape import fresh_network
 from eyas.train.recipe import load_recipe
 from eyas.tree import parse_tree
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[2] / "src/eyas/recipes"
 SWEEPS = set((RECIPES / "sweeps").glob("*.yaml"))  # tests/sweep/test_recipes.py
 PARTS = {RECIPES / "demo" / "sizes.yaml"}  # what others extend
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - SWEEPS - PARTS)

@@ -13,7 +13,7 @@ from eyas.sweep.trial import Trials
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "sweeps").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "src/eyas/recipes/sweeps").glob("*.yaml")), ids=lambda path: path.name)
 def test_a_shipped_sweep_is_ready_to_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     Trials(load_config(SweepConfig, path)).check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eyas.errors import UsageError
-from eyas.tree import parse_tree
+from eyas.tree import is_auto, parse_tree
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.spec import PRESETS
 from eyas.tree.static import StaticTree
@@ -44,3 +44,12 @@ def test_impossible_numbers_are_refused(text: str) -> None:
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="unknown static tree 'eagle9': known are eagle1, slim"):
         parse_tree("static:eagle9")
+
+
+def test_what_asks_for_a_controller() -> None:
+    assert is_auto("auto")
+    assert is_auto("auto:chain")
+    assert not is_auto("chain:3")
+    assert not is_auto(None)
+    with pytest.raises(UsageError, match="unknown tree 'auto:tree': write auto or auto:chain"):
+        is_auto("auto:tree")

@@ -122,5 +122,5 @@ def test_impossible_trees_are_refused(paths: list[Path], reason: str) -> None:
 
 
 def test_a_chain_has_a_length() -> None:
-    with pytest.raises(UsageError, match="at least one draft token"):
+    with pytest.raises(UsageError, match="length must be at least 1"):
         StaticTree.chain(0)

@@ -13,8 +13,8 @@ from torch import Tensor
 from eyas.doctor.reading import Change, Reading
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.config import FusedTapsConfig
-from eyas.errors import ExportError, UsageError
-from eyas.files import writing_folder
+from eyas.errors import ExportError
+from eyas.files import refuse_used, writing_folder
 from eyas.targets import Target
 
 
@@ -42,12 +42,6 @@ def write_repaired(
     with writing_folder(path) as folder:
         save_network(network, folder, provenance or None)
         check(Reading.of(open_checkpoint(folder, layers=target.num_layers), target))
-
-
-def refuse_used(path: Path) -> None:
-    """Raise UsageError if the path of --fix exists and isn't an empty folder."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"--fix {path} exists and isn't empty: choose a new folder")
 
 
 def _rising(reading: Reading) -> Reading:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from eyas.drafters.deferred_pairs import DeferredPairs
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
+from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, grouped_attention
 from eyas.targets.native.decoder import Above, NativeDecoder, Staged
 from eyas.targets.native.linears import native_guesses
@@ -217,11 +218,11 @@ class NetworkDrafter:
         lasts = [end - 1 for end in accumulate(counts)]
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
         slots: Any
-        slots, last = known[0] if len(known) == 1 else torch.tensor(known, device=self._ids.device).unbind(1)
+        slots, last = known[0] if len(known) == 1 else to_device(known, self._ids.device).unbind(1)
         self._fed[slots], self._normed[slots] = fed[last], normed[last]
 
     def _lengths(self, rows: range) -> Tensor:
-        return torch.tensor(self._cache.lengths[rows.start : rows.stop], device=self._ids.device)
+        return to_device(self._cache.lengths[rows.start : rows.stop], self._ids.device)
 
     def run_modules(
         self, rows: range, tokens: Tensor, hidden: Tensor, positions: Tensor, stage: _Stage

@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from eyas.runtime import to_device
 from eyas.targets.slots import mapped_copy, mapped_zeros
 
 _GRANULE = 64
@@ -67,7 +68,7 @@ class DeferredPairs:
         ]
         tokens, taps = torch.cat(all_tokens), torch.cat(all_taps)
         kept_tokens, kept_taps = self._room(tokens, taps)
-        slot, column, source = torch.tensor(table, device=taps.device).unbind(1)
+        slot, column, source = to_device(table, taps.device).unbind(1)
         kept_tokens[slot, column] = tokens.index_select(0, source)
         kept_taps[slot, column] = taps.index_select(0, source)
 

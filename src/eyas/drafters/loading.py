@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.formats.opening import gguf_in
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
+from eyas.hub import find_model
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint
@@ -58,19 +58,17 @@ def load_drafter(
 
 
 def local_directory(source: str | Path) -> Path:
-    """`source` itself if it is a directory or GGUF file, else the Hub snapshot of that name, without pickles.
+    """The directory or GGUF file that `source` is, else the Hub snapshot of that name, without pickles.
 
-    Raises CheckpointError if there is no such thing.
+    Raises MissingModelError if there is no such thing, CheckpointError if it can't be fetched.
     """
-    path = Path(named_drafter(source))
-    if path.is_dir() or gguf_in(path) is not None:
+    path = Path(find_model(named_drafter(source)))
+    if path.exists():
         return path
     try:
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{source} is neither a directory nor a Hub model that can be reached: {error}"
-        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"{source} can't be fetched from the Hub: {error}") from error
 
 
 def check_method(method: str | None, kind: str, name: str) -> None:

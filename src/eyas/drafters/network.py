@@ -28,7 +28,7 @@ from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
-from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, check_silu
+from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, is_gelu
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import KVShape
 
@@ -181,11 +181,9 @@ def native_decoder(
     embedding = network.embed_tokens.weight.detach() if own else network.shared_parts().embedding
     head = network.lm_head if config.head == "own" else network.shared_parts().linear
     try:
-        for layer in layers:
-            check_silu(layer.mlp.act)
         return NativeDecoder(
-            layers, norm, head if isinstance(head, NativeLinear) else None, heads, partial(rotary, probe), embedding,
-            network.dtype, mix=mix, returns_normed=returns_normed,
+            layers, norm, head if isinstance(head, NativeLinear) else None, heads, [partial(rotary, probe)], embedding,
+            network.dtype, mix=mix, returns_normed=returns_normed, gelu=is_gelu(layers[0].mlp.act),
         )  # fmt: skip
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)

@@ -9,12 +9,12 @@ import torch
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import load_drafter
-from eyas.engine.controller import is_auto, make_controller
+from eyas.engine.controller import make_controller
 from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
 from eyas.errors import UsageError
 from eyas.targets import load_target, load_tokenizer
-from eyas.tree import TreeSpec, parse_tree
+from eyas.tree import TreeSpec, is_auto, parse_tree
 from eyas.types import Limits
 from eyas.verify import WalkRule
 

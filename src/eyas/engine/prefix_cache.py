@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Generic, TypeVar
 
-from eyas.drafters import Drafter
-from eyas.drafters.base import SavedPairs
+from eyas.drafters.base import Drafter, SavedPairs
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
 from eyas.targets import Target

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
+from eyas.runtime import to_device
 from eyas.targets import Target
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import TokenLogprobs
@@ -141,7 +142,7 @@ def run_first_round(
     passed = time.perf_counter()
 
     if drafter is not None:
-        last = torch.tensor(piece.counts, device=target.device).unsqueeze(1) - 1
+        last = to_device(piece.counts, target.device).unsqueeze(1) - 1
         next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
         observe_rows(drafter, rows, next_tokens, piece.taps, piece.counts, observed, reading)
     return output._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - started)

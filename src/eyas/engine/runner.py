@@ -17,13 +17,14 @@ from typing import cast
 
 import torch
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
+from eyas.runtime import to_device
 from eyas.targets import Target
 from eyas.tree import TreeSpec
 from eyas.tree.shared import SharedTree
@@ -173,7 +174,7 @@ class ModelRunner:
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         tree = tree if any(drafting) else None
         speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
-        roots = torch.tensor([sequence.root for sequence in decoding], device=self.target.device)
+        roots = to_device([sequence.root for sequence in decoding], self.target.device)
         rows = range(len(decoding))
         observed = [sequence.request.speculate for sequence in decoding]
         output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)
@@ -256,7 +257,7 @@ def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collec
     if draft is None or not rows or not draft.tree.size:
         return {}
     tree = draft.tree
-    chosen = torch.tensor(list(rows), device=tree.tokens.device)
+    chosen = to_device(list(rows), tree.tokens.device)
     table = torch.stack((tree.valid.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
     logprobs = tree.logprob[chosen].tolist()
     found = {}

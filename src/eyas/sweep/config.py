@@ -89,7 +89,7 @@ class TimingConfig(StrictModel):
 class SweepConfig(StrictModel):
     """A recipe to train, and how the trials of a sweep vary it."""
 
-    recipe: Path
+    recipe: Path  # a file, or the name of one that comes with eyas
     output: Path
     set: dict[str, Any] = Field(default_factory=dict)  # changes to the recipe in all trials: key -> value
     knobs: dict[str, Knob] = Field(min_length=1)  # key of the recipe -> its values

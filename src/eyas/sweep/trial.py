@@ -24,10 +24,11 @@ from eyas.bench.offline.checkpoints import TrainingRun
 from eyas.config import assign, validated
 from eyas.errors import ConfigError, DataError
 from eyas.files import FileLock, write_json, write_text
+from eyas.recipes import read_recipe
 from eyas.sweep.config import Knob, SweepConfig
 from eyas.sweep.search import FixedSearch, Search, Tpe, Values, draws, grid
 from eyas.train.drafter.config import DrafterTrainConfig
-from eyas.train.recipe import Recipe, read_recipe
+from eyas.train.recipe import Recipe
 
 
 @dataclass(frozen=True)

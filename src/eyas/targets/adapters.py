@@ -44,9 +44,14 @@ class Adapter:
         return f"{self.kind} adapter{rank} in {self.folder}, for {self.base}"
 
     @property
+    def beside(self) -> bool:
+        """Whether the directory holds the base model as well."""
+        return self.base == str(self.folder)
+
+    @property
     def weights(self) -> Path:
         """The file of its weights. Raises ModelError if there is none in safetensors."""
-        found = self.folder / ADAPTER_SAFE_WEIGHTS_NAME
+        found: Path = self.folder / ADAPTER_SAFE_WEIGHTS_NAME
         if not found.exists():
             raise ModelError(f"{self.folder} has no {ADAPTER_SAFE_WEIGHTS_NAME}: save the adapter as safetensors")
         return found
@@ -54,7 +59,7 @@ class Adapter:
 
 def find_adapter(name: str | Path) -> Adapter | None:
     """The adapter in a local directory; None where there is none. Raises ModelError for an unreadable config."""
-    folder = Path(named_target(name))
+    folder = Path(named_target(name)).expanduser()
     file = folder / ADAPTER_CONFIG_NAME
     if not file.is_file():
         return None
@@ -117,8 +122,7 @@ def merge_adapter(model: Any, adapter: Adapter, partial: bool = False) -> Any:
         merged = wrapped.merge_and_unload()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
         raise ModelError(f"can't merge the {adapter}: {error}") from error
-    beside = adapter.base == str(adapter.folder)
-    _LOG.log(logging.WARNING if beside else logging.INFO, "the %s: merged into the weights", adapter)
+    _LOG.log(logging.WARNING if adapter.beside else logging.INFO, "the %s: merged into the weights", adapter)
     return merged
 
 

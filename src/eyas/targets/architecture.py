@@ -103,8 +103,8 @@ def refuse_quantization(config: Any) -> None:
     if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
         raise UnsupportedModelError(
             "the checkpoint is quantised by bitsandbytes in 8 bits with outliers (LLM.int8): which columns stay in 16 "
-            "bits depends on all tokens of a pass, so neither speculation nor a batch repeats plain decoding; use 4 bits, "
-            "torchao, or llm_int8_threshold 0"
+            "bits depends on all tokens of a pass, so neither speculation nor a batch repeats plain decoding; use 4 "
+            "bits, torchao, or llm_int8_threshold 0"
         )
     if not AutoHfQuantizer.supports_quant_method(settings):
         raise UnsupportedModelError(

@@ -31,6 +31,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from eyas.errors import UnsupportedModelError
+from eyas.runtime import to_device
 from eyas.targets.native.linears import native_attention
 
 
@@ -77,7 +78,7 @@ class RaggedLayout:
     def of_counts(counts: Sequence[int], device: torch.device) -> RaggedLayout:
         """Rows of `counts` tokens each; their padded form is as wide as the longest."""
         steps = torch.arange(max(counts), device=device)
-        return RaggedLayout.of(steps < torch.tensor(list(counts), device=device).unsqueeze(1), sum(counts))
+        return RaggedLayout.of(steps < to_device(list(counts), device).unsqueeze(1), sum(counts))
 
     def gather(self, padded: Tensor) -> Tensor:
         """The real tokens of a padded tensor: [R, Q, ...] -> [1, T, ...]."""

@@ -56,7 +56,7 @@ def prepack_linears(
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if _is_plain(child) and dtype in (None, child.weight.dtype)
+        if isinstance(child, nn.Linear) and _is_plain(child) and dtype in (None, child.weight.dtype)
     ]
     for parent, name, child in found:
         setattr(parent, name, made(child, id(child.weight) in shared))
@@ -65,8 +65,8 @@ def prepack_linears(
     return len(found)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module is a float linear and computes as such.
+def _is_plain(module: nn.Linear) -> bool:
+    """Whether a linear is a float one and computes as such.
 
     Libraries quantise by subclassing the layer or its weight, by adding tensors to it or by replacing its `forward`.
     """

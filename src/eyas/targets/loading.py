@@ -14,11 +14,12 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import ModelError, UnsupportedModelError, UsageError
+from eyas.hub import find_model
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter, tokenizer_source
 from eyas.targets.architecture import (
@@ -28,7 +29,8 @@ from eyas.targets.architecture import (
     refuse_unsupported,
 )
 from eyas.targets.linears import fuse_linears, prepack_linears
-from eyas.targets.native.decoder import NativeDecoder, transformers_decoder
+from eyas.targets.native.architectures import transformers_decoder
+from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target
@@ -65,7 +67,7 @@ def load_target(
         raise UsageError("a compiled target can't be prepacked as well: choose one")
     if quantize not in (None, "int8"):
         raise UsageError(f"unknown quantization {quantize!r}: write int8, or load a checkpoint that is quantised")
-    torch_device, name = resolve_device(device), named_target(model)
+    torch_device, name = resolve_device(device), find_model(named_target(model))
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
         raise UsageError(
             "int8 weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
@@ -167,7 +169,7 @@ def load_embedding_and_head(
     transformers builds the model with its first layer only and reads no other tensors, so a 32B target takes about 2
     GB.
     """
-    torch_device, name = resolve_device(device), named_target(model)
+    torch_device, name = resolve_device(device), find_model(named_target(model))
     config = read_config(name)
     short = _shortened(config)
     torch_dtype = resolve_dtype(dtype, name, torch_device)
@@ -198,7 +200,7 @@ def _shortened(config: Any) -> Any:
 def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
     try:
-        return AutoTokenizer.from_pretrained(tokenizer_source(named_target(name)))
+        return AutoTokenizer.from_pretrained(find_model(tokenizer_source(named_target(name))))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
 
@@ -208,17 +210,19 @@ def read_config(name: str) -> Any:
 
     Raises ModelError if it can't be read.
     """
-    adapter = find_adapter(name)
-    if adapter is not None and adapter.base != str(adapter.folder):
+    found = find_model(named_target(name))
+    adapter = find_adapter(found)
+    if adapter is not None and not adapter.beside:
         try:
             return read_config(adapter.base)
         except ModelError as error:
             raise ModelError(f"the {adapter}, needs its base model: {error}") from error
+    if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
+        raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     try:
-        return AutoConfig.from_pretrained(named_target(name))
+        return AutoConfig.from_pretrained(found)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        where = "" if Path(name).is_dir() else " (not a local directory, so taken for a Hub id)"
-        raise ModelError(f"can't read a model config at {name}{where}: {error}") from error
+        raise ModelError(f"can't read a model config at {name}: {error}") from error
 
 
 def read_model(
@@ -233,7 +237,7 @@ def read_model(
     adapter = find_adapter(name)
     if adapter is not None:
         check_peft(adapter)
-    beside = {} if adapter is None or adapter.base != name else {"adapter_kwargs": {"subfolder": "merged-below"}}
+    beside = {} if adapter is None or not adapter.beside else {"adapter_kwargs": {"subfolder": "merged-below"}}
     try:
         loaded, report = AutoModelForCausalLM.from_pretrained(
             name if adapter is None else adapter.base,
@@ -288,7 +292,7 @@ def resolve_dtype(
     if dtype != "auto" or model is None:
         known = ("auto", *_DTYPES) if model is not None else tuple(_DTYPES)
         raise UsageError(f"unknown dtype {dtype!r}: write one of {', '.join(known)}")
-    name = named_target(model)
+    name = find_model(named_target(model))
     if name == str(DEMO_TARGET):
         return torch.float32
     found = _checkpoint_dtype(name)

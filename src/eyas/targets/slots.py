@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from eyas.errors import CacheMemoryError
+from eyas.errors import CacheMemoryError, UnsupportedModelError
+from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout
 
 _GRANULE = 256
@@ -142,7 +143,7 @@ class SlotCache:
             self.lengths[slot] = length + len(path)
         if not slots:
             return
-        at = torch.tensor([slots, sources, targets], device=self._device)
+        at = to_device([slots, sources, targets], self._device)
         for shape, group in self._groups.items():
             heads = torch.arange(shape.heads, device=self._device)
             first = (at[0].unsqueeze(1) * shape.heads + heads) * self._capacity  # [n, Hkv] column 0 of slot and head
@@ -225,6 +226,19 @@ class ShapeProbe(Cache):  # type: ignore[misc]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0
+
+    def of_layers(self, config: Any) -> list[tuple[KVShape, KVShape]]:
+        """The shapes of all layers but the last ones that share the keys of others.
+
+        Raises UnsupportedModelError for layers that cached nothing.
+        """
+        cached = range(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
+        if sorted(self.shapes) != list(cached):
+            raise UnsupportedModelError(
+                f"{config.model_type}: only {len(self.shapes)} of {len(cached)} layers use the key-value cache; a state "
+                "kept elsewhere can't be rolled back after a rejected guess"
+            )
+        return [self.shapes[i] for i in cached]
 
 
 def _shape(states: Tensor) -> KVShape:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.errors import EyasError, UnsupportedModelError
+from eyas.runtime import to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
@@ -118,14 +119,8 @@ class Target:
                 output_hidden_states=False,
             )  # fmt: skip
         self._odd_taps = odd_taps(caught, self.hidden_size)
-        cached = self.num_layers - (getattr(self.config, "num_kv_shared_layers", None) or 0)
-        if sorted(probe.shapes) != list(range(cached)):
-            raise UnsupportedModelError(
-                f"{self.config.model_type}: only {len(probe.shapes)} of {cached} layers use the key-value cache; a "
-                "state kept elsewhere can't be rolled back after a rejected guess"
-            )
         refuse_encoder(self.model, token)
-        self._shapes = [probe.shapes[i] for i in range(cached)]
+        self._shapes = probe.of_layers(self.config)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
             self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
@@ -252,7 +247,7 @@ class Target:
         """
         counts = [max(0, len(row) - 1) for row in tokens]
         width = max(counts)
-        window = torch.tensor([[*row, *[0] * (width + 1 - len(row))] for row in tokens], device=self.device)
+        window = to_device([[*row, *[0] * (width + 1 - len(row))] for row in tokens], self.device)
         if width == 0:
             return PrefillChunk(window[:, 1:], window.new_empty(len(rows), 0, len(taps), self.hidden_size), counts)
         _, caught = self._read(rows, window[:, :-1], counts, taps)
@@ -267,9 +262,9 @@ class Target:
         The chunk's token after a row's last one isn't known yet: it repeats the last. Needs `head_is_exact`.
         """
         counts = [len(row) for row in tokens]
-        window = torch.tensor([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], device=self.device)
+        window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
         final, caught = self._read(rows, window[:, :-1], counts, taps)
-        last = torch.tensor(counts, device=self.device) - 1
+        last = to_device(counts, self.device) - 1
         logits = self.head(final[torch.arange(len(counts), device=self.device), last])
         return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts)
 
@@ -329,7 +324,7 @@ class Target:
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
         start = self.cache.start(rows)
         self.cache.reserve(start + tokens.shape[1])
-        lengths = torch.tensor(self.cache.lengths[rows.start : rows.stop], device=self.device)
+        lengths = to_device(self.cache.lengths[rows.start : rows.stop], self.device)
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
             # nodes beyond the context can't be emitted, but there are no learned positions to look up there

@@ -1,6 +1,23 @@
-"""Draft trees: the tensors, the shapes that can be asked for, and how a drafter grows each of them."""
+"""Draft trees: the tensors, the shapes that can be asked for, and how a drafter grows each of them.
 
-from eyas.tree.draft_tree import DraftTree, Frontier, Growth, NodeLogits, TreeSpec
-from eyas.tree.spec import parse_tree
+The public names are imported when they are first used, so that names of trees can be checked without importing torch.
+"""
 
-__all__ = ["DraftTree", "Frontier", "Growth", "NodeLogits", "TreeSpec", "parse_tree"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eyas.tree.draft_tree import DraftTree, Frontier, Growth, NodeLogits, TreeSpec
+    from eyas.tree.spec import AUTO, is_auto, parse_tree
+
+__all__ = ["AUTO", "DraftTree", "Frontier", "Growth", "NodeLogits", "TreeSpec", "is_auto", "parse_tree"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "spec" if name in ("AUTO", "is_auto", "parse_tree") else "draft_tree"
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return value

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from eyas.runtime import to_device
+
 
 @dataclass(frozen=True)
 class BeamCandidates:
@@ -80,7 +82,7 @@ class DraftTree:
         """The same trees, without the nodes of rows that aren't `drafting` [B]; None = all rows are."""
         if drafting is None or all(drafting):
             return self
-        mask = torch.tensor(list(drafting), device=self.valid.device).unsqueeze(1)
+        mask = to_device(list(drafting), self.valid.device).unsqueeze(1)
         counted = self.size * sum(drafting) if self.counted == self.valid.numel() else None
         return replace(self, valid=self.valid & mask, counted=counted)
 

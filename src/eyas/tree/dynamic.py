@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas.errors import UsageError
 from eyas.tree.draft_tree import DraftTree, Frontier
+from eyas.tree.spec import check_sizes
 
 
 class BeamGrowth:
@@ -93,11 +93,7 @@ class DynamicTree:
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("depth", "top_k", "nodes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"dynamic tree: {name} must be at least 1, got {getattr(self, name)}")
-        if not 0.0 <= self.threshold < 1.0:
-            raise UsageError(f"dynamic tree: threshold must be in [0, 1), got {self.threshold}")
+        check_sizes("dynamic", self.threshold, depth=self.depth, top_k=self.top_k, nodes=self.nodes)
 
     @property
     def max_fanout(self) -> int:

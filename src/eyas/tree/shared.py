@@ -22,8 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.errors import UsageError
+from eyas.runtime import to_device
 from eyas.tree.draft_tree import BeamCandidates, DraftTree
 from eyas.tree.dynamic import BeamGrowth
+from eyas.tree.spec import check_sizes
 from eyas.tree.values import ValueTable, most_profitable
 
 _IMPOSSIBLE = -1e4
@@ -57,12 +59,8 @@ class SharedTree:
     """Whether finished trees bring along all candidates they were chosen from."""
 
     def __post_init__(self) -> None:
-        for name in ("depth", "width", "budget", "per_row"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise UsageError(f"shared tree: {name} must be at least 1, got {number}")
-        if not 0.0 <= self.threshold < 1.0:
-            raise UsageError(f"shared tree: threshold must be in [0, 1), got {self.threshold}")
+        sizes = {name: getattr(self, name) for name in ("depth", "width", "budget", "per_row")}
+        check_sizes("shared", self.threshold, **sizes)
         if self.prices is not None and len(self.prices) != self.budget:
             raise UsageError(f"shared tree: {len(self.prices)} prices for a budget of {self.budget} nodes")
         if self.padding_prices is not None and self.prices is None:
@@ -86,7 +84,7 @@ class SharedGrowth(BeamGrowth):
         if spec.prices is not None and not self._counts_freely:
             raise UsageError("shared tree: prices work on a CPU only; use a budget on this device")
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
-        self._groups = torch.tensor((0,) * batch if spec.groups is None else spec.groups, device=device)
+        self._groups = to_device((0,) * batch if spec.groups is None else spec.groups, device)
 
     def _step_values(self, steps: Tensor) -> Tensor:
         return steps if self._spec.values is None else self._spec.values.look_up(steps, self._groups)

@@ -1,16 +1,22 @@
 """Textual names of tree shapes, as `--tree` takes them, and the named static trees.
 
 `chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]` and `shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]]`,
-whose budget is the whole batch's.
+whose budget is the whole batch's. Beside these there are `auto` and `auto:chain`, for which a controller chooses.
+
+torch is imported only where a tree is made: command lines check names before they know that they need it.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 from eyas.errors import UsageError
-from eyas.tree.draft_tree import TreeSpec
-from eyas.tree.dynamic import DynamicTree
-from eyas.tree.shared import SharedTree
-from eyas.tree.static import Path, StaticTree
+
+if TYPE_CHECKING:
+    from eyas.tree.draft_tree import TreeSpec
+
+Path = tuple[int, ...]
+"""A path of child ranks: (0, 2) = the third-best child of the best child of the root."""
 
 # EAGLE-1's published tree (arXiv 2401.15077): 25 nodes and the root.
 _EAGLE1: tuple[Path, ...] = (
@@ -45,23 +51,78 @@ _FORMS = (
 )
 
 
+AUTO = ("auto", "auto:chain")
+"""The names for which a controller chooses each round's tree."""
+
+
+def is_auto(text: str | None) -> bool:
+    """Whether a tree specification leaves the tree to a controller. Raises UsageError for unknown forms of `auto`."""
+    if text is None or text.partition(":")[0] != "auto":
+        return False
+    if text not in AUTO:
+        raise UsageError(f"unknown tree {text!r}: write {' or '.join(AUTO)}")
+    return True
+
+
 def parse_tree(text: str) -> TreeSpec:
     """The tree shape that `text` names. Raises UsageError, which lists the accepted forms."""
+    from eyas.tree.dynamic import DynamicTree
+    from eyas.tree.shared import SharedTree
+    from eyas.tree.static import StaticTree
+
+    named = read_tree(text)
+    if named.kind == "static":
+        return StaticTree(PRESETS[text.partition(":")[2]])
+    if named.kind == "chain":
+        return StaticTree.chain(*named.sizes)
+    if named.kind == "dynamic":
+        depth, top_k, nodes = named.sizes
+        return DynamicTree(depth, top_k, nodes, named.threshold)
+    depth, width, budget, *per_row = named.sizes
+    return SharedTree(depth, width, budget, per_row[0] if per_row else None, named.threshold)
+
+
+class TreeName(NamedTuple):
+    """What the name of a tree says."""
+
+    kind: str
+    sizes: tuple[int, ...]
+    """The whole numbers, in the order of the name."""
+    threshold: float
+
+
+def read_tree(text: str) -> TreeName:
+    """Read and check the name of a tree without making it. Raises UsageError, which lists the accepted forms."""
     kind, _, rest = text.partition(":")
     if kind == "static":
         if rest not in PRESETS:
             raise UsageError(f"unknown static tree {rest!r}: known are {', '.join(sorted(PRESETS))}")
-        return StaticTree(PRESETS[rest])
+        return TreeName(kind, (), 0.0)
     try:
         numbers = [float(part) for part in rest.split(",")]
     except ValueError:
         numbers = []
-    whole = [int(number) for number in numbers[: 4 if kind == "shared" else 3] if number.is_integer()]
-    if kind == "chain" and len(numbers) == len(whole) == 1:
-        return StaticTree.chain(whole[0])
-    if kind == "dynamic" and len(whole) == 3 and len(numbers) in (3, 4):
-        return DynamicTree(whole[0], whole[1], whole[2], threshold=numbers[3] if len(numbers) == 4 else 0.0)
-    if kind == "shared" and len(whole) == min(len(numbers), 4) and len(numbers) in (3, 4, 5):
-        per_row = whole[3] if len(whole) == 4 else None
-        return SharedTree(whole[0], whole[1], whole[2], per_row, numbers[4] if len(numbers) == 5 else 0.0)
-    raise UsageError(f"unknown tree {text!r}: write {_FORMS}")
+    names = _SIZES.get(kind, ())
+    fewest = min(3, len(names))
+    sizes = tuple(int(number) for number in numbers[: len(names)] if number.is_integer())
+    most = len(names) + (kind != "chain")
+    if not names or len(sizes) != min(len(numbers), len(names)) or not fewest <= len(numbers) <= most:
+        raise UsageError(f"unknown tree {text!r}: write {_FORMS}")
+    threshold = numbers[len(names)] if len(numbers) > len(names) else 0.0
+    check_sizes(kind, threshold, **dict(zip(names, sizes, strict=False)))
+    return TreeName(kind, sizes, threshold)
+
+
+_SIZES = {
+    "chain": ("length",), "dynamic": ("depth", "top_k", "nodes"), "shared": ("depth", "width", "budget", "per_row"),
+}  # fmt: skip
+"""Kind of tree -> what the whole numbers of its name are; a threshold may follow those of the last two."""
+
+
+def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:
+    """Raise UsageError for sizes below 1 (None = not limited) and for a threshold outside [0, 1)."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise UsageError(f"{kind} tree: {name} must be at least 1, got {size}")
+    if not 0.0 <= threshold < 1.0:
+        raise UsageError(f"{kind} tree: threshold must be in [0, 1), got {threshold}")

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from eyas.errors import UsageError
+from eyas.runtime import to_device
 from eyas.tree.draft_tree import DraftTree, Frontier, ancestor_mask
-
-Path = tuple[int, ...]
+from eyas.tree.spec import Path, check_sizes
 
 
 class StaticTree:
@@ -39,8 +39,7 @@ class StaticTree:
     @staticmethod
     def chain(length: int) -> StaticTree:
         """The tree of a single path: `length` times the best child."""
-        if length < 1:
-            raise UsageError(f"a chain needs at least one draft token, got {length}")
+        check_sizes("chain", length=length)
         return StaticTree((0,) * depth for depth in range(1, length + 1))
 
     @property
@@ -103,7 +102,7 @@ class _Tables:
 @cache
 def _tables(spec: StaticTree, device: torch.device) -> _Tables:
     """A shape's index tables on `device`, computed once."""
-    parents = torch.tensor(spec.parents, device=device)
+    parents = to_device(spec.parents, device)
     levels = [
         replace(lv, parents=lv.parents.to(device), ranks=lv.ranks.to(device), inner=lv.inner.to(device))
         for lv in spec.levels()

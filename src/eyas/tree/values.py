@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from eyas.runtime import to_device
+
 BINS = 28
 """K, the number of bins; the last one holds probabilities below exp(-7.3)."""
 _FINENESS = 10.0
@@ -56,7 +58,7 @@ class ValueTable:
         """
         flat = self._on.get(steps.device)
         if flat is None:
-            flat = torch.tensor(np.log(self.values), dtype=torch.float32, device=steps.device).flatten()
+            flat = to_device(np.log(self.values), steps.device, torch.float32).flatten()
             self._on[steps.device] = flat
         index = steps.neg().clamp_(min=0.0).sqrt_().mul_(_FINENESS).clamp_(max=BINS - 1).to(torch.int64)
         index[:, :, 1:] += BINS

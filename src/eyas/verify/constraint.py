@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eyas.errors import RequestError
+from eyas.runtime import to_device
 from eyas.tree import DraftTree, NodeLogits
 from eyas.types import Request, SamplingParams
 from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines
@@ -153,7 +154,7 @@ class LegalTree:
                     for node, state in states.items()
                     if state.matcher is not None
                 ]
-        pruned = torch.tensor(keep, dtype=torch.bool, device=tree.tokens.device).reshape(tree.valid.shape)
+        pruned = to_device(keep, tree.tokens.device, torch.bool).reshape(tree.valid.shape)
         self.tree = replace(tree, valid=pruned, counted=sum(map(sum, keep)))
         """The trees without their illegal nodes, which the target needn't verify."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eyas.runtime import to_device
 from eyas.tree import NodeLogits
 from eyas.types import TokenLogprobs
 from eyas.verify.walk import Walk
@@ -32,7 +33,7 @@ class EmittedLogprobs:
     @staticmethod
     def of(logits: NodeLogits, walk: Walk, wanted: Mapping[int, int]) -> EmittedLogprobs:
         """Those of a walk's tokens, from the target's `logits`; `wanted` is as the attribute."""
-        rows = torch.tensor(list(wanted), device=walk.path.device)  # [A]
+        rows = to_device(list(wanted), walk.path.device)  # [A]
         most = max(wanted.values())
         values, ids = [], []
         for nodes, tokens in zip(walk.path[rows].unbind(1), walk.tokens[rows].unbind(1), strict=True):

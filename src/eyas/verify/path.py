@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eyas.runtime import to_device
 from eyas.targets.native.linears import native_gumbel
 from eyas.types import SamplingParams
 
@@ -68,8 +69,8 @@ class SamplingState:
             table = self.make_table(name)
         table[slot] = 0
         if ids:
-            index = torch.tensor(ids, device=table.device)
-            table[slot, index] = torch.tensor(values, dtype=table.dtype, device=table.device)
+            index = to_device(ids, table.device)
+            table[slot, index] = to_device(values, table.device, table.dtype)
 
     def make_table(self, name: str) -> Tensor:
         """The named table, allocated on first use."""

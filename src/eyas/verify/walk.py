@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.errors import UsageError
 from eyas.tree import DraftTree, NodeLogits
+from eyas.types import TypicalAcceptance
 from eyas.verify.sampler import Sampler
 
 
@@ -162,10 +162,8 @@ class TypicalWalk:
     lossless = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
-        if not (0.0 <= epsilon <= 1.0 and delta >= 0.0):
-            raise UsageError(f"typical acceptance: epsilon {epsilon} must be in [0, 1], delta {delta} at least 0")
-        self.epsilon = epsilon
-        self.delta = delta
+        numbers = TypicalAcceptance(epsilon, delta)
+        self.epsilon, self.delta = numbers.epsilon, numbers.delta
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         state = sampler.path(rows, tree.max_depth + 1)

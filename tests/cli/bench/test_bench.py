@@ -30,7 +30,7 @@ def bench(run: Run, pair: Pair, tmp_path: Path) -> Run:
 def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     trees = ("--tree", "chain:2", "--tree", "dynamic:2,3,5")
-    result = bench("--draft-model", pair.drafter, *trees, "--batch-size", 2, "--json", file)
+    result = bench("--draft-model", pair.drafter, *trees, "--batch-size", 2, "--output", file)
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
     assert [(line["task"], line["method"]) for line in report["lines"]] == [
@@ -47,6 +47,17 @@ def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
         assert words in result.stdout
 
 
+def test_json_goes_to_standard_output(run: Run, pair: Pair, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}])
+    out = tmp_path / "report.json"
+    result = run(
+        *("bench", "--model", pair.model, "--prompt-file", file, "--max-new-tokens", 2, "--repeats", 1),
+        *("--json", "-o", out),
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads(out.read_text())
+
+
 def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}, {"prompt": ""}, {"token_ids": [9999]}])
     result = run("bench", "--model", pair.model, "--prompt-file", file, "--max-new-tokens", 2, "--repeats", 1)
@@ -61,7 +72,7 @@ def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
     [
         (("--tree", "chain:2"), "--tree and --coupled are about drafting: give --draft-model"),
         (("--no-coupled",), "give --draft-model"),
-        (("--json", "no/such/place/report.json"), "there is no directory no/such/place"),
+        (("--output", "no/such/place/report.json"), "there is no directory no/such/place"),
         (("--temperature", -1), "--temperature -1"),
         (("--repeats", 0), "--repeats"),
     ],

@@ -49,7 +49,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = measured(monkeypatch)
-    result = bench("--write", "--json", tmp_path / "all.json")
+    result = bench("--write", "--output", tmp_path / "all.json")
     assert result.exit_code == 0, result.output
     assert calls == [
         ("maths", "none", "step-000010", "step-000020"),
@@ -82,10 +82,10 @@ def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pyte
 def test_what_is_known_is_not_measured_again(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = measured(monkeypatch)
     shutil.move(tmp_path / "run" / "checkpoints" / "step-000030", tmp_path / "kept")
-    first = json.loads((bench("--json", tmp_path / "a.json"), tmp_path / "a.json")[1].read_text())
+    first = json.loads((bench("--output", tmp_path / "a.json"), tmp_path / "a.json")[1].read_text())
     shutil.move(tmp_path / "kept", tmp_path / "run" / "checkpoints" / "step-000030")
     calls.clear()
-    second = json.loads((bench("--json", tmp_path / "a.json"), tmp_path / "a.json")[1].read_text())
+    second = json.loads((bench("--output", tmp_path / "a.json"), tmp_path / "a.json")[1].read_text())
     assert calls == [("maths", "none", "step-000030"), ("code", "none", "step-000030")]
     before = {row["name"]: row for row in first["ranked"]}
     assert {row["name"]: row for row in second["ranked"] if row["name"] in before} == before

@@ -40,7 +40,7 @@ def test_our_server_beside_our_engine(run: Run, pair: Pair, prompts: Path, tmp_p
     with live(load(pair.model, pair.drafter, tree="chain:2"), model_names=("tiny",)) as server:
         trees = ("--draft-model", pair.drafter, "--tree", "chain:2", "--batch-size", 2)
         result = run(
-            *("bench", "--endpoint", server.url, "--model", pair.model, "--prompt-file", prompts, "--json", file),
+            *("bench", "--endpoint", server.url, "--model", pair.model, "--prompt-file", prompts, "--output", file),
             *(*FEW, *trees),
         )
     assert result.exit_code == 0, result.output
@@ -59,7 +59,7 @@ def test_two_servers(run: Run, prompts: Path, tmp_path: Path) -> None:
     with serving(answer, pause=0.03) as slow, serving(answer) as fast:
         result = run(
             *("bench", "--endpoint", f"{fast.url},model=x", "--baseline-endpoint", f"{slow.url},speculate=false"),
-            *("--prompt-file", prompts, "--json", file, "--api-key", "k", *FEW),
+            *("--prompt-file", prompts, "--output", file, "--api-key", "k", *FEW),
         )
     assert result.exit_code == 0, result.output
     lines = lines_of(file)
@@ -74,7 +74,7 @@ def test_two_servers(run: Run, prompts: Path, tmp_path: Path) -> None:
 def test_one_server_alone_has_no_speedup(run: Run, prompts: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     with serving(answer) as server:
-        result = run("bench", "--endpoint", server.url, "--prompt-file", prompts, "--json", file, *FEW)
+        result = run("bench", "--endpoint", server.url, "--prompt-file", prompts, "--output", file, *FEW)
     assert result.exit_code == 0, result.output
     (line,) = lines_of(file).values()
     assert (line["speedup"], line["efficiency"], line["answers"]) == (None, None, 0)

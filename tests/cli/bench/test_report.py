@@ -53,7 +53,7 @@ def test_everything(run: Run, trained: Path, pair: Pair, tmp_path: Path) -> None
         "2",
         "--tree-nodes",
         "3,4",
-        "--json",
+        "--output",
         trained / "bench" / "trees.json",
     )
     assert run("bench", "trees", *pair_options, *few, *trees).exit_code == 0

@@ -23,7 +23,7 @@ def test_two_servers_side_by_side(run: Run, prompts: Path, tmp_path: Path) -> No
         result = run(
             *("bench", "serve", "--side", f"plain={slow.url}", "--endpoint", fast.url),
             *("--concurrency", "1,2", "--requests", 2, "--repeats", 2, "--ignore-eos", "--max-new-tokens", 4),
-            *("--prompt-file", prompts, "--json", out, "--plot", plot, "--markdown"),
+            *("--prompt-file", prompts, "--output", out, "--plot", plot, "--markdown"),
         )
     assert result.exit_code == 0, result.output
     assert "no crossover: endpoint is not slower than plain at 2 at once" in result.output
@@ -73,7 +73,7 @@ def test_it_starts_servers_itself(run: Run, pair: Pair, prompts: Path, tmp_path:
     result = run(
         *("bench", "serve", "--model", pair.model, "--draft-model", pair.drafter, "--tree", "chain:3", "--off"),
         *("--concurrency", 2, "--requests", 4, "--repeats", 1, "--ignore-eos", "--max-new-tokens", 6),
-        *("--prompt-file", prompts, "--json", out, "--serve-option=--max-running=2"),
+        *("--prompt-file", prompts, "--output", out, "--serve-option=--max-running=2"),
     )
     assert result.exit_code == 0, result.output
     content = json.loads(out.read_text(encoding="utf-8"))

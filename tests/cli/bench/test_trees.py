@@ -36,7 +36,7 @@ def bench(run: Run, pair: Pair, drafter: Path, tmp_path: Path) -> Run:
 
 def test_the_best_tree_is_written_only_if_asked(bench: Run, drafter: Path, tmp_path: Path) -> None:
     before = (drafter / "config.json").read_bytes()
-    result = bench("--json", tmp_path / "t.json", "--plot", tmp_path / "t.svg")
+    result = bench("--output", tmp_path / "t.json", "--plot", tmp_path / "t.svg")
     assert result.exit_code == 0, result.output
     assert (drafter / "config.json").read_bytes() == before
     report = json.loads((tmp_path / "t.json").read_text())
@@ -61,7 +61,7 @@ def test_the_best_tree_is_written_only_if_asked(bench: Run, drafter: Path, tmp_p
         (("--chain", "0"), "--chain '0'"),
         (("--tree-nodes", "100", "--chain", ""), "no tree to try"),
         (("--plot", "t.gif"), "plots are written as .svg"),
-        (("--json", "no/where.json"), "there is no directory no"),
+        (("--output", "no/where.json"), "there is no directory no"),
         (("--tree-top-k", "150"), "150 children, the draft vocabulary has 120"),
         (("--draft-model", "some/id", "--write"), "--write changes config.json of a local directory"),
     ],

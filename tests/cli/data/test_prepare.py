@@ -52,3 +52,10 @@ def test_bad_calls(run: Run, tmp_path: Path) -> None:
         assert done.exit_code == code, done.stderr
         assert words in done.stderr
         assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_as_asked_is_said_first(run: Run, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [{"prompt": f"question {n}?", "response": "yes"} for n in range(30)])
+    shown = run("data", "prepare", file, "-o", tmp_path / "out", "--samples", 100)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[0] == "note: only 30 of the 100 requested chats could be drawn"

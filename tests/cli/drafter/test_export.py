@@ -18,7 +18,7 @@ Run = Callable[..., Result]
 
 
 def test_the_demo_leaves_and_decodes_as_before(run: Run, tmp_path: Path) -> None:
-    result = run("export", "demo", "--to", "vllm", "--output", tmp_path / "out", "--target", "demo")
+    result = run("export", "demo", "--to", "vllm", "--output", tmp_path / "out", "--model", "demo")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("vllm serve ")
     assert '"num_speculative_tokens": 5' in result.stdout
@@ -31,7 +31,7 @@ def test_the_demo_leaves_and_decodes_as_before(run: Run, tmp_path: Path) -> None
 
 def test_gguf_widened_and_loaded_again(run: Run, pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    asked = ("export", pair.drafter, "--to", "gguf", "--output", tmp_path / "out", "--target", pair.model, "--json")
+    asked = ("export", pair.drafter, "--to", "gguf", "--output", tmp_path / "out", "--model", pair.model, "--json")
     result = run(*asked)
     assert result.exit_code == 0, result.stderr
     said = json.loads(result.stdout)

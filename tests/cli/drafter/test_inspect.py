@@ -9,6 +9,8 @@ from typing import Any
 
 from click.testing import Result
 
+from eyas.assets import DEMO_DRAFTER
+
 from ...pairs import Pair, save_drafter, tokenizer
 
 Run = Callable[..., Result]
@@ -35,12 +37,24 @@ def test_a_drafter_and_its_target(run: Run, pair: Pair) -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert (report["role"], report["kind"], report["taps"]) == ("drafter", "eagle3", [1, 2, 4])
-    text = run("inspect", pair.drafter).stdout
+    text = run("inspect", pair.drafter, "--verbose").stdout
     assert "warning: no provenance" in text
     lines = [line.strip() for line in text.splitlines()]
     at = lines.index("rope_parameters:")
     assert {"rope_type: default", "rope_theta: 10000.0"} == set(lines[at + 1 : at + 3])
     assert "default_tree: None" not in text
+
+
+def test_a_drafter_fits_a_screen(run: Run) -> None:
+    """The demo's, which knows all about its training; whatever is wrong with it is shown all the same."""
+    brief, whole = (run("inspect", DEMO_DRAFTER, *more).stdout.splitlines() for more in ((), ("--verbose",)))
+    assert sum(1 + len(line.rstrip()) // 80 for line in brief) <= 40
+    assert len(whole) > 80
+    for words in ("eagle3", "2,884,608", "2, 16, 29", "default_tree dynamic:5,4,15", "target demo", "rows 5,665"):
+        assert any(words in line for line in brief), words
+    assert [line for line in brief if line.startswith("warning:")] == [
+        line for line in whole if line.startswith("warning:")
+    ]
 
 
 def test_a_drafter_that_does_not_fit_fails(run: Run, pair: Pair, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ time.sleep(60)
 @pytest.fixture(scope="module")
 def exported(run: Run, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("exported") / "vllm"
-    assert run("export", pair.drafter, "--to", "vllm", "--output", place, "--target", pair.model).exit_code == 0
+    assert run("export", pair.drafter, "--to", "vllm", "--output", place, "--model", pair.model).exit_code == 0
     return place
 
 
@@ -116,7 +116,7 @@ def test_a_drafter_the_engine_would_misread(serve: Run, pair: Pair, tmp_path: Pa
     result = serve("sglang", "--draft-model", drafter)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "read as boundaries [2, 3, 4], but the drafter has boundaries [1, 2, 3]" in result.stderr
-    assert f"eyas export {drafter} --to sglang --output DIR --target {pair.model}" in result.stderr
+    assert f"eyas export {drafter} --to sglang --output DIR --model {pair.model}" in result.stderr
 
 
 def test_it_becomes_the_server(pair: Pair, exported: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
         (["--method", "none", "--tree", "chain:2"], "--tree would be ignored"),
         (["--tree", "chain:2"], "needs a drafter"),
         (["--draft-model", "demo", "--num-speculative-tokens", "2", "--tree", "auto"], "give one of them"),
-        (["--log-format", "xml"], "write text or json"),
+        (["--log-format", "xml"], "'xml' is not one of"),
         (["--port", "70000"], "--port"),
         (["--max-running", "0"], "--max-running"),
     ],
@@ -61,5 +61,8 @@ def test_how_memory_is_kept_is_settled_first(run: Run, monkeypatch: pytest.Monke
     settled: list[str] = []
     for name in ("keep_freed_memory", "keep_few_kernels"):
         monkeypatch.setattr(f"eyas.cli.serve.serve.{name}", lambda name=name: settled.append(name))
-    run("serve", "--model", "nowhere", "--port", 0, "--log-format", "xml")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        run("serve", "--model", "demo", "--port", taken.getsockname()[1])
     assert settled == ["keep_freed_memory", "keep_few_kernels"]

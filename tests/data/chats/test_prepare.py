@@ -73,7 +73,28 @@ def test_shares_samples_and_seeds(tmp_path: Path, two: tuple[str, str]) -> None:
     assert [source["chats"] for source in shares["sources"]] == [101, 100]  # the last turn is a's, to within one
     short = run(tmp_path / "6", f"{a},weight=1", f"{b},weight=3", samples=400)
     assert [source["chats"] for source in short["sources"]] == [100, 100]
-    assert any("b gave 100 chats; its share of 400 is 300" in note for note in short["notes"])
+    assert short["notes"][:2] == [
+        "only 200 of the 400 requested chats could be drawn",
+        f"{Path(b).stem} gave 100 chats; its share of 400 is 300",
+    ]
+
+
+def test_weights_that_leave_chats_out_say_so(tmp_path: Path, two: tuple[str, str]) -> None:
+    a, b = two
+    capped = run(tmp_path / "1", f"{a},weight=1", f"{b},weight=1")
+    assert "the weights end the blend where b runs out, which leaves out chats (99 of 200 of a)" in capped["notes"][0]
+    assert not run(tmp_path / "2", a, b)["notes"]
+    assert not run(tmp_path / "3", f"{a},weight=1", f"{b},weight=1", samples=40)["notes"]
+
+
+def test_chats_that_begin_with_the_assistant_are_counted_first(tmp_path: Path) -> None:
+    greeting = [{"role": "assistant", "content": "Hello!"}]
+    rows = [talk(f"question {n}", f"answer {n}") for n in range(40)]
+    for row in rows[:3]:
+        row["messages"] = greeting + row["messages"]
+    rows[3]["messages"] = [{"role": "system", "content": "Be kind."}, *greeting, *rows[3]["messages"]]
+    report = run(tmp_path, str(write_rows(tmp_path / "a.jsonl", rows)), held_out_share=0.2)
+    assert report["notes"][0].startswith("4 of 40 chats begin with the assistant")
 
 
 def test_the_order_of_rows_does_not_matter_to_the_sample(tmp_path: Path) -> None:

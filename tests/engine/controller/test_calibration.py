@@ -9,7 +9,7 @@ import pytest
 
 from eyas.engine import Engine
 from eyas.engine.controller import CostTable, calibration, costs_for, make_controller
-from eyas.engine.controller.calibration import calibrate, is_auto, sensible
+from eyas.engine.controller.calibration import calibrate, sensible
 from eyas.errors import UsageError
 from eyas.types import Request, SamplingParams
 
@@ -80,12 +80,3 @@ def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:
     small = tiny.drafter("eagle3", draft_vocab_size=3)
     assert make_controller(target, small, "auto", 1, costs)._widths == (1, 2, 3)
     assert make_controller(target, small, "auto:chain", 1, costs)._widths == (1,)
-
-
-def test_what_asks_for_a_controller() -> None:
-    assert is_auto("auto")
-    assert is_auto("auto:chain")
-    assert not is_auto("chain:3")
-    assert not is_auto(None)
-    with pytest.raises(UsageError, match="unknown tree 'auto:tree': use auto or auto:chain"):
-        is_auto("auto:tree")

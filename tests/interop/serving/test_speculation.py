@@ -42,7 +42,7 @@ def reasons(engine: str, path: Path, served_target: ServedTarget) -> set[str]:
         served_drafter(ENGINES[engine], request_for(path, served_target))
     except ExportError as error:
         text = str(error)
-        assert f"eyas export {path} --to {CONSUMER[engine]} --output DIR --target {served_target.name}" in text
+        assert f"eyas export {path} --to {CONSUMER[engine]} --output DIR --model {served_target.name}" in text
         return {
             line.strip().split(":")[0]
             for line in text.splitlines()
@@ -186,7 +186,7 @@ def test_llama_cpp(served_target: ServedTarget, tmp_path: Path) -> None:
     def serve(drafter: Path, target: str = target, **more: Any) -> Any:
         return served_drafter(engine, SpeculationRequest(drafter, str(drafter), target, lambda: served_target, **more))
 
-    with pytest.raises(ExportError, match=r"not a GGUF file\n(.|\n)*--to gguf --output DIR --target TARGET"):
+    with pytest.raises(ExportError, match=r"not a GGUF file\n(.|\n)*--to gguf --output DIR --model TARGET"):
         serve(path)
     first = serve(path, export_to=output)
     assert first.path == str(output / "drafter.gguf")

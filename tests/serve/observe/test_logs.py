@@ -7,12 +7,23 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from eyas.serve.observe.logs import LineFormatter, Logs, StatisticsInterval, log_to
+import eyas
+from eyas.serve.observe.logs import (
+    LineFormatter,
+    Logs,
+    StatisticsInterval,
+    log_listening,
+    log_loaded,
+    log_to,
+)
 from eyas.serve.observe.observer import ReceivedSequence
+from eyas.types import Limits
 
+from ...pairs import save_drafter, save_target
 from .watched import CONTROLLER, finished, outcome, state
 
 Read = Callable[[], list[dict[str, object]]]
@@ -126,3 +137,20 @@ def test_uvicorns_lines_are_of_the_same_form(read: Read) -> None:
     logging.getLogger("uvicorn.error").warning("down")
     logging.getLogger("uvicorn.access").info("GET /")
     assert [(line["level"], line["message"]) for line in read()] == [("warning", "down")]
+
+
+def test_the_start_says_where_and_what(read: Read, tmp_path: Path) -> None:
+    model, drafter = save_target(tmp_path / "model"), save_drafter(tmp_path / "drafter")
+    limits = Limits(max_running=2, max_cached_tokens=512)
+    log_listening("tiny", "http://127.0.0.1:8000", "loading")
+    log_loaded(eyas.load(model, dtype="float32"), None, None, 1.23)
+    log_loaded(eyas.load(model, drafter, tree="auto", dtype="float32", limits=limits), str(drafter), "auto", 4.56)
+    first, plain, measured = read()
+    assert first["message"] == "eyas serves tiny: loading"
+    assert (first["page"], first["api"]) == ("http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1")
+    assert (plain["message"], plain["seconds"], plain["dtype"]) == ("loaded", 1.2, "float32")
+    assert (plain["drafter"], plain["cache_tokens"]) == ("none: plain decoding", "what memory allows")
+    assert not {"tree", "pass_ms"} & plain.keys()
+    assert (measured["drafter"], measured["tree"]) == (str(drafter), "auto")
+    assert (measured["cache_tokens"], measured["max_running"]) == (512, 2)
+    assert all(float(str(measured[name])) > 0 for name in ("pass_ms", "pass_of_8_tokens_ms", "draft_level_ms"))

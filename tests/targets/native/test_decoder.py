@@ -24,7 +24,7 @@ from eyas.types import Request, SamplingParams
 from ... import tiny
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
-NATIVE = ("llama", "qwen2", "qwen3", "mistral")
+NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "granite", "smollm3")
 """Architectures whose passes are native; "mistral" has a sliding window."""
 SIZES = {"head_dim": 16}
 TYPES = (torch.float32, torch.bfloat16)
@@ -34,7 +34,7 @@ BOUNDARIES = (0, 1, 3, tiny.LAYERS, tiny.LAYERS + 1)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    for name in tiny.ARCHITECTURES:
+    for name in (*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY):
         tiny.build_model(name, **(SIZES if name in NATIVE else {})).save_pretrained(root / name)
     return root
 
@@ -133,8 +133,7 @@ def test_a_node_s_logits_are_those_of_its_tokens_read_one_by_one(folders: Path, 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("name", NATIVE)
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize(("name", "kind"), [*((name, "eagle3") for name in NATIVE), ("llama", "eagle1")])
 def test_speculation_equals_plain_decoding_alone_and_in_batches(
     folders: Path, name: str, dtype: torch.dtype, kind: str
 ) -> None:
@@ -203,7 +202,7 @@ def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pyt
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("gemma2", torch.float32)])
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("mixtral", torch.float32)])
 def test_auto_is_bfloat16_where_passes_are_native(
     tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

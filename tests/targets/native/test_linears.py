@@ -114,11 +114,25 @@ def test_every_linear_but_quantised_ones_is_replaced() -> None:
     assert [type(part) for part in block[1:]] == [nn.Linear] * 2
 
 
+def test_layouts_are_measured_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where other processes keep the cores busy, threads that wait for each other would decide."""
+    seen = []
+    monkeypatch.setattr(NativeLinear, "multiply", lambda _, x: seen.append((len(x), torch.get_num_threads())))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert len(linears._seconds((NativeLinear,), torch.float32)[0]) == 4
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {(1, 1), (4, 1), (16, 1), (256, 1)}
+
+
 def test_the_fastest_layout_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     if not can_prepack(CPU, torch.float32):
         pytest.skip("this torch has no oneDNN")
     seconds = {NativeLinear: [1.0, 1.0, 1.0, 1.0], PrepackedLinear: [1.0, 1.0, 1.0, 1.0]}
-    monkeypatch.setattr(linears, "_seconds", lambda layout, _: seconds[layout])
+    monkeypatch.setattr(linears, "_seconds", lambda layouts, _: [seconds[layout] for layout in layouts])
     for native, chosen in (
         ([1.0, 1.0, 1.1, 1.4], NativeLinear),
         ([1.0, 1.0, 1.2, 1.0], PrepackedLinear),

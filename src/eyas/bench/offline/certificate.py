@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target
 from eyas.text.dialogue import Dialogue, converse

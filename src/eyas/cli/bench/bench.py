@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from eyas.cli.bench.endpoint import MeasuredEndpointOptions, check_endpoints, measure_endpoints
-from eyas.cli.common.build import open_target, sampling_params
+from eyas.cli.common.build import check_drafter, check_target, check_tree, open_target, sampling_params
 from eyas.cli.common.display import output, row_bar
-from eyas.cli.common.measuring import check_json, finish, plan_settings, settings_of
+from eyas.cli.common.measuring import check_output, finish, plan_settings, settings_of, write_report
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
-    JsonFile,
+    Json,
     MaybeTargetOptions,
     MeasureOptions,
+    ReportFile,
     SamplingOptions,
     Trees,
 )
 from eyas.cli.common.verb import Given
+from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -38,7 +40,8 @@ def bench(
     draft_model: Annotated[list[str], Option(help="A drafter; may be repeated.")] = [],  # noqa: B006
     tree: Trees = [],  # noqa: B006  # typer copies defaults
     coupled: Coupled = None,
-    json: JsonFile = None,
+    json: Json = False,
+    output_: ReportFile = None,
 ) -> int:
     """Measure drafters and trees, or a server, and plain decoding.
 
@@ -47,20 +50,23 @@ def bench(
     draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a
     run.
     """
-    from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.report import lines_of, means, report_dict, table_of
-    from eyas.bench.offline.runner import Plan, measure, read_tasks
-    from eyas.engine.controller import is_auto
-    from eyas.errors import UsageError
-    from eyas.files import write_json
-    from eyas.tree import parse_tree
-
     if not draft_model and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
     check_endpoints(servers, target.model, given)
     params = sampling_params(sampling)
+    check_output(output_)
+    for text in tree:
+        check_tree(text)
+    if target.model is not None:
+        check_target(target.model, target)
+    for name in draft_model:
+        check_drafter(name, files)
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.offline.report import lines_of, means, report_dict, table_of
+    from eyas.bench.offline.runner import Plan, measure, read_tasks
+    from eyas.tree import is_auto, parse_tree
+
     specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
-    check_json(json)
     batch_size = measuring.batch_size
     tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
     engines, settings, what = {}, plan_settings(measuring, params), f"batch {batch_size}"
@@ -71,7 +77,6 @@ def bench(
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
         what = f"{target.model}, {settings['dtype']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
-    console = output()
     if servers.endpoint is not None:
         report, table = measure_endpoints(servers, engines, tasks, params, plan, settings, what)
     else:
@@ -83,15 +88,15 @@ def bench(
         table = table_of([*lines, *means(lines)], what)
         errors = [error for task in tasks for error in task.errors]
         report = report_dict(describe_machine(), settings, results, errors)
-    console.print(table)
-    for definition in report["definitions"]:
-        console.print(definition)
     snapshots = {name: one.controller.snapshot() for name, one in engines.items() if one.controller is not None}
-    for name, state in snapshots.items():
-        console.print(_mean_shape(name, state))
-    if json is not None:
-        report["settings"] |= {"chosen": {name: vars(state) for name, state in snapshots.items()}} if snapshots else {}
-        write_json(json, report)
+    if snapshots:
+        report["settings"] |= {"chosen": {name: vars(state) for name, state in snapshots.items()}}
+    write_report(report, json, output_)
+    if not json:
+        console = output()
+        console.print(table)
+        for line in (*report["definitions"], *(_mean_shape(name, state) for name, state in snapshots.items())):
+            console.print(line)
     return finish(report["machine"], report["errors"])
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from eyas.cli.common.build import open_target, sampling_params
+from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_json, finish, settings_of
-from eyas.cli.common.options import Coupled, JsonFile, MeasureOptions, RuntimeOptions, SamplingOptions
+from eyas.cli.common.measuring import check_output, finish, settings_of, write_report
+from eyas.cli.common.options import Coupled, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
 from eyas.errors import UsageError
+from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
     from eyas.bench.offline.checkpoints import TrainingRun
@@ -33,7 +34,8 @@ def checkpoints(
     ] = "accept_length",
     together: Annotated[int, Option(min=1, help="Checkpoints in memory, and interleaved, at a time.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick to RUN/pick.")] = False,
-    json: JsonFile = None,
+    json: Json = False,
+    output_: ReportFile = None,
 ) -> int:
     """Measure every checkpoint of a training run and pick the best.
 
@@ -41,6 +43,13 @@ def checkpoints(
     kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too, are
     checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis.
     """
+    params = sampling_params(sampling)
+    if tree is not None:
+        read_tree(tree)
+    check_output(output_)
+    check_device(runtime.device)
+    if model is not None:
+        check_target(model, runtime)
     from eyas.bench.ledger import Ledger
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.candidates import choose
@@ -52,12 +61,7 @@ def checkpoints(
     from eyas.files import copy_folder, file_hash, write_bytes, write_json
     from eyas.targets import load_tokenizer
     from eyas.targets.fingerprint import fingerprint
-    from eyas.tree import parse_tree
 
-    params = sampling_params(sampling)
-    if tree is not None:
-        parse_tree(tree)
-    check_json(json)
     trained = TrainingRun(run)
     drafters = {checkpoint.name: checkpoint.path for checkpoint in trained.checkpoints}
     name = model or _target_of(trained)
@@ -92,11 +96,11 @@ def checkpoints(
     content = report.as_dict()
     write_json(run / "bench" / "checkpoints.json", content)
     write_bytes(run / "bench" / "checkpoints.svg", checkpoint_figure(trained, content))
-    if json is not None:
-        write_json(json, content)
-    console = output()
-    console.print(report.table())
-    console.print(f"Pick: {report.choice.reason}")
+    write_report(content, json, output_)
+    if not json:
+        console = output()
+        console.print(report.table())
+        console.print(f"Pick: {report.choice.reason}")
     if write:
         copy_folder(drafters[report.choice.best.name], run / "pick")
         note(f"copied {report.choice.best.name} to {run / 'pick'}")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from eyas.cli.common.display import note
-from eyas.errors import DataError, UsageError
+from eyas.cli.common.measuring import check_output
+from eyas.errors import DataError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.checkpoints import TrainingRun
@@ -38,6 +39,8 @@ def report(
     One file that loads nothing: data, store, training, checkpoints, trees, provenance. It holds what is there: run
     `eyas bench checkpoints RUN` and `eyas bench trees` first to have their parts in it.
     """
+    check_output(output)
+    drafter = _drafter(run)
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.checkpoints import TrainingRun
     from eyas.bench.report.page import render
@@ -54,10 +57,7 @@ def report(
     from eyas.files import write_text
     from eyas.sweep.report import sweep_section
 
-    if not output.parent.is_dir():
-        raise UsageError(f"--output {output}: there is no directory {output.parent} to write it to; make it first")
     trained = TrainingRun(run)
-    drafter = _drafter(run)
     checkpoints = _optional(run / "bench" / "checkpoints.json")
     grown = _optional(trees or run / "bench" / "trees.json")
     sections = [trained_section(trained, drafter)]

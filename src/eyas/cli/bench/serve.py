@@ -11,8 +11,8 @@ from typer import Option
 
 from eyas.cli.common.build import sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_json, finish, numbers, whole_numbers, write_files
-from eyas.cli.common.options import JsonFile, Limit, PromptFiles, SamplingOptions
+from eyas.cli.common.measuring import check_output, finish, numbers, whole_numbers, write_report
+from eyas.cli.common.options import Json, Limit, PromptFiles, ReportFile, SamplingOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def serve(
     tokenizer: Annotated[
         str | None, Option(help="Apply this model's chat template here and send token ids (same prompts everywhere).")
     ] = None,
-    json: JsonFile = None,
+    json: Json = False,
+    output_: ReportFile = None,
     markdown: Annotated[bool, Option("--markdown", help="Write the table as Markdown.")] = False,
     plot: Annotated[Path | None, Option(dir_okay=False, help="Plots by load, an .svg file.")] = None,
 ) -> int:
@@ -79,21 +80,25 @@ def serve(
     """
     import asyncio
 
+    from eyas.bench.report.plots import check_plot
+
+    if json and markdown:
+        raise UsageError("--json and --markdown are two forms of the report: give one of them")
+    params = sampling_params(sampling)
+    check_output(output_)
+    check_plot(plot)
+    levels = _levels(loads)
+    running, servers = _running(sides), _servers(sides)
     from eyas.bench.machine import describe_machine
     from eyas.bench.report.figures import serve_figure
-    from eyas.bench.report.plots import check_plot
     from eyas.bench.serving.load import read_items
     from eyas.bench.serving.report import DEFINITIONS, ServeReport, lines_of, markdown_of, table_of
     from eyas.bench.serving.run import ServePlan, measure_sides
     from eyas.bench.serving.servers import IdleMeter, check_names
+    from eyas.files import write_bytes
 
-    params = sampling_params(sampling)
-    check_json(json)
-    check_plot(plot)
-    levels = _levels(loads)
     plan = ServePlan(loads.repeats, loads.requests, loads.per_client, loads.warmup, loads.order_seed)
     items = read_items(prompt_file, limit, loads.order_seed, _tokenizer(tokenizer))
-    running, servers = _running(sides), _servers(sides)
     names = [*servers, *(["off"] if sides.off else []), *(side.name for side in running)]
     baseline = sides.baseline or names[0]
     check_names(names, baseline)
@@ -125,11 +130,15 @@ def serve(
         "sampling": params.model_dump(mode="json"),
     }
     report = ServeReport(baseline, lines_of(results, baseline), settings, describe_machine(), idle.shares())
-    write_files(report.as_dict(), json, serve_figure, plot)
-    console = output()
-    console.print(markdown_of(report) if markdown else table_of(report, f"{len(items)} prompts"))
-    for sentence in (*report.verdicts(), *DEFINITIONS):
-        console.print(sentence)
+    content = report.as_dict()
+    write_report(content, json, output_)
+    if plot is not None:
+        write_bytes(plot, serve_figure(content))
+    if not json:
+        console = output()
+        console.print(markdown_of(report) if markdown else table_of(report, f"{len(items)} prompts"))
+        for sentence in (*report.verdicts(), *DEFINITIONS):
+            console.print(sentence)
     for name, share in report.idle.items():
         if share > 0.02:
             note(f"warning: the server {name!r} used {share:.0%} of a core while another side was measured")
@@ -137,12 +146,13 @@ def serve(
 
 
 def _levels(options: LoadOptions) -> list[Load]:
-    from eyas.bench.serving.load import Load
-
     if bool(options.concurrency) == bool(options.rate):
         raise UsageError("say how requests arrive: --concurrency 1,4,16 for clients at once, or --rate 0.5,2 a second")
     clients = whole_numbers(options.concurrency, "--concurrency")
-    levels = [*(Load("closed", n) for n in clients), *(Load("open", r) for r in numbers(options.rate, "--rate"))]
+    rates = numbers(options.rate, "--rate")
+    from eyas.bench.serving.load import Load
+
+    levels = [*(Load("closed", n) for n in clients), *(Load("open", r) for r in rates)]
     return list(dict.fromkeys(levels))
 
 

@@ -7,14 +7,15 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.common.build import open_target, sampling_params
+from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_json, finish, settings_of, whole_numbers, write_files
+from eyas.cli.common.measuring import check_output, finish, settings_of, whole_numbers, write_report
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
-    JsonFile,
+    Json,
     MeasureOptions,
+    ReportFile,
     SamplingOptions,
     TargetOptions,
 )
@@ -39,35 +40,37 @@ def trees(
     coupled: Coupled = None,
     write: Annotated[bool, Option("--write", help="Set default_tree in the drafter's config.json.")] = False,
     plot: Annotated[Path | None, Option(dir_okay=False, help="Heat map, an .svg file.")] = None,
-    json: JsonFile = None,
+    json: Json = False,
+    output_: ReportFile = None,
 ) -> int:
     """Find the best draft tree for a drafter on this machine.
 
     All are tried on a few prompts, the best third on more, the finalists on every prompt with all repeats; everything
     is interleaved with plain decoding. Figures of the finalists come from the last pass alone.
     """
+    from eyas.bench.report.plots import check_plot
+
+    params = sampling_params(sampling)
+    check_output(output_)
+    check_plot(plot)
+    given = {"--tree-depth": tree_depth, "--tree-top-k": tree_top_k, "--tree-nodes": tree_nodes, "--chain": chain}
+    sizes = [whole_numbers(text, option) for option, text in given.items()]
+    check_target(target.model, target)
+    check_drafter(draft_model, files)
+    if write and not Path(draft_model).is_dir():
+        raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.runner import PLAIN, Plan, read_tasks
     from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, write_default_tree
     from eyas.bench.report.figures import tree_figure
-    from eyas.bench.report.plots import check_plot
     from eyas.drafters.loading import load_drafter
     from eyas.engine import Engine, Speculation
     from eyas.engine.load import tree_for
+    from eyas.files import write_bytes
     from eyas.targets import load_tokenizer
     from eyas.tree import parse_tree
 
-    params = sampling_params(sampling)
-    check_json(json)
-    check_plot(plot)
-    if write and not Path(draft_model).is_dir():
-        raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
-    tried = grid(
-        whole_numbers(tree_depth, "--tree-depth"),
-        whole_numbers(tree_top_k, "--tree-top-k"),
-        whole_numbers(tree_nodes, "--tree-nodes"),
-        whole_numbers(chain, "--chain"),
-    )
+    tried = grid(*sizes)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
     loaded = open_target(target.model, target)
     drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
@@ -84,15 +87,19 @@ def trees(
     errors = [error for task in tasks for error in task.errors]
     settings = settings_of(target.model, loaded, target, measuring, params) | {"coupled": coupled is not False}
     report = TreeReport(draft_model, tried, sweep.passes, choice, settings, describe_machine(), errors)
-    write_files(report.as_dict(), json, tree_figure, plot)
-    console = output()
-    console.print(report.table())
-    if len(sweep.passes) > 1:
-        console.print(
-            "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the same "
-            "number compare."
-        )
-    console.print(f"Pick: {choice.reason}")
+    content = report.as_dict()
+    write_report(content, json, output_)
+    if plot is not None:
+        write_bytes(plot, tree_figure(content))
+    if not json:
+        console = output()
+        console.print(report.table())
+        if len(sweep.passes) > 1:
+            console.print(
+                "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the "
+                "same number compare."
+            )
+        console.print(f"Pick: {choice.reason}")
     if write:
         write_default_tree(Path(draft_model), choice.best.name)
         note(f"default_tree of {draft_model} is now {choice.best.name}")

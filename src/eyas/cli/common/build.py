@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from re import fullmatch
 from typing import TYPE_CHECKING
 
+from eyas.assets import named_drafter, named_target
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import note
-from eyas.cli.common.options import DraftOptions, RuntimeOptions, SamplingOptions, TargetOptions
-from eyas.errors import UsageError
+from eyas.cli.common.options import DrafterFileOptions, DraftOptions, RuntimeOptions, SamplingOptions, TargetOptions
+from eyas.drafters.kinds import NAMES as KINDS
+from eyas.errors import CheckpointError, ModelError, UsageError
+from eyas.hub import find_model
+from eyas.tree import is_auto
+from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
     from eyas.targets import Target
-    from eyas.types import Limits, SamplingParams
+    from eyas.types import Limits, SamplingParams, TypicalAcceptance
     from eyas.verify import WalkRule
 
 _OPTION_OF = {"max_tokens": "max_new_tokens", "stop_token_ids": "stop_token_id"}
@@ -51,6 +58,7 @@ def tree_text(options: DraftOptions) -> str | None:
     if options.draft_model is None:
         raise UsageError(f"{_given_flags(options)} needs a drafter: give --draft-model, or leave it out")
     if options.num_speculative_tokens is None:
+        check_tree(options.tree)
         return options.tree
     count = options.num_speculative_tokens
     if options.tree is not None:
@@ -64,17 +72,61 @@ def tree_text(options: DraftOptions) -> str | None:
     return f"chain:{count}"
 
 
+def check_tree(text: str | None) -> None:
+    """Raise UsageError for a text that names no tree; None = the drafter's own."""
+    if text is not None and not is_auto(text):
+        read_tree(text)
+
+
 def note_plain(options: DraftOptions) -> None:
     """Tell somebody who gave no option about drafting that nothing is drafted."""
     if options == DraftOptions():
         note("note: plain decoding, as no drafter is given (--draft-model)")
 
 
+def check_target(name: str, runtime: RuntimeOptions) -> None:
+    """Refuse what is wrong with the options of a target before anything heavy is imported. Raises UsageError."""
+    check_device(runtime.device)
+    if runtime.quantize is not None and runtime.compile:
+        raise UsageError("--quantize int8 needs eyas's own kernels, which aren't compiled: leave out --compile")
+    found = Path(find_model(named_target(name)))
+    if found.is_file():
+        raise UsageError(f"{name} is a file: give the folder of a transformers model")
+    if found.is_dir() and not (found / "config.json").is_file():
+        raise ModelError(f"{name} holds no config.json, so no model config: give the folder of a transformers model")
+
+
+def check_device(device: str | None) -> None:
+    """Raise UsageError for a device that can't be meant; whether there is one is found out later."""
+    if device is not None and not fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(f"unknown device {device!r}: write cpu, cuda or cuda:N")
+
+
+def check_drafter(name: str, files: DrafterFileOptions) -> None:
+    """Refuse a drafter that isn't there before anything heavy is imported."""
+    found = Path(find_model(named_drafter(name)))
+    if files.draft_weights is not None and found.is_dir() and not (found / files.draft_weights).is_file():
+        raise CheckpointError(f"--draft-weights {files.draft_weights}: {name} holds no such file")
+
+
+def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
+    """Refuse what is wrong with the options of an engine before anything heavy is imported; returns the tree's spec."""
+    tree = tree_text(draft)
+    if draft.costs is not None and not is_auto(tree):
+        raise UsageError("--costs are measured for --tree auto only: leave them out, or ask for auto")
+    typical(draft.acceptance)
+    check_target(target.model, target)
+    if draft.draft_model is not None:
+        check_drafter(draft.draft_model, draft)
+    return tree
+
+
 def open_engine(
     target: TargetOptions, draft: DraftOptions, batch_size: int | None = None, limits: Limits | None = None
 ) -> Engine:
     """Load target, drafter and tokenizer into an engine."""
-    tree = tree_text(draft)
+    tree = check_engine(target, draft)
+    rule = walk_rule(draft.acceptance)
     quiet()
     from eyas.engine import load
 
@@ -84,7 +136,7 @@ def open_engine(
         tree=tree,
         costs=draft.costs,
         coupled=draft.coupled is not False,
-        rule=walk_rule(draft.acceptance),
+        rule=rule,
         batch_size=batch_size,
         limits=limits,
         dtype=target.dtype,
@@ -100,6 +152,7 @@ def open_engine(
 
 def open_target(name: str, runtime: RuntimeOptions) -> Target:
     """Load a target without a drafter."""
+    check_target(name, runtime)
     quiet()
     from eyas.targets import load_target
     from eyas.targets.loading import resolve_device, resolve_dtype
@@ -116,9 +169,19 @@ def open_target(name: str, runtime: RuntimeOptions) -> Target:
 
 def walk_rule(acceptance: str | None) -> WalkRule | None:
     """The rule for `typical[:EPSILON,DELTA]`; None for the lossless walk. Raises UsageError for other names."""
-    if acceptance is None:
+    numbers = typical(acceptance)
+    if numbers is None:
         return None
     from eyas.verify import TypicalWalk
+
+    return TypicalWalk(numbers.epsilon, numbers.delta)
+
+
+def typical(acceptance: str | None) -> TypicalAcceptance | None:
+    """The numbers in `typical[:EPSILON,DELTA]`; None for the lossless walk. Raises UsageError for other names."""
+    if acceptance is None:
+        return None
+    from eyas.types import TypicalAcceptance
 
     kind, colon, rest = acceptance.partition(":")
     try:
@@ -127,7 +190,7 @@ def walk_rule(acceptance: str | None) -> WalkRule | None:
         numbers = [0.0]
     if kind != "typical" or len(numbers) not in (0, 2):
         raise UsageError(f"unknown acceptance {acceptance!r}: write typical or typical:EPSILON,DELTA")
-    return TypicalWalk(*numbers)
+    return TypicalAcceptance(*numbers)
 
 
 def quiet() -> None:
@@ -138,8 +201,6 @@ def quiet() -> None:
 
 
 def _check_method(method: str) -> None:
-    from eyas.drafters.registry import KINDS
-
     if method not in KINDS:
         raise UsageError(f"unknown method {method!r}: write {', '.join(KINDS)} or none")
 

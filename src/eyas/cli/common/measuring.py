@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from eyas.cli.common.display import note
 from eyas.cli.common.options import MeasureOptions, RuntimeOptions
@@ -17,10 +20,10 @@ if TYPE_CHECKING:
     from eyas.types import SamplingParams
 
 
-def check_json(path: Path | None) -> None:
-    """Raise UsageError for a JSON file that can't be written."""
+def check_output(path: Path | None) -> None:
+    """Raise UsageError for a file that can't be written."""
     if path is not None and not path.parent.is_dir():
-        raise UsageError(f"--json {path}: there is no directory {path.parent} to write it to; make it first")
+        raise UsageError(f"--output {path}: there is no directory {path.parent} to write it to; make it first")
 
 
 def settings_of(
@@ -49,16 +52,14 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
     }
 
 
-def write_files(
-    content: dict[str, Any], json: Path | None, figure: Callable[[dict[str, Any]], bytes], plot: Path | None
-) -> None:
-    """Write the report, its plot, or both: whichever has a path."""
-    from eyas.files import write_bytes, write_json
+def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None:
+    """Write the report to standard output, to a file, or both: wherever it was asked for."""
+    from eyas.files import write_json
 
-    if json is not None:
-        write_json(json, content)
-    if plot is not None:
-        write_bytes(plot, figure(content))
+    if path is not None:
+        write_json(path, content)
+    if json:
+        typer.echo(jsonlib.dumps(content, ensure_ascii=False))
 
 
 def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
@@ -15,7 +15,6 @@ from eyas.cli.common.aliases import ModelArgument, SpeculationAliases
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
-    from eyas.data.store.encoding import StateEncoding
     from eyas.data.store.layout import FinalKind
 
 _PROMPT_FILE = Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
@@ -40,17 +39,21 @@ Coupled = Annotated[
 Json = Annotated[bool, Option("--json", help="Write JSON to standard output.")]
 
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")]
+
+
 @dataclass(frozen=True)
 class RuntimeOptions:
     """Precision, device and kernels of the target."""
 
-    dtype: Annotated[
-        str, Option(help="float32, bfloat16 or float16; auto: what the checkpoint is stored in (the demo: float32).")
-    ] = "auto"
-    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None
-    attention: Annotated[str | None, Option(help="sdpa or eager.")] = None
+    dtype: Annotated[Dtype, Option(help="auto: what the checkpoint is stored in (the demo: float32).")] = "auto"
+    device: Device = None
+    attention: Annotated[
+        Literal["sdpa", "eager"] | None, Option(help="Its kernels; flash kernels can't mask a tree.")
+    ] = None
     compile: Annotated[bool, Option("--compile", help="Compile the target with torch.compile.")] = False
-    quantize: Annotated[str | None, Option(help="int8: the target's weights in 8 bits, on a CPU.")] = None
+    quantize: Annotated[Literal["int8"] | None, Option(help="Keep the target's weights in 8 bits, on a CPU.")] = None
 
 
 @dataclass(frozen=True)
@@ -151,21 +154,14 @@ class MeasureOptions:
     limit: Limit = None
 
 
-JsonFile = Annotated[Path | None, Option("--json", dir_okay=False, help="Write everything to this file.")]
-
-
+ReportFile = Annotated[
+    Path | None, Option("--output", "-o", dir_okay=False, help="Write everything to this file, as JSON.")
+]
 Taps = Annotated[str, Option(help="Boundaries such as 2,16,29; auto: by the target's architecture.")]
-States = Annotated[str, Option(help="How states are stored: fp8, bf16 or float32.")]
+States = Annotated[Literal["fp8", "bf16", "float32"], Option(help="How states are stored.")]
 Final = Annotated[
     str, Option(help="Final states to store: answers, all, or top:K (the teacher's K best tokens in their place).")
 ]
-
-
-def one_of(option: str, value: str, *allowed: str) -> str:
-    """`value` if it is among the allowed ones; else UsageError."""
-    if value not in allowed:
-        raise UsageError(f"{option} {value}: write {' or '.join(allowed)}")
-    return value
 
 
 def parse_taps(text: str) -> tuple[int, ...] | None:
@@ -176,17 +172,6 @@ def parse_taps(text: str) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--taps {text}: write auto, or boundaries such as 2,16,29") from None
-
-
-def parse_states(text: str) -> StateEncoding:
-    """The name of a state encoding. Raises UsageError for others."""
-    from eyas.data.store.encoding import StateEncoding
-
-    for known in get_args(StateEncoding):
-        if text == known:
-            encoding: StateEncoding = known
-            return encoding
-    raise UsageError(f"--states {text}: write {', '.join(get_args(StateEncoding))}")
 
 
 def parse_final(text: str) -> tuple[FinalKind, int | None]:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions, one_of
+from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class BatchFileOptions:
 class RequestOptions:
     """What requests to an endpoint, or of a batch, say."""
 
-    tool_choice: Annotated[str | None, Option(help="auto, none or required, for chats with tools.")] = None
-    reasoning: Annotated[str, Option(help="keep or drop the reasoning of answers.")] = "keep"
+    tool_choice: Annotated[Literal["auto", "none", "required"] | None, Option(help="For chats with tools.")] = None
+    reasoning: Annotated[Literal["keep", "drop"], Option(help="What becomes of the reasoning of answers.")] = "keep"
     extra_body: Annotated[str | None, Option(help="A JSON object added to every request; null removes a key.")] = None
 
 
@@ -90,12 +90,10 @@ class AnswererOptions:
         """The settings of requests to an endpoint or of a batch."""
         from eyas.data.regenerate import CompletionSettings
 
-        if self.request.tool_choice not in (None, "auto", "none", "required"):
-            raise UsageError(f"--tool-choice {self.request.tool_choice}: write auto, none or required")
         return CompletionSettings(
             model=self.target.model,
             sampling=sampling_params(self.sampling),
-            keep_reasoning=one_of("--reasoning", self.request.reasoning, "keep", "drop") == "keep",
+            keep_reasoning=self.request.reasoning == "keep",
             tool_choice=self.request.tool_choice,
             extra_body=_extra(self.request.extra_body),
         )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from eyas.cli.common.build import check_target
 from eyas.cli.common.display import note
-from eyas.cli.common.options import Final, States, Taps, parse_final, parse_states, parse_taps
+from eyas.cli.common.options import Device, Dtype, Final, RuntimeOptions, States, Taps, parse_final, parse_taps
 
 if TYPE_CHECKING:
     from eyas.data.capture.capture import Capture, CaptureConfig
@@ -25,10 +26,8 @@ def capture(
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass through the target, padding counted.")] = 8192,
     shard_mib: Annotated[float, Option(min=0.001, help="Most MiB of a shard.")] = 512,
     held_out_share: Annotated[float, Option(min=0, max=1, help="Validation's share of a .jsonl file.")] = 0.02,
-    dtype: Annotated[
-        str, Option(help="The target's: bfloat16, float32 or float16; auto: what its checkpoint is stored in.")
-    ] = "auto",
-    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")] = None,
+    dtype: Annotated[Dtype, Option(help="The target's; auto: what its checkpoint is stored in.")] = "auto",
+    device: Device = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Report bytes and duration, and stop.")] = False,
 ) -> None:
     """Run the target over all chats and store its hidden states.
@@ -36,11 +35,13 @@ def capture(
     Interrupted, the same command goes on. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share
     the work.
     """
+    kind, top = parse_final(final)
+    boundaries = parse_taps(taps)
+    check_target(model, RuntimeOptions(device=device))
     from eyas.data.capture.capture import CaptureConfig
 
-    kind, top = parse_final(final)
     config = CaptureConfig(
-        taps=parse_taps(taps), states=parse_states(states), final=kind, top=top,
+        taps=boundaries, states=states, final=kind, top=top,
         longest=max_length, batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20),
     )  # fmt: skip
     prepared = _prepare(model, chats, output, config, held_out_share, dtype, device)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
+from eyas.assets import named_target
 from eyas.cli.common.display import counting, note, output
-from eyas.cli.common.options import Json, one_of
+from eyas.cli.common.options import Json
 from eyas.errors import UsageError
+from eyas.hub import find_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +43,9 @@ def prepare(
         bool, Option("--drop-unanswered", help="Drop chats that end with a question (default: keep, to be answered).")
     ] = False,
     max_length: Annotated[int | None, Option(min=2, help="Most tokens of a chat.")] = None,
-    too_long: Annotated[str, Option(help="What to do with longer ones: drop, or cut after an answer.")] = "drop",
+    too_long: Annotated[
+        Literal["drop", "cut"], Option(help="Longer ones: drop them, or cut after an answer.")
+    ] = "drop",
     min_answer_tokens: Annotated[int, Option(min=0, help="Drop chats with fewer answer tokens.")] = 0,
     near_duplicates: Annotated[
         str,
@@ -62,7 +66,6 @@ def prepare(
     """
     from eyas.config import validated
     from eyas.data.chats.config import PrepareConfig
-    from eyas.data.chats.prepare import prepare as make
     from eyas.data.chats.sources import parse_source
 
     config = validated(
@@ -77,12 +80,16 @@ def prepare(
             "exclude": exclude or [],
             "drop_unanswered": drop_unanswered,
             "max_length": max_length,
-            "too_long": one_of("--too-long", too_long, "drop", "cut"),
+            "too_long": too_long,
             "min_answer_tokens": min_answer_tokens,
             "near_duplicates": _threshold(near_duplicates),
         },
         "the command line",
     )
+    if model is not None:
+        find_model(named_target(model))
+    from eyas.data.chats.prepare import prepare as make
+
     with counting() as progress:
         report = make(config, progress)
     if json:
@@ -106,6 +113,8 @@ def _threshold(text: str) -> str | float | None:
 
 def _show(report: dict[str, Any], folder: Path) -> None:
     screen = output()
+    for line in report["notes"]:  # first: what was asked for and isn't so
+        screen.print(f"note: {line}")
     screen.print(_sources_table(report))
     screen.print(_splits_table(report))
     for source in report["sources"]:
@@ -113,8 +122,6 @@ def _show(report: dict[str, Any], folder: Path) -> None:
             screen.print(f"dropped, {source['name']}: {dropped['count']} x {reason}")
             for example in dropped["first"]:
                 screen.print(f"    {example}")
-    for line in report["notes"]:
-        screen.print(f"note: {line}")
     note(f"{folder} is complete")
 
 

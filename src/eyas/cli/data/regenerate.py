@@ -6,13 +6,13 @@ import json as jsonlib
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from eyas.cli.common.display import note, output
-from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions, one_of
+from eyas.cli.common.options import DraftOptions, Json, SamplingOptions, TargetOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.cli.data.answerers import (
     AnswererOptions,
@@ -38,9 +38,11 @@ def regenerate(
     output: Annotated[
         Path, Option("--output", "-o", help="Where the answered chats go: a folder for a folder, a file for a file.")
     ],
-    turns: Annotated[str, Option(help="last: the turn a chat ends with. all: every turn in order.")] = "last",
+    turns: Annotated[
+        Literal["last", "all"], Option(help="last: the turn a chat ends with. all: every turn in order.")
+    ] = "last",
     unfinished: Annotated[
-        str, Option(help="keep or drop chats with an answer that reached the length limit.")
+        Literal["keep", "drop"], Option(help="What becomes of chats with an answer that reached the length limit.")
     ] = "keep",
     json: Json = False,
 ) -> int:
@@ -55,8 +57,7 @@ def regenerate(
 
     answering = AnswererOptions(target, draft, slots, endpoint, files, request, sampling)
     answering.check()
-    drop = one_of("--unfinished", unfinished, "keep", "drop") == "drop"
-    rule = RewriteRule("all" if one_of("--turns", turns, "last", "all") == "all" else "last", drop)
+    rule = RewriteRule(turns, unfinished == "drop")
     if files.batch_write is not None:
         return _write(answering, files.batch_write, chats, output, rule, json)
     answerer = answering.answerer()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from eyas.cli.common.build import check_tree
 from eyas.cli.common.display import output, quietly_refreshing
-from eyas.cli.common.options import Json, MaxNewTokens
+from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
 from eyas.types import Completion, Request
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def demo(
     max_new_tokens: MaxNewTokens = 120,
-    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[Dtype, Option(help="auto is float32 here.")] = "float32",
     tree: Annotated[
         str, Option(help="The draft tree; auto: as large as pays on this machine, measured at first.")
     ] = "auto",
@@ -41,6 +42,7 @@ def demo(
     from eyas.text.template import encode_chat
     from eyas.types import Request, SamplingParams
 
+    check_tree(tree)
     plain, speculative = _engines(dtype, tree)
     params = SamplingParams(max_tokens=max_new_tokens, frequency_penalty=frequency_penalty)
     screen = output()

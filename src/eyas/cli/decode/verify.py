@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from eyas.cli.common.build import open_target, sampling_params
+from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
+    Dtype,
     Json,
     Limit,
     MaxNewTokens,
@@ -25,6 +26,7 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
+from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
     from eyas.bench.offline.certificate import Certificate, Divergence
@@ -36,9 +38,7 @@ if TYPE_CHECKING:
 class VerifyTargetOptions(TargetOptions):
     """The target, in the precision in which every token is promised unless another is named."""
 
-    dtype: Annotated[
-        str, Option(help="float32, where every token is promised; bfloat16, float16 or auto, but for near-ties.")
-    ] = "float32"
+    dtype: Annotated[Dtype, Option(help="In float32 every token is promised, in others all but near-ties.")] = "float32"
 
 
 def verify(
@@ -65,6 +65,10 @@ def verify(
     sizes = _numbers(batch_sizes, "--batch-sizes")
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
+    for text in tree:
+        read_tree(text)
+    check_target(target.model, target)
+    check_drafter(draft_model, files)
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier
     from eyas.drafters.loading import load_drafter
     from eyas.targets import load_tokenizer

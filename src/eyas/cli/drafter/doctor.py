@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from eyas.cli.common.build import open_target
+from eyas.cli.common.build import check_drafter, check_target, open_target
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetOptions
 from eyas.cli.common.verb import FAILURE
+from eyas.files import refuse_used
 
 if TYPE_CHECKING:
     from eyas.doctor.diagnosis import Diagnosis, Doctor
@@ -38,15 +39,16 @@ def doctor(
     Other readings of the same files (taps, input order, norms, positions, ...) are tried on answers of the target.
     Exit code 1: the weights were trained for another reading, or fit none.
     """
+    if fix is not None:
+        refuse_used(fix)
+    check_target(target.model, target)
+    check_drafter(draft_model, files)
     from eyas.doctor.diagnosis import Doctor
-    from eyas.doctor.repair import refuse_used
     from eyas.doctor.report import report
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.drafters.loading import local_directory
     from eyas.targets import load_tokenizer
 
-    if fix is not None:
-        refuse_used(fix)
     path = local_directory(draft_model)
     loaded = open_target(target.model, target)
     checkpoint = open_checkpoint(

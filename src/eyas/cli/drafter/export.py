@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.build import quiet
+from eyas.assets import named_target
+from eyas.cli.common.build import check_drafter, quiet
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DrafterFileOptions, Json
 from eyas.errors import UsageError
+from eyas.hub import find_model
 
 if TYPE_CHECKING:
     import torch
@@ -20,19 +22,23 @@ if TYPE_CHECKING:
     from eyas.interop.export.drafter import ServedTarget
 
 
+Consumer = Literal["safeailab", "sglang", "vllm", "speculators", "atom", "tensorrt-llm", "gguf"]
+"""The names of the consumers in `eyas.interop.export.consumers`."""
+
+
 def export(
     drafter: Annotated[str, Argument(help="A drafter directory, GGUF file or Hub id.", metavar="DRAFTER")],
-    to: Annotated[str, Option(help="safeailab, sglang, vllm, speculators, atom, tensorrt-llm or gguf (llama.cpp).")],
+    to: Annotated[Consumer, Option(help="The engine that is to read it; gguf is llama.cpp's.")],
     output: Annotated[Path, Option("--output", "-o", help="The folder to write.")],
     files: DrafterFileOptions,
-    target: Annotated[
+    model: Annotated[
         str | None, Option(help="The target it drafts for: checked, and copied from where the consumer needs it.")
     ] = None,
     taps: Annotated[
         str | None, Option(help="Boundaries the drafter reads, such as 2,16,29, where its file leaves that open.")
     ] = None,
     dtype: Annotated[
-        str | None, Option(help="float32, bfloat16 or float16: write the weights so, if that rounds nothing.")
+        Literal["float32", "bfloat16", "float16"] | None, Option(help="Write the weights so, if that rounds nothing.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -41,20 +47,21 @@ def export(
     What was written is read back and must give the same logits; the command that serves it there is printed.
     """
     boundaries = None if taps is None else _boundaries(taps)
+    check_drafter(drafter, files)
+    if model is not None:
+        find_model(named_target(model))
     quiet()
     from eyas.drafters.loading import local_directory
-    from eyas.interop.export.export import consumer_named
     from eyas.interop.export.export import export as write
     from eyas.targets.loading import resolve_dtype
 
-    consumer_named(to)
     path = local_directory(drafter)
     wanted = None if dtype is None else resolve_dtype(dtype)
     done = write(
         path,
         to,
         output,
-        None if target is None else served_target(target, path, wanted, files),
+        None if model is None else served_target(model, path, wanted, files),
         taps=boundaries,
         dtype=wanted,
         weights=files.draft_weights,
@@ -79,12 +86,11 @@ def _boundaries(text: str) -> list[int]:
 
 def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: DrafterFileOptions) -> ServedTarget:
     """The target's sizes, embedding, head and tokenizer; none of its other weights are read."""
-    from eyas.assets import named_target
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.interop.export.drafter import ServedTarget
     from eyas.targets.loading import load_embedding_and_head, load_tokenizer
 
-    name = named_target(target)
+    name = find_model(named_target(target))
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
     embedding_and_head = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
     return ServedTarget(name, embedding_and_head, load_tokenizer(name))

@@ -16,6 +16,7 @@ from eyas.cli.common.display import output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
+from eyas.hub import find_model
 
 if TYPE_CHECKING:
     from eyas.interop.inspect.drafter_report import DrafterReport
@@ -25,18 +26,22 @@ if TYPE_CHECKING:
 def inspect(
     source: Annotated[str, Argument(help="A directory or Hub id.", metavar="DIR_OR_ID")],
     model: Annotated[str | None, Option(help="The target a drafter is meant for.")] = None,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show every key of a drafter's files.")] = False,
     json: Json = False,
 ) -> int:
     """Describe a target or a drafter, and what is suspicious about it.
 
     Exit code 1: it can't be used.
     """
+    for name in (source, model):
+        if name is not None:
+            find_model(named_target(name))
     quiet()
     report = _examine(named_target(source), None if model is None else named_target(model))
     if json:
         typer.echo(jsonlib.dumps(report.as_dict()))
     else:
-        _print(report.as_dict())
+        _print(report.as_dict(), verbose)
     return FAILURE if report.problems else 0
 
 
@@ -70,18 +75,29 @@ def _fingerprint(model: str) -> str:
     return fingerprint(load_target(model, dtype="bfloat16", device="cpu", prepacked=False).model)
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: dict[str, Any], verbose: bool) -> None:
     from rich.table import Table
 
+    show = _plain if verbose else _brief
     table = Table(show_header=False, box=None)
     for name, value in report.items():
-        if name not in ("problems", "warnings") and value not in (None, [], {}, ""):
-            table.add_row(name.replace("_", " "), _windows(value) if name == "attention" else _plain(value))
+        if name not in ("problems", "warnings") and value not in (None, [], {}, "") and (verbose or name != "used"):
+            table.add_row(name.replace("_", " "), _windows(value) if name == "attention" else show(value))
     console = output()
     console.print(table)
     for kind in ("problems", "warnings"):
         for message in report[kind]:
             console.print(f"{kind[:-1]}: {message}")
+    if report["role"] == "drafter" and not verbose:
+        console.print("--verbose shows every key of its files, --json all of this as JSON")
+
+
+def _brief(value: Any) -> str:
+    """A mapping as one line of what is set: without what is off, and without mappings inside it."""
+    if not isinstance(value, dict):
+        return _plain(value)
+    shown = {key: each for key, each in value.items() if each is not None and each is not False}
+    return ", ".join(f"{key} {_plain(each)}" for key, each in shown.items() if not isinstance(each, dict | list))
 
 
 def _windows(attention: dict[str, int | None]) -> str:

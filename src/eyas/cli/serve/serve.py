@@ -5,19 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.common.build import open_engine, tree_text
-from eyas.cli.common.display import note
+from eyas.cli.common.build import check_engine, open_engine, tree_text
 from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.cli.common.verb import Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
+from eyas.tree import is_auto
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -45,7 +46,7 @@ class ServerOptions:
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
     log_interval: Annotated[float, Option(min=0, help="Seconds between lines of statistics; 0 = none.")] = 10.0
-    log_format: Annotated[str, Option(help="text, or json: an object a line.")] = "text"
+    log_format: Annotated[Literal["text", "json"], Option(help="json: an object a line.")] = "text"
 
 
 @dataclass(frozen=True)
@@ -103,34 +104,31 @@ def serve(
         key = None if server.api_key else os.environ.get(KEY_VARIABLE)
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
+    draft = _with_default_tree(draft)
+    tree = check_engine(target, draft)  # what is wrong with the options is said before anything is imported or opened
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     keep_few_kernels()
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
         from eyas.serve.http.run import bind, run_server
-        from eyas.serve.observe.logs import Logs, log_to
+        from eyas.serve.observe.logs import Logs, log_listening, log_to
         from eyas.serve.observe.metrics import Metrics
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
-    from eyas.engine.controller import is_auto
     from eyas.serve.engine_thread import EngineThread
     from eyas.serve.observe.observer import Observers
     from eyas.serve.playground.gauges import Gauges
 
-    draft = _with_default_tree(draft)
-    tree = tree_text(draft)  # what is wrong with the options is said before anything is opened
-    if server.log_format not in ("text", "json"):
-        raise UsageError(f"unknown log format {server.log_format!r}: write text or json")
     settings = _settings(target, server, capacity)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
     observer = Observers([metrics, logs, gauges])
     listener = bind(server.host, server.port, settings.write_seconds)
-    log_to(sys.stderr, "json" if server.log_format == "json" else "text")
+    log_to(sys.stderr, server.log_format)
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
-    note(f"eyas serves {settings.model_names[0]} at http://{host}:{port}/v1 ({loading}; /health says when it is ready)")
+    log_listening(settings.model_names[0], f"http://{host}:{port}", loading)
     try:
         run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
     finally:
@@ -149,6 +147,7 @@ def _with_default_tree(draft: DraftOptions) -> DraftOptions:
 
 
 def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
+    from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
     limits = Limits(
@@ -158,7 +157,9 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
         prefill_chunk=capacity.prefill_chunk,
         prefix_tokens=capacity.prefix_tokens,
     )
+    began = time.monotonic()
     engine = open_engine(target, draft, limits=limits)
+    log_loaded(engine, draft.draft_model, tree_text(draft), time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()
     gc.freeze()

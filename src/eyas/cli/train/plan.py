@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from typer import Argument, Option
+from typer import Option
 
+from eyas.assets import named_target
+from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.build import quiet
 from eyas.cli.common.display import output
-from eyas.cli.common.options import Final, States, Taps, parse_final, parse_states, parse_taps
+from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
+from eyas.hub import find_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,8 +21,18 @@ if TYPE_CHECKING:
     from eyas.data.plan import Machine, StorageOption
 
 
+@dataclass(frozen=True)
+class PlannedTarget:
+    """The target whose drafter is planned."""
+
+    ALIASES: ClassVar = ModelArgument
+    model: Annotated[str, Option("--model", "--model-path", help="A directory, config.json or Hub id.")] = field(
+        kw_only=True
+    )
+
+
 def plan(
-    model: Annotated[str, Argument(metavar="MODEL_OR_CONFIG", help="A directory, config.json or Hub id.")],
+    target: PlannedTarget,
     samples: Annotated[int, Option(min=1, help="Chats.")],
     length: Annotated[int, Option(min=1, help="Tokens of a chat.")],
     taps: Taps = "auto",
@@ -37,6 +51,11 @@ def plan(
 
     Says what speedup to expect, too. Only the model's config is read.
     """
+    model, boundaries = target.model, parse_taps(taps)
+    kind, top = parse_final(final)
+    if machine is not None and tflops is not None and bandwidth is not None:
+        raise UsageError("--machine and --tflops with --bandwidth both say how fast it is: give one of them")
+    find_model(named_target(model))
     quiet()
     from eyas.data import plan as plans
     from eyas.data.plan import model_size
@@ -46,16 +65,13 @@ def plan(
 
     config = read_config(model)
     size = model_size(config)
-    chosen = parse_taps(taps) or choose_taps(config)
+    chosen = boundaries or choose_taps(config)
     if any(not 0 <= k <= size.layers + 1 for k in chosen):
         raise UsageError(f"--taps {taps}: the model's boundaries are 0 to {size.layers + 1}")
-    kind, top = parse_final(final)
     if size.layers + 1 in chosen and kind != "all":
         raise UsageError(f"--taps {taps}: boundary {size.layers + 1} is the final state everywhere: use --final all")
     stored = tuple(k for k in chosen if k <= size.layers)
-    layout = ShardLayout(
-        hidden=size.hidden, vocab=size.vocab, taps=stored, states=parse_states(states), final=kind, top=top
-    )
+    layout = ShardLayout(hidden=size.hidden, vocab=size.vocab, taps=stored, states=states, final=kind, top=top)
     draft_vocab = min(draft_vocab, size.vocab)
     work = plans.Workload(samples, length, answer_share, epochs, unroll, draft_vocab)
     on = _machine(machine, tflops, bandwidth)
@@ -94,8 +110,6 @@ def _machine(name: str | None, tflops: float | None, bandwidth: float | None) ->
     from eyas.data.plan import Machine, known_machine, this_machine
 
     if tflops is not None and bandwidth is not None:
-        if name is not None:
-            raise UsageError("--machine and --tflops with --bandwidth both say how fast it is: give one of them")
         return Machine("as stated", tflops, bandwidth)
     found = this_machine() if name is None else known_machine(name)
     return Machine(found.name, tflops or found.tflops, bandwidth or found.bandwidth)

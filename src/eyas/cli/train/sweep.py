@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
@@ -14,7 +13,7 @@ from eyas.cli.common.verb import FAILURE
 
 def sweep(
     file: Annotated[
-        Path, Argument(metavar="FILE", exists=True, dir_okay=False, help="A YAML file: recipe, output, knobs, search.")
+        str, Argument(metavar="FILE", help="A YAML file (recipe, output, knobs, search), or one that comes with eyas.")
     ],
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
 ) -> int:
@@ -26,15 +25,18 @@ def sweep(
     trials are kept, interrupted ones go on, failed ones are tried again. OUTPUT/results.json has the results, plots lie
     beside it.
     """
+    from eyas.config import load_config
+    from eyas.recipes import SWEEPS, find_recipe
+    from eyas.sweep.config import SweepConfig
+
+    config = load_config(SweepConfig, find_recipe(file, SWEEPS), overrides or ())
+    find_recipe(config.recipe)
     quiet()
     from eyas.bench.machine import describe_machine
-    from eyas.config import load_config
     from eyas.files import write_bytes, write_json
-    from eyas.sweep.config import SweepConfig
     from eyas.sweep.report import knob_figure, report_dict, table_of, trade_figure
     from eyas.sweep.sweep import Sweep
 
-    config = load_config(SweepConfig, file, overrides or ())
     run = Sweep(config, note)
     run.train()
     choice = run.time(row_bar)

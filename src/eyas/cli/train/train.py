@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
 
+from eyas.errors import ConfigError
+
 
 def train(
-    recipe: Annotated[Path, Argument(metavar="RECIPE", exists=True, dir_okay=False, help="A YAML file; see recipes/.")],
+    recipe: Annotated[
+        str, Argument(metavar="RECIPE", help="A YAML file, or the name of one that comes with eyas, such as eagle3.")
+    ],
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
 ) -> None:
     """Train what a recipe describes: a target or a drafter. Interrupted, the same command goes on.
@@ -17,7 +20,14 @@ def train(
     With `torchrun --nproc-per-node N -m eyas train ...` N processes train a drafter together (loop.parallel).
     """
     from eyas.cli.common.build import quiet
+    from eyas.config import override
+    from eyas.recipes import read_recipe
+
+    values = read_recipe(recipe)
+    override(values, overrides or (), recipe)
+    if len(values.keys() & {"lm", "drafter"}) != 1:
+        raise ConfigError(f"{recipe}: a recipe must have one section, `lm` or `drafter`")
     from eyas.train.recipe import run_recipe
 
     quiet()
-    run_recipe(str(recipe), overrides or ())
+    run_recipe(recipe, overrides or ())

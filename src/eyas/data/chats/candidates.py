@@ -20,6 +20,7 @@ from eyas.data.chats.sources import chats_of_source
 from eyas.data.chats.tally import SourceTally
 from eyas.data.tokens.tokenize import ChatTokenizer
 from eyas.errors import RowError
+from eyas.hub import find_model
 from eyas.text.chats import Chat, chat_line
 
 EMPTY_ANSWER = "empty answer"
@@ -231,7 +232,7 @@ def _generation_stops(model: str) -> list[int]:
     from eyas.targets.adapters import base_of
 
     try:
-        stops: Any = GenerationConfig.from_pretrained(base_of(named_target(model))).eos_token_id
+        stops: Any = GenerationConfig.from_pretrained(find_model(base_of(named_target(model)))).eos_token_id
     except OSError:
         return []
     return [stops] if isinstance(stops, int) else list(stops or ())

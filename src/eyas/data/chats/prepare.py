@@ -115,21 +115,34 @@ def _notes(
     sides: Mapping[str, SplitTally],
     shares: Sequence[float] | None,
 ) -> list[str]:
-    """Warnings for the report: empty splits, sources that fell short of their share, checks that were skipped."""
+    """Warnings for the report, the gravest first: fewer chats than asked for, odd chats, checks that were skipped."""
     notes = []
-    if config.near_duplicates == "auto" and config.near_threshold is None:
-        notes.append("near-duplicates were not searched for: that needs datasketch (pip install 'eyas[data]')")
+    total = sum(tally.chats for tally in tallies)
+    if config.samples is not None and total < config.samples:
+        notes.append(f"only {total} of the {config.samples} requested chats could be drawn")
+    for tally, share in zip(tallies, shares or (), strict=False):
+        wanted = round((config.samples or 0) * share)
+        if tally.chats < wanted - 1:
+            notes.append(f"{tally.name} gave {tally.chats} chats; its share of {config.samples} is {wanted}")
+    capped = [tally for tally in tallies if tally.not_needed] if shares is not None and config.samples is None else []
+    if capped:
+        short = next((tally.name for tally in tallies if not tally.not_needed), tallies[0].name)
+        left = ", ".join(f"{tally.not_needed} of {tally.candidates} of {tally.name}" for tally in capped)
+        notes.append(
+            f"the weights end the blend where {short} runs out, which leaves out chats ({left}): for all of them leave "
+            "out weight=, or say how many with --samples"
+        )
+    begun = sum(side.begun_by_assistant for side in sides.values())
+    if begun:
+        notes.append(
+            f"{begun} of {total} chats begin with the assistant: nothing was asked before that first answer, and many "
+            "templates refuse such chats; take out first turns that only greet"
+        )
     for name, side in sides.items():
         if not side.chats:
             notes.append(f"{name} is empty: add chats or change the held-out share ({config.held_out_share:g})")
-    if config.samples is not None:
-        for tally, share in zip(tallies, shares or (), strict=False):
-            wanted = round(config.samples * share)
-            if tally.chats < wanted - 1:
-                notes.append(f"{tally.name} gave {tally.chats} chats; its share of {config.samples} is {wanted}")
-        total = sum(tally.chats for tally in tallies)
-        if shares is None and total < config.samples:
-            notes.append(f"only {total} of the {config.samples} requested chats could be drawn")
+    if config.near_duplicates == "auto" and config.near_threshold is None:
+        notes.append("near-duplicates were not searched for: that needs datasketch (pip install 'eyas[data]')")
     if fitter is not None and fitter.end_mark is None:
         notes.append("the target's template puts no end token after answers: training won't teach where to stop")
     return notes

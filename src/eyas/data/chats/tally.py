@@ -35,6 +35,11 @@ class SourceTally:
         self._dropped: Counter[str] = Counter()
         self._first: dict[str, list[str]] = {}
 
+    @property
+    def not_needed(self) -> int:
+        """The candidates that the blend left over."""
+        return self.candidates - self.tried
+
     def drop(self, where: str, error: RowError) -> None:
         """Count a dropped row; `where` is its file and line."""
         self._dropped[error.reason] += 1
@@ -57,7 +62,7 @@ class SourceTally:
             "candidates": self.candidates,
             "chats": self.chats,
             "cut": self.cut,
-            "not_needed": self.candidates - self.tried,
+            "not_needed": self.not_needed,
             "share_asked": None if share is None else round(share, 4),
             "share": round(self.chats / chats, 4) if chats else 0.0,
             "dropped": {
@@ -75,18 +80,25 @@ class SplitTally:
         self.answer_tokens: set[int] = set()
 
     @property
+    def begun_by_assistant(self) -> int:
+        """The number of chats whose first turn, system messages apart, is the assistant's."""
+        return self._counts["begun_by_assistant"]
+
+    @property
     def chats(self) -> int:
         """The number of chats in the split."""
         return self._counts["chats"]
 
     def add(self, chat: Chat) -> None:
         """Count a chat that was written to the split."""
-        roles = Counter(message.role for message in chat.messages)
+        said = [message.role for message in chat.messages]
+        roles = Counter(said)
         self._counts.update(
             chats=1,
             turns=len(chat.messages),
             answers=roles["assistant"],
             unanswered=int(chat.messages[-1].role != "assistant"),
+            begun_by_assistant=int(next((r for r in said if r not in ("system", "developer")), "") == "assistant"),
             with_tools=int(bool(chat.tools) or roles["tool"] > 0),
             with_reasoning=int(any(message.reasoning_content for message in chat.messages)),
         )

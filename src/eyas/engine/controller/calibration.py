@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from eyas.drafters import Drafter
+from eyas.drafters.base import Drafter
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine.controller.controller import WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
-from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.tree import DraftTree
 from eyas.tree.shared import SharedTree
@@ -41,8 +40,6 @@ _HOPELESS = 5.0
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
 
-AUTO = ("auto", "auto:chain")
-"""The tree specifications for which a controller chooses each round's tree."""
 Runs = dict[tuple[str, int], list[float]]
 """(curve, size) -> seconds of each run, the first one uncounted."""
 
@@ -263,15 +260,6 @@ def sensible(points: dict[int, float]) -> dict[int, float]:
 def _curve(points: dict[int, float]) -> Curve:
     sizes = sorted(points)
     return Curve(sizes=tuple(map(float, sizes)), seconds=tuple(points[size] for size in sizes))
-
-
-def is_auto(tree: object) -> bool:
-    """Whether `tree` requests a controller. UsageError for an unknown kind of auto."""
-    if not isinstance(tree, str) or tree.partition(":")[0] != "auto":
-        return False
-    if tree not in AUTO:
-        raise UsageError(f"unknown tree {tree!r}: use {' or '.join(AUTO)}")
-    return True
 
 
 def make_controller(

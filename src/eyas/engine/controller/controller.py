@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.engine.controller.acceptance import Indices
-from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.costs import CostModel, CostTable
 from eyas.engine.controller.explore import Explorer, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects
@@ -125,6 +125,11 @@ class Controller:
         self._explorer.earn(whole, speculating=self._choice is not None)
         if self._probe is not None:
             self._count_probe(record, whole)
+
+    @property
+    def table(self) -> CostTable:
+        """The costs that were measured before the first round, without later corrections."""
+        return self._costs.table
 
     def snapshot(self) -> ControllerState:
         """The current state, for metrics."""

@@ -53,12 +53,12 @@ class Consumer:
     form: Callable[[DrafterToExport], forms.Form] | None
     """The function that makes its config and tensors; None = a GGUF file."""
     target_needed: str = ""
-    """Why an export needs --target; empty if it doesn't."""
+    """Why an export needs --model; empty if it doesn't."""
 
     def prepare(self, drafter: DrafterToExport) -> tuple[DrafterToExport, list[Refusal]]:
         """The drafter in a form that this consumer can read, and the reasons why it can't, if any."""
         if self.target_needed and drafter.target is None:
-            return drafter, [Refusal("target", f"{self.target_needed}: give --target")]
+            return drafter, [Refusal("target", f"{self.target_needed}: give --model")]
         broken = refusals(drafter, self.families, self.rules)
         if broken and broken[0].field == "kind":
             return drafter, broken
@@ -217,5 +217,5 @@ CONSUMERS: dict[str, Consumer] = {consumer.name: consumer for consumer in _ALL}
 
 
 def who_can(drafter: DrafterToExport) -> list[str]:
-    """The consumers that can represent a drafter as it is, or with --target."""
+    """The consumers that can represent a drafter as it is, or with --model."""
     return [name for name, consumer in CONSUMERS.items() if not consumer.prepare(drafter)[1]]

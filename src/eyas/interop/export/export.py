@@ -102,7 +102,7 @@ def load_to_export(
             + "\nCorrect the file, or give the boundaries with --taps."
         )
     if target is None and "shared" in (checkpoint.config.embedding, checkpoint.config.head):
-        raise UsageError(f"{path} uses its target's embedding or head: give --target")
+        raise UsageError(f"{path} uses its target's embedding or head: give --model")
     network = checkpoint.network(None if target is None else target.partial)
     drafter = drafter_to_export(network, target, checkpoint.provenance)
     if taps is not None:
@@ -135,7 +135,7 @@ def prepare_for(consumer: Consumer, drafter: DrafterToExport, name: str) -> Draf
 def refusal_text(consumer: Consumer, broken: list[Refusal], drafter: DrafterToExport, name: str) -> str:
     """The error message for a drafter that a consumer can't represent: all reasons, and what to do instead."""
     reasons = "\n  ".join(f"{refusal.field}: {refusal.reason}" for refusal in broken)
-    if drafter.target is None and all("give --target" in refusal.reason for refusal in broken):
+    if drafter.target is None and all("give --model" in refusal.reason for refusal in broken):
         return f"{consumer.title} can't take the drafter {name} without its target:\n  {reasons}"
     others = [CONSUMERS[other].title for other in who_can(drafter) if other != consumer.name]
     advice = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"

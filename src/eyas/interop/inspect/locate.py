@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.drafters.files import Headers, read_json
 from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.loading import local_directory
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError
+from eyas.hub import find_model
 from eyas.targets.adapters import find_adapter
 
-_HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError)
+_HUB_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
 
 
 class Located(NamedTuple):
@@ -29,22 +30,21 @@ class Located(NamedTuple):
 def locate(source: str) -> Located:
     """Find a model. For a Hub id, a drafter is downloaded, because it is small; a target's weights are not.
 
-    Raises CheckpointError if there is no such model.
+    Raises MissingModelError if there is no such model, CheckpointError if it is none that can be read.
     """
-    named = gguf_in(Path(source))
+    path = Path(find_model(source))
+    named = gguf_in(path)
     if named is not None:
         return Located({}, named)
-    adapter = find_adapter(source)
-    if adapter is not None and adapter.base != source:
+    adapter = find_adapter(path)
+    if adapter is not None and not adapter.beside:
         return locate(adapter.base)
-    if Path(source).is_dir():
-        return Located(_config(Path(source)), Path(source))
+    if path.exists():
+        return Located(_config(path), path)
     try:
         config = read_json(Path(hf_hub_download(source, "config.json")))
     except _HUB_ERRORS as error:
-        raise CheckpointError(
-            f"{source} is neither a directory nor a Hub model that can be reached: {error}"
-        ) from error
+        raise CheckpointError(f"{source} can't be fetched from the Hub: {error}") from error
     if detect(config, Headers()) != "target":
         return Located(config, local_directory(source))
     try:

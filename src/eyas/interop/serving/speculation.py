@@ -128,7 +128,7 @@ def _check_rules(engine: ServingEngine, request: SpeculationRequest, checkpoint:
 
 def _refused(engine: ServingEngine, request: SpeculationRequest, reasons: Sequence[str]) -> ExportError:
     target = request.target if engine.consumers != ("gguf",) else "TARGET"
-    line = ["eyas", "export", request.name, "--to", engine.consumers[0], "--output", "DIR", "--target", target]
+    line = ["eyas", "export", request.name, "--to", engine.consumers[0], "--output", "DIR", "--model", target]
     listed = "\n  ".join(reasons)
     return ExportError(
         f"{engine.title} can't read {request.name} as it is:\n  {listed}\nExport it in {engine.title}'s form and serve "

@@ -15,6 +15,7 @@ from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequ
 from eyas.types import Stats
 
 if TYPE_CHECKING:
+    from eyas.engine import Engine
     from eyas.engine.controller import ControllerState
     from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
@@ -33,6 +34,39 @@ def log_to(stream: IO[str], form: Form = "text", level: int = logging.INFO) -> N
         logger.setLevel(level)
         logger.propagate = False
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # requests have lines of their own
+
+
+def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
+    """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
+    target, controller = engine.target, engine.controller
+    fields: dict[str, Any] = {
+        "seconds": round(seconds, 1),
+        "model": type(target.model).__name__,
+        "parameters": sum(weight.numel() for weight in target.model.parameters()),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "passes": "transformers" if target.native is None else "native",
+        "drafter": drafter or "none: plain decoding",
+        "max_running": engine.limits.max_running,
+        "cache_tokens": engine.limits.max_cached_tokens or "what memory allows",
+        "context": target.max_length or "no limit",
+    }
+    if drafter is not None:
+        fields["tree"] = tree or "the drafter's own"
+    if controller is not None:
+        table = controller.table
+        fields |= {
+            "pass_ms": round(1000 * float(table.pass_by_tokens.at(1)), 2),
+            "pass_of_8_tokens_ms": round(1000 * float(table.pass_by_tokens.at(8)), 2),
+            "draft_level_ms": round(1000 * float(table.level_by_positions.at(1)), 2),
+        }
+    _write(logging.INFO, "loaded", fields)
+
+
+def log_listening(name: str, address: str, loading: str) -> None:
+    """Log where the server is, and its page."""
+    fields = {"api": f"{address}/v1", "page": f"{address}/", "health": f"{address}/health"}
+    _write(logging.INFO, f"eyas serves {name}: {loading}", fields)
 
 
 class Logs(Observer):

@@ -1,7 +1,7 @@
-"""A decoder of Llama's kind as one native pass: which models are such, and how a pass over the slot cache is run.
+"""A decoder of Llama's kind as one native pass over the slot cache, of a target's layers or a drafter's.
 
-Layers are recognised by what they consist of, never by name; whether the pass computes what the modules compute is
-tried by whoever uses it (`logits_agree`). The modules stay: they hold the weights, and training runs them.
+Whether the pass computes what the modules compute is tried by whoever uses it (`logits_agree`). The modules stay: they
+hold the weights, and training runs them.
 
 Shapes: T tokens of a pass, R rows, Q columns of a row, S columns staged so far, those of the pass included, A taps,
 H hidden size, V outputs of the head.
@@ -9,22 +9,19 @@ H hidden size, V outputs of the head.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Array, addressof, byref, c_int64
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.architecture import attention_plan, context_limit, decoder_layers
 from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass, kernels
 from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
-
-_LOG = logging.getLogger("eyas")
 
 RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
@@ -37,13 +34,27 @@ class LayerParts:
     attention: Any
     mlp: Any
     input_norm: nn.Module | None
-    mlp_norm: nn.Module
+    mlp_norm: nn.Module | None
     embedding_norm: nn.Module | None = None
     """The norm of the embeddings, in a drafter's first layer that reads them beside its state."""
     normed_residual: bool = False
     """Whether the layer adds to its normed input."""
     window: int | None = None
     """Number of latest positions that a token sees; None = all."""
+    attention_out_norm: nn.Module | None = None
+    """The norm of what attention adds."""
+    mlp_out_norm: nn.Module | None = None
+    """The norm of what the MLP adds."""
+    rope: int | None = 0
+    """Which of the decoder's RoPE tables turn queries and keys; None = none does."""
+
+    @property
+    def norms(self) -> tuple[nn.Module | None, ...]:
+        """The layer's norms in the order of `library.NORMS`; None for those it hasn't."""
+        of_heads = (getattr(self.attention, name, None) for name in ("q_norm", "k_norm"))
+        own = (None if isinstance(norm, nn.Identity) else norm for norm in of_heads)
+        before = self.input_norm, self.mlp_norm, self.embedding_norm
+        return (*before, *own, self.attention_out_norm, self.mlp_out_norm)
 
 
 class Heads(NamedTuple):
@@ -53,6 +64,8 @@ class Heads(NamedTuple):
     keys: int
     size: int
     scale: float
+    softcap: float = 0.0
+    """Limit of the scores' absolute values; 0 = none."""
 
 
 class Staged(NamedTuple):
@@ -93,47 +106,59 @@ class NativeDecoder:
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
-        rope: RopeTables, embedding: Tensor, dtype: torch.dtype, *, mix: nn.Module | None = None,
-        returns_normed: bool = False, limit: int | None = None,
+        ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, *, mix: nn.Module | None = None,
+        returns_normed: bool = False, limit: int | None = None, gelu: bool = False, embedding_scale: float = 1.0,
+        residual_scale: float = 1.0,
     ) -> None:  # fmt: skip
         """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
 
         `embedding` [tokens, H] is row-major. `mix` makes a drafter's first input of embedding and state side by side;
         `returns_normed` says which states it is fed back. `limit` is the longest sequence: positions stay below it, and
-        some RoPE tables change all their entries beyond it. Raises UnsupportedModelError for layers that the kernels
-        don't compute, and where there are none.
+        some RoPE tables change all their entries beyond it. The MLP's activation is GELU (its tanh form) or SiLU; the
+        scales are factors of the embeddings, and of what attention and MLP add. Raises UnsupportedModelError for layers
+        that the kernels don't compute, and where there are none.
         """
         found = kernels()
         if found is None:
             raise UnsupportedModelError("there are no native kernels on this machine")
         self._kernels = found
         self._kept: list[Any] = []  # what the structs point to
-        self._rope, self._dtype, self._limit = rope, dtype, limit
-        self._tables = (torch.empty(0, 0), torch.empty(0, 0))
+        self._ropes, self._dtype, self._limit = ropes, dtype, limit
+        self._tables = (torch.empty(len(ropes), 0, 0),) * 2  # [ropes, positions, rotated]
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
-        norms = (norm, *(part for layer in layers for part in _norms(layer)))
-        eps = {_epsilon(part) for part in norms if part is not None}
-        if len(eps) != 1:
-            raise UnsupportedModelError("norms differ in their epsilon")
-        self.hidden = _weight(layers[0].mlp_norm).shape[0]
-        self.intermediate: int = layers[0].mlp.gate_proj.out_features
+        self._norms = {
+            part: RMSNormForm.of(part, dtype)
+            for part in (norm, *(part for layer in layers for part in layer.norms))
+            if part is not None
+        }
+        forms = {(form.eps, form.rounds_twice) for form in self._norms.values()}
+        if len(forms) != 1:
+            raise UnsupportedModelError("norms differ in epsilon or rounding")
+        eps, rounds_twice = forms.pop()
+        self.hidden: int = embedding.shape[1]
+        self.intermediate: int = layers[0].mlp.down_proj.in_features
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         kinds = (torch.float32, torch.bfloat16)
-        if embedding.dtype not in kinds or embedding.shape[1] != self.hidden or not embedding.is_contiguous():
+        if embedding.dtype not in kinds or not embedding.is_contiguous():
             raise UnsupportedModelError(f"an embedding of {tuple(embedding.shape)} {embedding.dtype}")
         self._kept.append(embedding)
+        widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
+        together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
+        if widths and not together and widths != {heads.size}:
+            raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads) for layer in layers))
         self._grow(256)
         fits = (self.hidden % PANEL, self.intermediate % PANEL, heads.size % self._kernels.lanes)
-        if any(fits) or heads.queries % heads.keys or self._tables[0].shape[1] % 2:
+        if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
             raise UnsupportedModelError(f"sizes {self.hidden}, {self.intermediate}, {heads.size} don't fit the vectors")
         self._struct = Decoder(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, self.intermediate,
-            self._tables[0].shape[1], dtype == torch.bfloat16, eps.pop(), heads.scale, embedding.data_ptr(),
-            len(embedding), embedding.dtype == torch.bfloat16,
+            self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, gelu, eps, heads.scale,
+            heads.softcap, embedding_scale, residual_scale, embedding.data_ptr(), len(embedding),
+            embedding.dtype == torch.bfloat16,
             Linear() if mix is None else self._linear(mix, self.hidden, 2 * self.hidden),
-            None if norm is None else self._vector(_weight(norm)), returns_normed,
+            None if norm is None else self._vector(self._norms[norm].factors), returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
         )  # fmt: skip
         self._layer_weights = self._layers[0].weights
@@ -144,23 +169,32 @@ class NativeDecoder:
         width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
         return Layer(
-            self._linear(attention.q_proj, queries, width),
-            self._linear(attention.k_proj, keys, width),
-            self._linear(attention.v_proj, keys, width),
+            *self._linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", (queries, keys, keys), width),
             self._linear(attention.o_proj, self.hidden, queries),
-            self._linear(mlp.gate_proj, self.intermediate, self.hidden),
-            self._linear(mlp.up_proj, self.intermediate, self.hidden),
+            *self._linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", (self.intermediate,) * 2, self.hidden),
             self._linear(mlp.down_proj, self.hidden, self.intermediate),
-            *(None if norm is None else self._vector(_weight(norm)) for norm in _norms(layer)),
+            *(None if norm is None else self._vector(self._norms[norm].factors) for norm in layer.norms),
+            -1 if layer.rope is None else layer.rope,
             layer.window or 0,
             layer.normed_residual,
         )
+
+    def _linears(
+        self, module: Any, names: Sequence[str], joint: str, outputs: Sequence[int], inputs: int
+    ) -> list[Linear]:
+        """Linears with one input: by their `names`, or as parts of one that computes them all."""
+        whole = getattr(module, joint, None)
+        if whole is None:
+            return [self._linear(getattr(module, name), out, inputs) for name, out in zip(names, outputs, strict=True)]
+        self._linear(whole, sum(outputs), inputs)
+        starts = accumulate(outputs[:-1], initial=0)
+        return [whole.rows(first, out) for first, out in zip(starts, outputs, strict=True)]
 
     def _linear(self, module: nn.Module, outputs: int, inputs: int) -> Linear:
         if not isinstance(module, NativeLinear) or (module.out_features, module.in_features) != (outputs, inputs):
             raise UnsupportedModelError(f"{module} is no native linear of {inputs} to {outputs} features")
         self._kept.append(module)
-        return module.struct
+        return module.rows(0, outputs)
 
     def _vector(self, values: Tensor) -> int:
         """The address of float32 values, which are kept."""
@@ -171,9 +205,10 @@ class NativeDecoder:
     def _grow(self, positions: int) -> None:
         """Extend the RoPE tables to at least `positions`, but not beyond the longest sequence."""
         most = self._limit or positions + 1024
-        if min(positions, most) > len(self._tables[0]):
-            tables = self._rope(torch.arange(min(positions + -positions % 1024, most)).unsqueeze(0))
-            cosines, sines = (table.to(self._dtype)[0].float().contiguous() for table in tables)
+        if min(positions, most) > self._tables[0].shape[1]:
+            wanted = torch.arange(min(positions + -positions % 1024, most)).unsqueeze(0)
+            made = zip(*(rope(wanted) for rope in self._ropes), strict=True)
+            cosines, sines = (torch.cat(tables).to(self._dtype).float().contiguous() for tables in made)
             self._tables = (cosines, sines)
 
     @torch.inference_mode()
@@ -209,8 +244,9 @@ class NativeDecoder:
                 count, staged.columns, address(staged.cells), tokens.data_ptr(), addressof(lengths),
                 address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1],
                 staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
-                self._tables[1].data_ptr(), keys.data_ptr(), values.data_ptr(), cache.capacity, x.data_ptr(),
-                *above, addressof(boundaries), len(taps), tapped.data_ptr(), address(normed), address(scores),
+                self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
+                cache.capacity, x.data_ptr(), *above, addressof(boundaries), len(taps), tapped.data_ptr(),
+                address(normed), address(scores),
                 scratch.data_ptr(), threads_for(count * self._layer_weights),
             ),
         )  # fmt: skip
@@ -224,72 +260,45 @@ def _integers(values: Sequence[int]) -> Array[c_int64]:
     return (c_int64 * len(values))(*values)
 
 
-def transformers_decoder(model: Any) -> NativeDecoder | None:
-    """A transformers causal LM whose linears are native as a native decoder; None for other kinds of layers."""
-    try:
-        return _transformers_decoder(model)
-    except (UnsupportedModelError, AttributeError, TypeError) as error:
-        _LOG.debug("no native passes: %s", error)
-        return None
+class RMSNormForm(NamedTuple):
+    """What an RMSNorm computes, found by trying it: families write it in several ways."""
+
+    factors: Tensor  # [n] float32; Gemma's weights are 1 less
+    eps: float
+    rounds_twice: bool
+    """Whether the normed values are rounded before they are multiplied (Llama), or only after (Gemma, OLMo)."""
+
+    @property
+    def width(self) -> int:
+        """The number of features that are normed together."""
+        return len(self.factors)
+
+    @staticmethod
+    @torch.inference_mode()
+    def of(norm: nn.Module, dtype: torch.dtype) -> RMSNormForm:
+        """The form of a norm. Raises UnsupportedModelError for what is no RMSNorm."""
+        weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+        if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
+            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
+        x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(dtype)
+        wanted, wide = norm(x), x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        found = []
+        for factors in (weight.float(), 1 + weight.float()):
+            for twice in (True, False):
+                made = (normed.to(dtype) * factors.to(dtype)) if twice else (normed * factors).to(dtype)
+                if torch.allclose(made, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2):
+                    found.append((int((made != wanted).sum()), not twice, RMSNormForm(factors, eps, twice)))
+        if not found:
+            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
+        return min(found, key=lambda each: each[:2])[2]
 
 
-def _transformers_decoder(model: Any) -> NativeDecoder:
-    base, config = model.base_model, model.config.get_text_config()
-    layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
-    types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
-    windows = [plan.windows[kind] for kind in types]
-    parts = []
-    layer: Any
-    for layer, window in zip(layers, windows, strict=True):
-        _check_children(layer, {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
-        _check_children(layer.self_attn, {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm", "rotary_emb"})
-        _check_children(layer.mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
-        check_silu(layer.mlp.act_fn)
-        norms = layer.input_layernorm, layer.post_attention_layernorm
-        parts.append(LayerParts(layer.self_attn, layer.mlp, *norms, window=window))
-    _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
-    if type(base.embed_tokens) is not nn.Embedding:
-        raise UnsupportedModelError(f"{type(base.embed_tokens).__name__} is no plain embedding")
-    attention: Any = layers[0].self_attn
-    size = attention.head_dim
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, size, float(attention.scaling))
-    probe = torch.empty(0, dtype=model.dtype)
-    return NativeDecoder(
-        parts, base.norm, model.get_output_embeddings(), heads,
-        lambda positions: base.rotary_emb(probe, positions), base.embed_tokens.weight.detach(), model.dtype,
-        limit=context_limit(config),
-    )  # fmt: skip
-
-
-def _check_children(module: nn.Module, needed: set[str], allowed: Collection[str] = ()) -> None:
-    found = {name for name, _ in module.named_children()}
-    if not needed <= found or found - needed - set(allowed):
-        raise UnsupportedModelError(f"{type(module).__name__} has the parts {sorted(found)}")
-
-
-def check_silu(activation: Any) -> None:
-    """Raise UnsupportedModelError unless an activation is SiLU."""
+def is_gelu(activation: Callable[[Tensor], Tensor]) -> bool:
+    """Whether an activation is GELU in its tanh form. Raises UnsupportedModelError unless it is that or SiLU."""
     x = torch.linspace(-4, 4, 9)
-    if not torch.allclose(activation(x), nn.functional.silu(x), atol=1e-5):
-        raise UnsupportedModelError("the MLP's activation isn't SiLU")
-
-
-def _norms(layer: LayerParts) -> tuple[nn.Module | None, ...]:
-    """A layer's norms in the order of the kernels' struct; None for those it hasn't."""
-    of_heads = (getattr(layer.attention, name, None) for name in ("q_norm", "k_norm"))
-    found = (None if isinstance(norm, nn.Identity) else norm for norm in of_heads)
-    return (layer.input_norm, layer.mlp_norm, layer.embedding_norm, *found)
-
-
-def _weight(norm: nn.Module) -> Tensor:
-    weight = getattr(norm, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 1 or getattr(norm, "bias", None) is not None:
-        raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
-    return weight
-
-
-def _epsilon(norm: nn.Module) -> float:
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(eps, float):
-        raise UnsupportedModelError(f"{type(norm).__name__} has no epsilon")
-    return eps
+    if torch.allclose(activation(x), nn.functional.silu(x), atol=1e-5):
+        return False
+    if not torch.allclose(activation(x), nn.functional.gelu(x, approximate="tanh"), atol=1e-5):
+        raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU's tanh form")
+    return True

@@ -45,6 +45,8 @@ class Linear(Structure):
 
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+NORMS = ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm", "attention_out_norm", "mlp_out_norm")
+"""A layer's norms, in the order in which the kernels are given them."""
 
 
 class Layer(Structure):
@@ -52,8 +54,8 @@ class Layer(Structure):
 
     _fields_ = (
         *((name, Linear) for name in _LINEARS),
-        *((name, c_void_p) for name in ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm")),
-        ("window", c_int64), ("normed_residual", c_int64),
+        *((name, c_void_p) for name in NORMS),
+        *((name, c_int64) for name in ("rope", "window", "normed_residual")),
     )  # fmt: skip
 
     @property
@@ -68,7 +70,9 @@ class Decoder(Structure):
     _fields_ = (
         ("layers", POINTER(Layer)),
         *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
-        ("bf16", c_int64), ("eps", c_float), ("scale", c_float), ("embedding", c_void_p),
+        *((name, c_int64) for name in ("bf16", "norms_heads_together", "rounds_twice", "gelu")),
+        *((name, c_float) for name in ("eps", "scale", "softcap", "embedding_scale", "residual_scale")),
+        ("embedding", c_void_p),
         *((name, c_int64) for name in ("embeddings", "embedding_bf16")),
         ("mix", Linear), ("norm", c_void_p), ("returns_normed", c_int64), ("head", Linear), ("limit", c_int64),
     )  # fmt: skip
@@ -81,7 +85,9 @@ class NativePass(Structure):
         *((name, c_int64) for name in ("tokens", "columns")),
         *((name, c_void_p) for name in ("cells", "ids", "lengths", "parents")),
         *((name, c_int64) for name in ("parents_row", "start", "first", "slot")),
-        *((name, c_void_p) for name in ("cosines", "sines", "keys", "values")),
+        *((name, c_void_p) for name in ("cosines", "sines")),
+        ("positions", c_int64),
+        *((name, c_void_p) for name in ("keys", "values")),
         ("capacity", c_int64),
         *((name, c_void_p) for name in ("x", "above")),
         *((name, c_int64) for name in ("above_count", "above_first")),
@@ -173,7 +179,7 @@ def _compiled(compiler: str, flags: frozenset[str]) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_path(path) as made:
-        command = [compiler, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", str(made), *_openmp()]
+        command = [compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(made), *_openmp()]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     return path
 

@@ -7,6 +7,7 @@ same to the bit alone and in a batch, in a plain pass and in a tree.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from ctypes import byref
 from functools import cache
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eyas.errors import UnsupportedModelError
 from eyas.targets.linears import PrepackedLinear, can_prepack
-from eyas.targets.native.library import KINDS, Kernels, Linear, kernels
+from eyas.targets.native.library import KINDS, PANEL, Kernels, Linear, kernels
 
 
 def loaded_kernels() -> Kernels:
@@ -39,7 +41,7 @@ def threads_for(multiplications: int) -> int:
 def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinear] | None:
     """The fastest layout of weights on a device: native, oneDNN's or (None) PyTorch's own row-major one.
 
-    Measured once in a process, in some 50 ms: native weights are taken unless oneDNN's multiply 1, 4 and 16 tokens
+    Measured once in a process, in some 100 ms: native weights are taken unless oneDNN's multiply 1, 4 and 16 tokens
     faster by more than 5 %, or a prompt's 256 more than 1.5 times as fast.
     """
     if device.type != "cpu" or dtype not in KINDS:
@@ -49,23 +51,34 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
         return PrepackedLinear if prepacked else None
     if not prepacked:
         return NativeLinear
-    native, other = (_seconds(layout, dtype) for layout in (NativeLinear, PrepackedLinear))
+    native, other = _seconds((NativeLinear, PrepackedLinear), dtype)
     slower = sum(native[:3]) > 1.05 * sum(other[:3]) or native[3] > 1.5 * other[3]
     return PrepackedLinear if slower else NativeLinear
 
 
-def _seconds(layout: type[PrepackedLinear], dtype: torch.dtype) -> list[float]:
-    """The best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024."""
-    weights = [layout(nn.Linear(1024, 1024, bias=False, dtype=dtype).requires_grad_(False), False) for _ in range(6)]
-    found = []
-    for tokens, repeats in ((1, 4), (4, 4), (16, 4), (256, 2)):
-        x = torch.ones(tokens, 1024, dtype=dtype)
-        times = []
-        for weight in weights * repeats:
-            began = time.perf_counter()
-            weight.multiply(x)
-            times.append(time.perf_counter() - began)
-        found.append(min(times))
+def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> list[list[float]]:
+    """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024.
+
+    They take turns, on one thread: on a busy machine threads wait for each other, and the choice would be one of luck.
+    """
+    linears = [nn.Linear(1024, 1024, bias=False, dtype=dtype).requires_grad_(False) for _ in range(6)]
+    weights = [tuple(layout(linear, False) for layout in layouts) for linear in linears]
+    found: list[list[float]] = [[] for _ in layouts]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for tokens, repeats in ((1, 4), (4, 4), (16, 4), (256, 2)):
+            x = torch.ones(tokens, 1024, dtype=dtype)
+            times: list[list[float]] = [[] for _ in layouts]
+            for each in weights * repeats:
+                for weight, seconds in zip(each, times, strict=True):
+                    began = time.perf_counter()
+                    weight.multiply(x)
+                    seconds.append(time.perf_counter() - began)
+            for best, seconds in zip(found, times, strict=True):
+                best.append(min(seconds))
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 
@@ -81,20 +94,25 @@ class NativeLinear(PrepackedLinear):
     def restored(self) -> Tensor:
         return loaded_kernels().unpack(self._prepacked, self.out_features)
 
-    @property
-    def struct(self) -> Linear:
-        """What the kernels are told; valid as long as this module lives."""
+    def rows(self, first: int, outputs: int) -> Linear:
+        """Some outputs of this layer as the kernels take them; valid as long as this module lives.
+
+        Raises UnsupportedModelError if the first doesn't begin a panel.
+        """
+        if first % PANEL:
+            raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
+        weight, vectors = self._prepacked, (address(self._wide_bias), address(self._scale))  # no tensor operations here
         return Linear(
-            self._prepacked.data_ptr(), address(self._wide_bias), address(self._scale),
-            self.out_features, self.in_features, KINDS[self._prepacked.dtype],
+            weight.data_ptr() + first * self.in_features * weight.element_size(),
+            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype],
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(flat), self.out_features)
         loaded_kernels().linear(
-            byref(self.struct), flat.data_ptr(), len(flat), out.data_ptr(), self._dtype == torch.bfloat16,
-            threads_for(out.numel() * self.in_features),
+            byref(self.rows(0, self.out_features)), flat.data_ptr(), len(flat), out.data_ptr(),
+            self._dtype == torch.bfloat16, threads_for(out.numel() * self.in_features),
         )  # fmt: skip
         return out.to(self._dtype).view(*x.shape[:-1], self.out_features)
 

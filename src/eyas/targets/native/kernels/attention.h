@@ -57,7 +57,7 @@ struct Context {
     const T *keys, *values;
     const int64_t* columns;
     int64_t size, value_size;
-    float scale;
+    float scale, softcap;  // softcap: of the scores' absolute values (Gemma 2); 0 = none
     bool bf16;
 };
 
@@ -68,7 +68,10 @@ struct Query {
 };
 
 // The weights of a query's keys in place of their scores, zero beyond the last; returns one over their sum.
-inline float weigh(float* scores, int64_t count, int64_t padded) {
+inline float weigh(float* scores, int64_t count, int64_t padded, float softcap) {
+    if (softcap > 0)
+        for (int64_t j = 0; j < padded; j += LANES)
+            store(scores + j, mul(all(softcap), tangent(div(load(scores + j), all(softcap)))));
     constexpr float least = -std::numeric_limits<float>::infinity();
     for (int64_t j = count; j < padded; j++) scores[j] = least;
     vec highest = all(least);
@@ -108,7 +111,7 @@ void attend_together(const Context<T>& context, const Query* query, float* score
             for (int i = 0; i < KEYS; i++) scores[n * stride + j + i] = found[n * KEYS + i];
     }
     vec inverse[N];
-    for (int n = 0; n < N; n++) inverse[n] = all(weigh(scores + n * stride, query[n].count, padded));
+    for (int n = 0; n < N; n++) inverse[n] = all(weigh(scores + n * stride, query[n].count, padded, context.softcap));
     for (int64_t d = 0; d < context.value_size; d += WIDE * LANES) {
         const int64_t rest = (context.value_size - d) / LANES;
         vec mixed[N][WIDE] = {};

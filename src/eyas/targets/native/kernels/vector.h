@@ -118,7 +118,18 @@ inline vec exponential(vec x) {
     return times_power_of_two(add(fma(mul(r, r), p, r), all(1.0f)), n);
 }
 
+// The hyperbolic tangent.
+inline vec tangent(vec x) {
+    return sub(all(1.0f), div(all(2.0f), add(exponential(add(x, x)), all(1.0f))));
+}
+
 inline vec silu(vec x) { return div(x, add(exponential(sub(zero(), x)), all(1.0f))); }
+
+// GELU in its tanh form, x (1 + tanh u) / 2 = x / (1 + exp(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline vec gelu(vec x) {
+    vec u = mul(all(1.5957691216057308f), fma(mul(mul(x, x), x), all(0.044715f), x));  // twice that
+    return div(x, add(exponential(sub(zero(), u)), all(1.0f)));
+}
 
 inline uint16_t narrowed(float x) {  // bf16, of a value that one can hold
     uint32_t bits;

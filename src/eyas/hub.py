@@ -1,0 +1,79 @@
+"""Where a model is: on this disk, or on the Hub, which is asked once.
+
+transformers and huggingface_hub ask for every file, six times where the Hub can't be reached. So a name is looked up
+here first: on the disk if it looks like a path, else with a single request. What the Hub can't be asked about is taken
+from its cache, and from then on only that folder is read.
+"""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from eyas.errors import MissingModelError, ModelError
+
+
+def find_model(name: str | Path) -> str:
+    """The folder or file that `name` is, the Hub's cached copy if the Hub can't be reached, or else its Hub id.
+
+    Raises MissingModelError if there is no such model, and ModelError if nobody can say whether there is.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return str(path)
+    if _looks_like_path(str(name)):
+        raise MissingModelError(f"there is no {name}: {_what_is_there(path)}")
+    return _on_hub(str(name))
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name that isn't on the disk was meant to be: Hub ids are a name or OWNER/NAME."""
+    begins = name.startswith((".", "/", "~", os.sep)) or name.endswith(("/", os.sep))
+    parent = Path(name).parent
+    return begins or name.count("/") > 1 or (parent != Path() and parent.is_dir())
+
+
+def _what_is_there(path: Path) -> str:
+    """The nearest folder that exists above a missing path, and what in it is called almost like it."""
+    missing = path
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    folder = missing.parent
+    near = get_close_matches(missing.name, sorted(each.name for each in folder.iterdir()), n=3)
+    if near:
+        return f"did you mean {' or '.join(str(folder / each) for each in near)}?"
+    return f"{folder.resolve()} holds no {missing.name}"
+
+
+@cache
+def _on_hub(name: str) -> str:
+    """The id itself if the Hub has the model; its folder in the cache if the Hub doesn't answer."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=10)
+        return name
+    except EntryNotFoundError:  # the model is there, that file isn't: its reader says what it needs
+        return name
+    except HFValidationError:
+        raise MissingModelError(f"there is no {name}: it is no folder here and no Hub id (OWNER/NAME) either") from None
+    except GatedRepoError as error:
+        reason: Exception = error
+        advice = "accept its licence on the Hub, then log in: hf auth login"
+    except RepositoryNotFoundError:
+        raise MissingModelError(
+            f"there is no {name}: no such folder here, and no such model on the Hub, or a private one (hf auth login)"
+        ) from None
+    except Exception as error:  # noqa: BLE001  # of whichever HTTP library the Hub's client uses
+        reason = error
+        advice = "check the name and the network, or give a folder"
+    cached = try_to_load_from_cache(name, "config.json")
+    if isinstance(cached, str):
+        return str(Path(cached).parent)
+    first = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+    raise ModelError(
+        f"there is no folder {name} here, no copy in the Hub's cache, and the Hub doesn't give it ({first}): {advice}"
+    )

@@ -1,0 +1,69 @@
+"""Recipes for `eyas train` and sweeps for `eyas sweep`, found by name: YAML files that come with the package.
+
+With `extends: FILE`, or a list of files, a recipe overrides values of other recipes, key by key. Paths are relative to
+the recipe; the name of a recipe that comes with the package will do, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from eyas.config import read_yaml
+from eyas.errors import ConfigError
+
+FOLDER = Path(__file__).parent
+SWEEPS = "sweeps"
+"""The folder of the sweeps."""
+
+
+def find_recipe(name: str | Path, folder: str = "") -> Path:
+    """The file `name`, or else the one of that name in the package: `eagle3`, `demo/eagle3`; `folder` may be `SWEEPS`.
+
+    Raises ConfigError, which lists the names.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    known = {
+        path.relative_to(FOLDER / folder).with_suffix("").as_posix(): path
+        for path in sorted((FOLDER / folder).rglob("*.yaml"))
+        if folder or path.parent.name != SWEEPS
+    }
+    wanted = str(name).removesuffix(".yaml")
+    if wanted in known:
+        return known[wanted]
+    near = get_close_matches(wanted.rpartition("/")[2], known, n=1)
+    what = "sweep" if folder else "recipe"
+    raise ConfigError(
+        f"there is no file {name}, and no {what} of that name"
+        + (f": did you mean {near[0]}?" if near else "")
+        + f" (with eyas come {', '.join(known)})"
+    )
+
+
+def read_recipe(name: str | Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The values of a recipe merged over those of the files it extends; `extending` are the files that led here."""
+    path = find_recipe(name)
+    if path.resolve() in extending:
+        raise ConfigError(f"{path} extends itself through {', '.join(map(str, extending))}")
+    own = read_yaml(path)
+    bases = own.pop("extends", [])
+    if not isinstance(bases, (str, list)):
+        raise ConfigError(f"{path}: extends must be a file or a list of files, not {bases!r}")
+    values: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        beside = path.parent / str(base)
+        above = beside if beside.is_file() else find_recipe(str(base))
+        values = _merged(values, read_recipe(above, (*extending, path.resolve())))
+    return _merged(values, own)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested mappings; where both have a value, that of `over` counts."""
+    merged = dict(under)
+    for key, value in over.items():
+        there = under.get(key)
+        merged[key] = _merged(there, value) if isinstance(there, Mapping) and isinstance(value, Mapping) else value
+    return merged

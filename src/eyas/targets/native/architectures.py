@@ -1,0 +1,121 @@
+"""Which transformers models are decoders of Llama's kind, to be run as native passes, and how they are taken apart.
+
+Layers are recognised by what they consist of, never by a model's name: the names of their norms say where they stand,
+and what else a family does (factors, layers without RoPE, two RoPE tables) by the attributes that do it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.architecture import attention_plan, context_limit, decoder_layers
+from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, RopeTables, is_gelu
+
+_LOG = logging.getLogger("eyas")
+
+_NORMS: tuple[Mapping[str, str], ...] = (
+    {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},  # Llama and most others
+    {  # Gemma
+        "input_layernorm": "input_norm",
+        "post_attention_layernorm": "attention_out_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "mlp_out_norm",
+    },
+    {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "mlp_out_norm"},  # OLMo
+)
+"""A layer's norms by name, and which part of `LayerParts` each is."""
+_SEPARATE = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
+_FUSED = {"qkv_proj", "o_proj"}, {"gate_up_proj", "down_proj"}
+"""The linears of attention and MLP, each by itself or those with one input as one."""
+
+
+def transformers_decoder(model: Any) -> NativeDecoder | None:
+    """A transformers causal LM whose linears are native as a native decoder; None for other kinds of layers."""
+    try:
+        return _transformers_decoder(model)
+    except (UnsupportedModelError, AttributeError, TypeError, KeyError) as error:
+        _LOG.debug("no native passes: %s", error)
+        return None
+
+
+def _transformers_decoder(model: Any) -> NativeDecoder:
+    base, config = model.get_decoder(), model.config.get_text_config()
+    layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
+    types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
+    _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    kinds = sorted(set(types))
+    ropes = _rope_tables(base.rotary_emb, kinds, torch.empty(0, dtype=model.dtype))
+    parts, gelus, factors = [], set(), set()
+    layer: Any
+    for layer, kind in zip(layers, types, strict=True):
+        rope = kinds.index(kind) if len(ropes) > 1 else 0
+        parts.append(
+            LayerParts(
+                layer.self_attn,
+                layer.mlp,
+                **_layer_norms(layer),
+                window=plan.windows[kind],
+                rope=rope if getattr(layer.self_attn, "use_rope", True) else None,
+            )
+        )
+        gelus.add(is_gelu(getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn))
+        factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
+    if len(gelus) + len(factors) != 2:
+        raise UnsupportedModelError("layers differ in their activation or in the factor of what they add")
+    attention: Any = layers[0].self_attn
+    heads = Heads(
+        config.num_attention_heads, config.num_key_value_heads, attention.head_dim, float(attention.scaling),
+        float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+    )  # fmt: skip
+    return NativeDecoder(
+        parts, base.norm, model.get_output_embeddings(), heads, ropes, base.embed_tokens.weight.detach(), model.dtype,
+        limit=context_limit(config), gelu=gelus.pop(), residual_scale=factors.pop(),
+        embedding_scale=_embedding_scale(base),
+    )  # fmt: skip
+
+
+def _layer_norms(layer: Any) -> dict[str, Any]:
+    """The norms of a layer that has no other parts but attention and an MLP of Llama's kind."""
+    children = {name for name, child in layer.named_children() if not isinstance(child, nn.Dropout)}
+    names = next((names for names in _NORMS if children == {"self_attn", "mlp", *names}), None)
+    if names is None:
+        raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(children)}")
+    of_attention, of_mlp = _FUSED if hasattr(layer.self_attn, "qkv_proj") else _SEPARATE
+    _check_children(layer.self_attn, of_attention, {"q_norm", "k_norm", "rotary_emb"})
+    _check_children(layer.mlp, of_mlp, {"act_fn", "activation_fn"})
+    if dict(layer.self_attn.named_parameters(recurse=False)):
+        raise UnsupportedModelError(f"{type(layer.self_attn).__name__} has sinks or the like")
+    norms: dict[str, Any] = {"input_norm": None, "mlp_norm": None}
+    return norms | {part: getattr(layer, name) for name, part in names.items()}
+
+
+def _check_children(module: nn.Module, needed: set[str], allowed: Collection[str] = ()) -> None:
+    found = {name for name, _ in module.named_children()}
+    if not needed <= found or found - needed - set(allowed):
+        raise UnsupportedModelError(f"{type(module).__name__} has the parts {sorted(found)}")
+
+
+def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTables]:
+    """One table for all layers, or one for each of the attention `types`."""
+    if "layer_type" not in signature(rotary.forward).parameters:
+        return [partial(rotary, probe)]
+    return [partial(rotary, probe, layer_type=kind) for kind in types]
+
+
+def _embedding_scale(base: Any) -> float:
+    """The factor by which a decoder multiplies its embeddings: in the embedding itself, or after it."""
+    embedding, multiplier = base.embed_tokens, float(getattr(base, "embedding_multiplier", 1.0))
+    if type(embedding) is nn.Embedding:
+        return multiplier
+    scale = getattr(embedding, "embed_scale", None)
+    if not isinstance(scale, Tensor) or multiplier != 1.0:
+        raise UnsupportedModelError(f"{type(embedding).__name__} is no plain embedding")
+    return float(scale.to(embedding.weight.dtype))

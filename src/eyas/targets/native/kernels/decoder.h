@@ -1,0 +1,287 @@
+// A pass of a decoder's layers over the slot cache, in one parallel region: threads take pieces of each product from a
+// counter and wait for each other where a result is needed whole.
+//
+// The layers are those of Llama and its kin: RMSNorm before or after what a layer adds, grouped-query attention with RoPE
+// (biases and norms of queries and keys where there are any), a gated MLP. A drafter's first layer also reads
+// embeddings, each input under its own norm.
+// Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
+//
+// Shapes: T tokens of a pass, R rows, Q columns (cells of a row), H hidden size, D head size, V outputs of the head.
+
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "attention.h"
+#include "layer.h"
+
+namespace eyas {
+
+// Also known to native/library.py, field by field.
+struct Pass {
+    int64_t tokens, columns;             // T, Q
+    const int64_t* cells;                // [T] row * Q + column of each token; null = all cells
+    const int64_t* ids;                  // [T]
+    const int64_t* lengths;              // [R] committed columns
+    const int64_t* parents;              // [R, parents_row] see `Tree`
+    int64_t parents_row;                 // from row to row of `parents`, 0 = the same for all
+    int64_t start, first;                // the first staged column, the first that this pass writes
+    int64_t slot;                        // of row 0
+    const float *cosines, *sines;        // [ropes, positions, rotated]
+    int64_t positions;
+    char* const* keys;                   // for each layer [slots, kv_heads, C, D]
+    char* const* values;
+    int64_t capacity;                    // C
+    float* x;                            // [T, H] a drafter's states, then what leaves the last layer
+    const float* above;                  // [R, above_count, H] where a guess takes its parent's state from; or null
+    int64_t above_count, above_first;    // cells of a row there, the staged column of the first
+    const int64_t* taps;                 // boundaries, in the order of `tapped`
+    int64_t tap_count;
+    char* tapped;                        // [T, taps, H] in the model's dtype
+    char* final;                         // [T, H] after the final norm, or null
+    char* logits;                        // [T, V], or null
+    float* scratch;                      // [T, eyas_token_scratch]
+    int64_t threads;
+};
+
+constexpr int64_t PIECE = 4;  // panels that a thread takes at once
+constexpr int64_t BLOCK = 4;  // tokens whose attention it takes at once
+
+class Region {  // the threads of a pass
+  public:
+    explicit Region(int64_t phases) : counters_(new std::atomic<int64_t>[phases]()) {}
+    ~Region() { delete[] counters_; }
+
+    // Take pieces of `total` until none is left, then wait for the other threads.
+    template <class Work>
+    void share(int64_t phase, int64_t total, int64_t piece, const Work& work) {
+        for (;;) {
+            int64_t begin = counters_[phase].fetch_add(piece, std::memory_order_relaxed);
+            if (begin >= total) break;
+            work(begin, begin + piece < total ? begin + piece : total);
+        }
+#pragma omp barrier
+    }
+
+  private:
+    std::atomic<int64_t>* counters_;
+};
+
+// Write `size` floats as a T.
+inline void write(float* to, const float* from, int64_t size) { std::memcpy(to, from, size * sizeof(float)); }
+inline void write(uint16_t* to, const float* from, int64_t size) {
+    for (int64_t i = 0; i < size; i++) to[i] = narrowed(from[i]);
+}
+
+inline int64_t widest_input(const Decoder& decoder) {
+    bool embeds = decoder.mix.weight || (decoder.count && decoder.layers[0].embedding_norm);
+    return embeds ? 2 * decoder.hidden : decoder.hidden;
+}
+
+// Floats of scratch that each token takes.
+inline int64_t token_scratch(const Decoder& d) {
+    return widest_input(d) + d.hidden + (2 * d.heads + 2 * d.kv_heads) * d.size + d.intermediate;
+}
+
+template <class T>  // T: what the cache and the outputs hold
+void run(const Decoder& d, const Pass& pass) {
+    const int64_t tokens = pass.tokens, hidden = d.hidden, wide = widest_input(d);
+    const int64_t q_size = d.heads * d.size, kv_size = d.kv_heads * d.size, group = d.heads / d.kv_heads;
+    const int64_t head_stride = pass.capacity * d.size, slot_stride = d.kv_heads * head_stride;
+    const bool bf16 = d.bf16;
+    float* normed = pass.scratch;               // [T, wide]
+    float* residual = normed + tokens * wide;   // [T, H] what a layer adds to, if that isn't its input
+    float* q = residual + tokens * hidden;      // [T, heads, D]
+    float* k = q + tokens * q_size;             // [T, kv_heads, D]
+    float* v = k + tokens * kv_size;
+    float* mixed = v + tokens * kv_size;        // [T, heads, D]
+    float* gated = mixed + tokens * q_size;     // [T, intermediate]
+
+    auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
+    auto tap = [&](int64_t boundary, int64_t t, const float* state) {
+        for (int64_t i = 0; i < pass.tap_count; i++)
+            if (pass.taps[i] == boundary)
+                write(reinterpret_cast<T*>(pass.tapped) + (t * pass.tap_count + i) * hidden, state, hidden);
+    };
+    auto norm_or_copy = [&](const float* state, const float* weight, float* out) {
+        if (weight)
+            rms_norm(d, state, weight, hidden, out);
+        else
+            std::memcpy(out, state, hidden * sizeof(float));
+    };
+    const int64_t stage = pass.first - pass.start;  // staged columns of passes before this one
+    const int64_t most = pass.first + pass.columns, blocks = (tokens + BLOCK - 1) / BLOCK;
+    auto tree_of = [&](int64_t row) { return Tree{pass.parents ? pass.parents + row * pass.parents_row : nullptr}; };
+    const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm;
+    Region region(9 * d.count + 4);
+
+#pragma omp parallel num_threads(static_cast<int>(pass.threads))
+    {
+        int64_t phase = 0;
+        std::vector<float> scores(4 * (most + 2 * LANES));
+        std::vector<int64_t> columns(2 * most);
+
+        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+            float* state = pass.x + t * hidden;
+            if (pass.above) {
+                const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
+                const int64_t parent = std::max<int64_t>(tree_of(row).parent(column) - pass.above_first, 0);
+                std::memcpy(state, pass.above + (row * pass.above_count + parent) * hidden, hidden * sizeof(float));
+            }
+            if (!of_drafter) return embed(d, pass.ids[t], state);
+            embed(d, pass.ids[t], normed + t * wide);
+            if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
+        });
+        if (d.mix.weight)
+            region.share(phase++, panels(d.mix), PIECE, [&](int64_t first, int64_t stop) {
+                multiply(d.mix, normed, wide, tokens, first, stop, bf16,
+                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
+            });
+
+        for (int64_t index = 0; index < d.count; index++) {
+            const Layer& layer = d.layers[index];
+            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+                float* state = pass.x + t * hidden;
+                float* out = normed + t * wide;
+                tap(index, t, state);
+                if (layer.embedding_norm) {
+                    rms_norm(d, out, layer.embedding_norm, hidden, out);
+                    out += hidden;
+                }
+                norm_or_copy(state, layer.input_norm, out);
+                if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
+            });
+
+            const int64_t of_q = panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
+            region.share(phase++, of_q + of_k + of_v, PIECE, [&](int64_t first, int64_t stop) {
+                auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
+                    int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
+                    if (a < b)
+                        multiply(linear, normed, wide, tokens, a, b, bf16,
+                                 [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
+                };
+                part(layer.q, 0, q, q_size);
+                part(layer.k, of_q, k, kv_size);
+                part(layer.v, of_q + of_k, v, kv_size);
+            });
+
+            T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * slot_stride;
+            T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * slot_stride;
+            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+                const int64_t cell = cell_of(t), column = pass.first + cell % pass.columns;
+                const int64_t row = cell / pass.columns;
+                int64_t position = pass.lengths[row] + tree_of(row).depth(column - pass.start) - 1;
+                if (d.limit) position = std::min(position, d.limit - 1);
+                const int64_t entry = (std::max<int64_t>(layer.rope, 0) * pass.positions + position) * d.rotated;
+                auto turn = [&](float* head) {
+                    if (layer.rope >= 0) rotate(head, pass.cosines + entry, pass.sines + entry, d.rotated, bf16);
+                };
+                norm_heads(d, q + t * q_size, layer.q_norm, d.heads);
+                norm_heads(d, k + t * kv_size, layer.k_norm, d.kv_heads);
+                for (int64_t h = 0; h < d.heads; h++) turn(q + t * q_size + h * d.size);
+                for (int64_t h = 0; h < d.kv_heads; h++) {
+                    float* key = k + t * kv_size + h * d.size;
+                    turn(key);
+                    const int64_t at = row * slot_stride + h * head_stride + column * d.size;
+                    write(keys + at, key, d.size);
+                    write(values + at, v + t * kv_size + h * d.size, d.size);
+                }
+            });
+
+            // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
+            region.share(phase++, d.kv_heads * blocks, 1, [&](int64_t unit, int64_t) {
+                const int64_t h = unit / blocks, stop = std::min(tokens, (unit % blocks + 1) * BLOCK);
+                for (int64_t t = unit % blocks * BLOCK; t < stop;) {
+                    const int64_t row = cell_of(t) / pass.columns;
+                    int64_t *held = columns.data(), *next = columns.data() + most, counts[BLOCK], count = 0, length = 0;
+                    const int64_t* list = nullptr;
+                    for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
+                        const int64_t column = stage + cell_of(t + count) % pass.columns;
+                        const int64_t* found =
+                            visible(pass.lengths[row], pass.start, tree_of(row), column, layer.window, next, length);
+                        if (count && (length < counts[count - 1] || std::memcmp(found, list, counts[count - 1] * sizeof(int64_t))))
+                            break;
+                        counts[count] = length;
+                        list = found;
+                        std::swap(held, next);
+                    }
+                    const int64_t base = row * slot_stride + h * head_stride;
+                    Queries<T> queries({keys + base, values + base, list, d.size, d.size, d.scale, d.softcap, bf16}, scores.data());
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t g = h * group; g < (h + 1) * group; g++) {
+                            const int64_t head = (t + i) * q_size + g * d.size;
+                            queries.add(q + head, mixed + head, counts[i]);
+                        }
+                    queries.finish();
+                    t += count;
+                }
+            });
+
+            // What attention or MLP adds to `before`: at once, or put aside until all of it is there to be normed.
+            auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, bool aside) {
+                region.share(phase++, panels(linear), PIECE, [&](int64_t first, int64_t stop) {
+                    multiply(linear, x, ldx, tokens, first, stop, bf16,
+                             [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
+                                 if (aside) return put(normed + t * wide, o, hidden, sum);
+                                 for (int part = 0; part < PARTS; part++) {
+                                     const int64_t at = t * hidden + o + part * LANES;
+                                     store(pass.x + at, added(d, load(before + at), sum[part]));
+                                 }
+                             });
+                });
+            };
+            auto add_normed = [&](int64_t t, const float* before, const float* weight) {
+                float* output = normed + t * wide;
+                rms_norm(d, output, weight, hidden, output);
+                for (int64_t i = 0, at = t * hidden; i < hidden; i += LANES, at += LANES)
+                    store(pass.x + at, added(d, load(before + at), load(output + i)));
+            };
+            const float* before = layer.normed_residual ? residual : pass.x;
+            product(layer.o, mixed, q_size, before, layer.attention_out_norm);
+            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+                if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
+                norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);
+            });
+            region.share(phase++, panels(layer.gate), PIECE, [&](int64_t first, int64_t stop) {
+                auto keep = [bf16](vec x) { return bf16 ? rounded(x) : x; };
+                multiply(layer.gate, normed, wide, tokens, first, stop, bf16,
+                         [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+                             for (vec& gate : sum) gate = keep(activation(d, gate));
+                             put(gated + t * d.intermediate, o, d.intermediate, sum);
+                         });
+                multiply(layer.up, normed, wide, tokens, first, stop, bf16,
+                         [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+                             const float* gate = gated + t * d.intermediate + o;
+                             for (int part = 0; part < PARTS; part++)
+                                 sum[part] = keep(mul(load(gate + part * LANES), sum[part]));
+                             put(gated + t * d.intermediate, o, d.intermediate, sum);
+                         });
+            });
+            product(layer.down, gated, d.intermediate, pass.x, layer.mlp_out_norm);
+            if (layer.mlp_out_norm)
+                region.share(phase++, tokens, 1, [&](int64_t t, int64_t) { add_normed(t, pass.x, layer.mlp_out_norm); });
+        }
+
+        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+            float* out = normed + t * wide;
+            tap(d.count, t, pass.x + t * hidden);
+            norm_or_copy(pass.x + t * hidden, d.norm, out);
+            tap(d.count + 1, t, out);
+            if (d.returns_normed) std::memcpy(pass.x + t * hidden, out, hidden * sizeof(float));
+            if (pass.final) write(reinterpret_cast<T*>(pass.final) + t * hidden, out, hidden);
+        });
+        if (pass.logits)
+            region.share(phase++, panels(d.head), PIECE, [&](int64_t first, int64_t stop) {
+                multiply(d.head, normed, wide, tokens, first, stop, bf16,
+                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
+                             put(reinterpret_cast<T*>(pass.logits) + t * d.head.out, o, d.head.out, sum);
+                         });
+            });
+    }
+}
+
+}  // namespace eyas

@@ -1,0 +1,108 @@
+// A decoder layer as the kernels know it, and what it does to one token: norms, RoPE, activation, residual.
+//
+// Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
+//
+// Shapes: T tokens of a pass, H hidden size, D head size.
+#pragma once
+
+#include <cmath>
+
+#include "linear.h"
+
+namespace eyas {
+
+// The structs are also known to native/library.py, field by field.
+struct Layer {
+    Linear q, k, v, o, gate, up, down;
+    const float *input_norm, *mlp_norm;  // [H] or null
+    const float* embedding_norm;         // [H] of a drafter's first layer, which reads embeddings too; else null
+    const float *q_norm, *k_norm;        // [D], or of all heads together [heads * D]; or null
+    const float *attention_out_norm, *mlp_out_norm;  // [H] of what attention and MLP add; or null
+    int64_t rope;                        // which RoPE tables; -1 = none
+    int64_t window;                      // latest positions that a token sees; 0 = all
+    int64_t normed_residual;             // whether the layer adds to the normed input instead of the input
+};
+
+struct Decoder {
+    const Layer* layers;
+    int64_t count, hidden, heads, kv_heads, size, intermediate;
+    int64_t rotated;                     // leading features of a head that RoPE rotates
+    int64_t bf16;
+    int64_t norms_heads_together, rounds_twice, gelu;  // see `norm_heads`, `rms_norm`, `activation`
+    float eps, scale, softcap;           // scale and softcap: of attention's scores, see `Context`
+    float embedding_scale, residual_scale;  // factors of the embeddings, of what attention and MLP add
+    const void* embedding;               // [embeddings, H] row-major
+    int64_t embeddings, embedding_bf16;
+    Linear mix;                          // of embedding and state side by side, before the first layer; or none
+    const float* norm;                   // [H] or null
+    int64_t returns_normed;              // whether the states that come back are those after the norm
+    Linear head;                         // or none
+    int64_t limit;                       // positions stay below it; 0 = there is no limit
+};
+
+// RMSNorm. Llama's rounds the normed value before it is multiplied by the weight and after, Gemma's and OLMo's only after.
+inline void rms_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
+    vec squares = zero();
+    for (int64_t i = 0; i < size; i += LANES) squares = fma(load(x + i), load(x + i), squares);
+    vec factor = all(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + d.eps));
+    for (int64_t i = 0; i < size; i += LANES) {
+        vec normed = mul(load(x + i), factor);
+        vec done = mul(d.bf16 && d.rounds_twice ? rounded(normed) : normed, load(weight + i));
+        store(out + i, d.bf16 ? rounded(done) : done);
+    }
+}
+
+// The norm of queries or keys, head by head or (OLMo) of all heads as one vector.
+inline void norm_heads(const Decoder& d, float* x, const float* weight, int64_t heads) {
+    if (!weight) return;
+    const int64_t size = d.norms_heads_together ? heads * d.size : d.size;
+    for (int64_t at = 0; at < heads * d.size; at += size) rms_norm(d, x + at, weight, size, x + at);
+}
+
+// Rotate one head in place (half-split layout).
+inline void rotate(float* head, const float* cosine, const float* sine, int64_t rotated, bool bf16) {
+    int64_t half = rotated / 2;
+    auto keep = [bf16](vec x) { return bf16 ? rounded(x) : x; };
+    auto turn = [&](float* left, float* right, const float* c, const float* s, int64_t shift) {
+        vec a = load(left), b = load(right);
+        vec first = add(keep(mul(a, load(c))), keep(mul(sub(zero(), b), load(s))));
+        vec second = add(keep(mul(b, load(c + shift))), keep(mul(a, load(s + shift))));
+        store(left, keep(first));
+        store(right, keep(second));
+    };
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) turn(head + i, head + half + i, cosine + i, sine + i, half);
+    if (i < half) {  // fewer features than lanes
+        float left[LANES] = {}, right[LANES] = {}, c[2 * LANES] = {}, s[2 * LANES] = {};
+        int64_t rest = (half - i) * sizeof(float);
+        std::memcpy(left, head + i, rest), std::memcpy(right, head + half + i, rest);
+        std::memcpy(c, cosine + i, rest), std::memcpy(c + LANES, cosine + half + i, rest);
+        std::memcpy(s, sine + i, rest), std::memcpy(s + LANES, sine + half + i, rest);
+        turn(left, right, c, s, LANES);
+        std::memcpy(head + i, left, rest), std::memcpy(head + half + i, right, rest);
+    }
+}
+
+inline void embed(const Decoder& d, int64_t token, float* out) {
+    const int64_t at = token * d.hidden;
+    for (int64_t i = 0; i < d.hidden; i += LANES) {
+        vec values = d.embedding_bf16 ? load(static_cast<const uint16_t*>(d.embedding) + at + i)
+                                      : load(static_cast<const float*>(d.embedding) + at + i);
+        values = mul(values, all(d.embedding_scale));
+        store(out + i, d.bf16 ? rounded(values) : values);
+    }
+}
+
+inline vec activation(const Decoder& d, vec x) { return d.gelu ? gelu(x) : silu(x); }
+
+// A state with an output of attention or MLP added to it.
+inline vec added(const Decoder& d, vec state, vec output) {
+    if (d.residual_scale != 1.0f) {
+        output = mul(output, all(d.residual_scale));
+        if (d.bf16) output = rounded(output);
+    }
+    vec next = add(state, output);
+    return d.bf16 ? rounded(next) : next;
+}
+
+}  // namespace eyas

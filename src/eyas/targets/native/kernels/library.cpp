@@ -1,0 +1,121 @@
+// What native/library.py calls: packing weights, single products, attention, guesses, noise, and whole passes.
+#include <type_traits>
+
+#include "attention.h"
+#include "decoder.h"
+#include "guess.h"
+#include "gumbel.h"
+
+using namespace eyas;
+
+extern "C" {
+
+int64_t eyas_lanes() { return LANES; }
+
+// Pack a row-major weight [out, in], whose values take `bytes_of(kind)`, into panels; what an incomplete one lacks is 0.
+void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* packed) {
+    const int64_t bytes = bytes_of(kind), count = (out + PANEL - 1) / PANEL;
+#pragma omp parallel for
+    for (int64_t panel = 0; panel < count; panel++)
+        for (int lane = 0; lane < PANEL; lane++) {
+            const int64_t row = panel * PANEL + lane;
+            char* to = packed + (panel * in * PANEL + place(kind, lane)) * bytes;
+            for (int64_t i = 0; i < in; i++, to += PANEL * bytes) {
+                if (row < out)
+                    std::memcpy(to, weight + (row * in + i) * bytes, bytes);
+                else
+                    std::memset(to, 0, bytes);
+            }
+        }
+}
+
+// The row-major weight [out, in] of a packed one.
+void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char* weight) {
+    const int64_t bytes = bytes_of(kind);
+#pragma omp parallel for
+    for (int64_t row = 0; row < out; row++) {
+        const char* from = packed + (row / PANEL * in * PANEL + place(kind, static_cast<int>(row % PANEL))) * bytes;
+        for (int64_t i = 0; i < in; i++, from += PANEL * bytes) std::memcpy(weight + (row * in + i) * bytes, from, bytes);
+    }
+}
+
+// x [tokens, in] times a packed weight -> out [tokens, out]
+void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* out, int64_t bf16, int64_t threads) {
+    Region region(1);
+#pragma omp parallel num_threads(static_cast<int>(threads))
+    region.share(0, panels(*linear), PIECE, [&](int64_t first, int64_t stop) {
+        multiply(*linear, x, linear->in, tokens, first, stop, bf16,
+                 [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });
+    });
+}
+
+// Attention [rows, columns, heads, value_size] of queries [rows, heads, columns, size] over keys and values whose rows
+// and heads are `strides` apart: row and head of the keys, row and head of the values.
+void eyas_attention(const float* queries, const void* keys, const void* values, const uint8_t* seen, float* out,
+                    const int64_t* sizes, const int64_t* strides, float scale, int64_t bf16, int64_t threads) {
+    const int64_t rows = sizes[0], heads = sizes[1], columns = sizes[2], size = sizes[3], kv_heads = sizes[4],
+                  most = sizes[5], value_size = sizes[6], group = heads / kv_heads;
+    auto run = [&](auto* all_keys, auto* all_values) {
+        Region region(1);
+#pragma omp parallel num_threads(static_cast<int>(threads))
+        {
+            std::vector<float> scores(4 * (most + 2 * LANES));
+            std::vector<int64_t> list(most);
+            region.share(0, rows * kv_heads * columns, 1, [&](int64_t unit, int64_t) {
+                const int64_t column = unit % columns, h = unit / columns % kv_heads, row = unit / columns / kv_heads;
+                const int64_t count = visible(seen + (row * columns + column) * most, most, list.data());
+                using T = std::remove_const_t<std::remove_pointer_t<decltype(all_keys)>>;
+                Queries<T> together({all_keys + row * strides[0] + h * strides[1],
+                                     all_values + row * strides[2] + h * strides[3], list.data(), size, value_size,
+                                     scale, 0, bf16 != 0}, scores.data());
+                for (int64_t g = h * group; g < (h + 1) * group; g++)
+                    together.add(queries + ((row * heads + g) * columns + column) * size,
+                                 out + ((row * columns + column) * heads + g) * value_size, count);
+                together.finish();
+            });
+        }
+    };
+    if (bf16)
+        run(static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values));
+    else
+        run(static_cast<const float*>(keys), static_cast<const float*>(values));
+}
+
+// The `count` greatest log-probabilities of each of `tokens` rows of logits [V], and what they belong to: `ids` [V] of
+// them, or their places in the row if that is null.
+void eyas_guess(const void* logits, int64_t tokens, int64_t size, int64_t bf16, const int64_t* ids, int64_t count,
+                float* scores, int64_t* found, int64_t threads) {
+#pragma omp parallel for num_threads(static_cast<int>(threads))
+    for (int64_t t = 0; t < tokens; t++) {
+        if (bf16)
+            guess(static_cast<const uint16_t*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
+        else
+            guess(static_cast<const float*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
+    }
+}
+
+// Noise [rows, steps, count] of the tokens `ids` at positions [rows, steps], with a seed for each row.
+void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, int64_t steps, const int64_t* ids,
+                 int64_t count, float* out, int64_t threads) {
+    constexpr int64_t piece = 1024;
+    const int64_t pieces = (count + piece - 1) / piece;
+#pragma omp parallel for num_threads(static_cast<int>(threads))
+    for (int64_t unit = 0; unit < rows * steps * pieces; unit++) {
+        const int64_t at = unit / pieces, first = unit % pieces * piece;
+        gumbel(seeds[at / steps], positions[at], ids + first, std::min(piece, count - first), out + at * count + first);
+    }
+}
+
+int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
+
+// Returns 0, or 1 without running where a token has no embedding.
+int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
+    for (int64_t t = 0; t < pass->tokens; t++)
+        if (pass->ids[t] < 0 || pass->ids[t] >= decoder->embeddings) return 1;
+    if (decoder->bf16)
+        run<uint16_t>(*decoder, *pass);
+    else
+        run<float>(*decoder, *pass);
+    return 0;
+}
+}

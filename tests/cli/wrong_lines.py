@@ -1,0 +1,168 @@
+"""A hundred wrong command lines over every verb, and a program that runs them one after the other.
+
+As a program it reads lines as JSON from standard input, and writes for each what became of it: exit code, output, and
+the heavy modules that were imported by then. `{f}` stands for a folder with the files that `make_files` makes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+HEAVY = ("torch", "transformers", "fastapi", "matplotlib", "scipy", "optuna")
+
+_GENERATE = "generate demo --prompt x"
+_PAIR = f"{_GENERATE} --draft-model demo"
+_SERVE = "serve demo --port 0"
+_VERIFY = "verify demo --draft-model demo --prompt-file {f}/prompts.jsonl"
+_EXPORT = "export demo --to vllm -o {f}/out"
+_PLAN = "plan demo --samples 10 --length 10"
+_PREPARE = "data prepare stdlib -o {f}/out"
+_REGENERATE = "data regenerate demo --chats {f}/chats.jsonl -o {f}/out.jsonl"
+_CAPTURE = "data capture --model demo --chats {f}/chats.jsonl -o {f}/out"
+_BENCH = "bench demo --draft-model demo --prompt-file {f}/prompts.jsonl"
+_TREES = "bench trees demo --draft-model demo --prompt-file {f}/prompts.jsonl"
+_CHECKPOINTS = "bench checkpoints {f}/empty --prompt-file {f}/prompts.jsonl"
+_LOAD = "bench serve --prompt-file {f}/prompts.jsonl"
+
+LINES: list[tuple[str, str]] = [
+    # verbs and groups
+    ("generat demo", "No such command 'generat'"),
+    ("data prepar stdlib", "No such command 'prepar'"),
+    ("bench chekpoints run", "No such command 'chekpoints'"),
+    ("--no-such-option", "--no-such-option"),
+    # generate
+    ("generate --prompt x", "which target?"),
+    ("generate demo", "give either --prompt TEXT or --prompt-file FILE"),
+    ("generate demo Hi", "the text to answer is given with --prompt"),
+    ("generate ./mien --prompt x", "there is no ./mien"),
+    ("generate {f}/prompts --prompt x", "did you mean {f}/prompts.jsonl"),
+    ("generate {f}/empty --prompt x", "holds no config.json"),
+    ("generate {f}/prompts.jsonl --prompt x", "is a file: give the folder"),
+    ("generate ~/no-such-folder --prompt x", "there is no ~/no-such-folder"),
+    ("generate a/b/c/d --prompt x", "there is no a/b/c/d"),
+    ("generate demo --model other --prompt x", "leave out one"),
+    (f"{_GENERATE} --raw --prompt-file {{f}}/prompts.jsonl", "give either --prompt TEXT or --prompt-file FILE"),
+    ("generate demo --prompt-file {f}/none.jsonl", "does not exist"),
+    ("generate demo --prompt-file {f}/no_rows.jsonl", "has no rows"),
+    (f"{_GENERATE} --temperature -1", "--temperature -1"),
+    (f"{_GENERATE} --temperature warm", "Invalid value for '--temperature'"),
+    (f"{_GENERATE} --top-p 2", "--top-p 2"),
+    (f"{_GENERATE} --max-new-tokens 0", "--max-new-tokens"),
+    (f"{_GENERATE} --batch-size none", "--batch-size"),
+    (f"{_GENERATE} --dtype int8", "'int8' is not one of"),
+    (f"{_GENERATE} --attention flash", "'flash' is not one of"),
+    (f"{_GENERATE} --quantize int4", "--quantize"),
+    (f"{_GENERATE} --quantize int8 --compile", "leave out --compile"),
+    (f"{_GENERATE} --device toaster", "unknown device 'toaster'"),
+    (f"{_GENERATE} --tensor-parallel-size 2", "--engine vllm"),
+    (f"{_GENERATE} --tree chain:2", "--tree needs a drafter"),
+    (f"{_GENERATE} --acceptance typical", "--acceptance needs a drafter"),
+    (f"{_PAIR} --tree dynamic:5,6", "unknown tree 'dynamic:5,6'"),
+    (f"{_PAIR} --tree chain:0", "length must be at least 1"),
+    (f"{_PAIR} --tree static:oak", "unknown static tree 'oak'"),
+    (f"{_PAIR} --tree auto:x", "unknown tree 'auto:x'"),
+    (f"{_PAIR} --tree shared:4,4,0", "budget must be at least 1"),
+    (f"{_PAIR} --tree chain:2 -n 2", "give one of them"),
+    (f"{_PAIR} -n many", "write a number of at least 1, or auto"),
+    (f"{_PAIR} --method medusa", "unknown method 'medusa'"),
+    (f"{_PAIR} --method none", "would be ignored"),
+    (f"{_PAIR} --acceptance kind", "unknown acceptance 'kind'"),
+    (f"{_PAIR} --acceptance typical:2,1", "epsilon 2.0"),
+    (f"{_PAIR} --tree chain:2 --costs {{f}}/costs.json", "--costs are measured for --tree auto only"),
+    (f"{_PAIR} --draft-weights none.bin", "holds no such file"),
+    (f"{_GENERATE} --draft-model ../mien", "there is no ../mien"),
+    (f"{_GENERATE} --speculative-config {{", "--speculative-config is no JSON"),
+    (f'{_GENERATE} --speculative-config {{"method":"ngram"}}', "eyas takes EAGLE drafters"),
+    (f"{_GENERATE} --speculative-algorithm NGRAM", "--speculative-algorithm NGRAM"),
+    # chat, demo
+    ("chat ./mien", "there is no ./mien"),
+    ("chat demo --min-p 3", "--min-p 3"),
+    ("chat demo --draft-model ./mien", "there is no ./mien"),
+    ("demo --tree bush", "unknown tree 'bush'"),
+    ("demo --dtype int8", "'int8' is not one of"),
+    # serve
+    ("serve", "which target?"),
+    ("serve ./mien", "there is no ./mien"),
+    (f"{_SERVE} --port 99999", "--port"),
+    (f"{_SERVE} --log-format xml", "'xml' is not one of"),
+    (f"{_SERVE} --draft-model demo --tree bush", "unknown tree 'bush'"),
+    (f"{_SERVE} --draft-model {{f}}/none", "there is no {f}/none"),
+    (f"{_SERVE} --export-to {{f}}/out", "about other engines"),
+    # verify, inspect, doctor, export
+    ("verify demo --draft-model demo", "Missing option '--prompt-file'"),
+    (f"{_VERIFY} --tree bush", "unknown tree 'bush'"),
+    (f"{_VERIFY} --temperatures hot", "write numbers with commas"),
+    (f"{_VERIFY} --batch-sizes 0", "at least 1"),
+    ("verify demo --draft-model ./mien --prompt-file {f}/prompts.jsonl", "there is no ./mien"),
+    ("inspect ./mien", "there is no ./mien"),
+    ("inspect demo --model ./mien", "there is no ./mien"),
+    ("inspect", "Missing argument 'DIR_OR_ID'"),
+    ("doctor demo --draft-model ./mien", "there is no ./mien"),
+    ("doctor demo --draft-model demo --fix {f}", "exists and isn't empty"),
+    ("doctor demo --draft-model demo -n 0", "--num-speculative-tokens"),
+    ("export ./mien --to vllm -o {f}/out", "there is no ./mien"),
+    ("export demo --to nobody -o {f}/out", "'nobody' is not one of"),
+    (f"{_EXPORT} --model ./mien", "there is no ./mien"),
+    (f"{_EXPORT} --taps a,b", "--taps 'a,b'"),
+    (f"{_EXPORT} --target demo", "No such option: --target"),
+    # plan, train, sweep
+    ("plan ./mien --samples 10 --length 10", "there is no ./mien"),
+    (f"{_PLAN} --taps low", "--taps low"),
+    (f"{_PLAN} --final some", "--final some"),
+    (f"{_PLAN} --states fp4", "'fp4' is not one of"),
+    ("train eagle33", "did you mean eagle3?"),
+    ("train {f}/none.yaml", "there is no file {f}/none.yaml"),
+    ("train eagle3 drafter", "must look like key=value"),
+    ("train {f}/empty.yaml", "one section, `lm` or `drafter`"),
+    ("sweep eagl3", "did you mean eagle3?"),
+    ("sweep eagle3 serach=grid", "did you mean search?"),
+    # data
+    ("data prepare {f}/none.jsonl -o {f}/out", "there is no file or folder"),
+    (f"{_PREPARE} --model ./mien", "there is no ./mien"),
+    (f"{_PREPARE} --too-long burn", "'burn' is not one of"),
+    (f"{_PREPARE} --near-duplicates 7", "--near-duplicates 7"),
+    (f"{_REGENERATE} --turns some", "'some' is not one of"),
+    (f"{_REGENERATE} --endpoint http://x --batch-read {{f}}/chats.jsonl", "give one of them"),
+    ("data regenerate ./mien --chats {f}/chats.jsonl -o {f}/out.jsonl", "there is no ./mien"),
+    ("data capture --model ./mien --chats {f}/chats.jsonl -o {f}/out", "there is no ./mien"),
+    (f"{_CAPTURE} --final some", "--final some"),
+    # bench
+    (f"{_BENCH} --tree bush", "unknown tree 'bush'"),
+    (f"{_BENCH} --output {{f}}/none/report.json", "there is no directory {f}/none"),
+    (f"{_TREES} --chain 0", "--chain '0'"),
+    (f"{_CHECKPOINTS} --tree bush", "unknown tree 'bush'"),
+    (_LOAD, "say how requests arrive"),
+    (f"{_LOAD} --concurrency 1", "no server to measure"),
+    ("bench report {f}/empty -o {f}/none/report.html", "there is no directory {f}/none"),
+]
+"""(command line, what its message says)."""
+
+
+def make_files(folder: Path) -> None:
+    """The files that the lines name: what they read is there, so that only what is wrong is wrong."""
+    (folder / "empty").mkdir()
+    (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n', encoding="utf-8")
+    (folder / "no_rows.jsonl").write_text("", encoding="utf-8")
+    (folder / "empty.yaml").write_text("{}\n", encoding="utf-8")
+    chat = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    (folder / "chats.jsonl").write_text(json.dumps(chat) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Run the lines of standard input in this process, which imports nothing heavy by itself."""
+    from typer.testing import CliRunner
+
+    from eyas.cli.app import app
+
+    for words in json.load(sys.stdin):
+        result = CliRunner().invoke(app, words)
+        unhandled = result.exception is not None and not isinstance(result.exception, SystemExit)
+        heavy = [name for name in HEAVY if name in sys.modules]
+        found = {"code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr, "heavy": heavy}
+        print(json.dumps(found | {"unhandled": repr(result.exception) if unhandled else ""}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
