@@ -18,7 +18,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from transformers.utils import logging as transformers_logging
 
 from eyas.assets import DEMO_TARGET, named_target
-from eyas.errors import ModelError, UnsupportedModelError, UsageError
+from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter, tokenizer_source
@@ -215,7 +215,7 @@ def read_config(name: str) -> Any:
     if adapter is not None and not adapter.beside:
         try:
             return read_config(adapter.base)
-        except ModelError as error:
+        except (ModelError, MissingModelError) as error:
             raise ModelError(f"the {adapter}, needs its base model: {error}") from error
     if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
         raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")

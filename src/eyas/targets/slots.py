@@ -235,8 +235,8 @@ class ShapeProbe(Cache):  # type: ignore[misc]
         cached = range(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
         if sorted(self.shapes) != list(cached):
             raise UnsupportedModelError(
-                f"{config.model_type}: only {len(self.shapes)} of {len(cached)} layers use the key-value cache; a state "
-                "kept elsewhere can't be rolled back after a rejected guess"
+                f"{config.model_type}: only {len(self.shapes)} of {len(cached)} layers use the key-value cache; a "
+                "state kept elsewhere can't be rolled back after a rejected guess"
             )
         return [self.shapes[i] for i in cached]
 
