@@ -35,7 +35,7 @@ from eyas.engine import Engine, Speculation
 from eyas.errors import EyasError
 from eyas.files import write_json, write_text
 from eyas.targets import Target, load_target
-from eyas.targets.architecture import causal_lm_class, refuse_unsupported
+from eyas.targets.architecture import model_class, refuse_unsupported
 from eyas.tree import parse_tree
 from eyas.types import Completion, Request, SamplingParams, Stats
 from tests import tiny
@@ -138,10 +138,8 @@ def try_type(kind: str, folder: Path) -> Row:
         with _limited(), _quiet():
             for made in (CONFIG_MAPPING[kind], lambda: tiny_config(kind)):  # the usual config may be refused already
                 config = made()
-                known = causal_lm_class(config)
-                assert known is not None
                 try:
-                    refuse_unsupported(known, config)
+                    refuse_unsupported(model_class(config), config)
                 except EyasError as error:
                     return dataclasses.replace(row, result=REFUSED, reason=str(error))
             model, said = wandering(config, prompts)

@@ -29,11 +29,11 @@ from eyas.bench.machine import describe_machine
 from eyas.bench.offline.certificate import first_difference, judge, scores_after
 from eyas.cli.common.display import counting, output
 from eyas.files import write_json
-from eyas.targets.architecture import eos_token_ids
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear
+from eyas.targets.tokenizers import eos_token_ids
 from eyas.types import Completion, Request, Stats
-from tests import pairs, tiny
+from tests import tiny
 
 Progress = Callable[[str, int, int | None], None]
 """Told a stage, answers done, and answers in all."""
@@ -119,7 +119,7 @@ def difference(bench: Bench, request: Request, plain: Completion, other: Complet
     left, right = (done.token_ids[at] if at < len(done.token_ids) else None for done in (plain, other))
     gap = tolerance = None
     if request.grammar is None:
-        stops = () if request.params.ignore_eos else eos_token_ids(bench.target.model, pairs.tokenizer())
+        stops = () if request.params.ignore_eos else eos_token_ids(bench.target.model)
         scores = scores_after(bench.target, request.params, request.prompt, plain.token_ids[:at], stops)
         gap, tolerance = judge(scores, left, right, bench.target.dtype)
     tie = gap is not None and tolerance is not None and gap <= tolerance

@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = "".join(f'{{"prompt": "What is {n} + {n}?"}}\n' for n in range(3))
     for name in ("prompts.jsonl", "tasks.jsonl"):
         (place / name).write_text(rows, encoding="utf-8")
-    chats = (f'{{"prompt": "What is {n} + 1?", "response": "It is {n + 1}."}}\n' for n in range(40))
+    chats = (f'{{"instruction": "What is {n} + 1?", "output": "It is {n + 1}."}}\n' for n in range(40))
     (place / "my_logs.jsonl").write_text("".join(chats), encoding="utf-8")
     return place
 

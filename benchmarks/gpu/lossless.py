@@ -21,7 +21,7 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.architecture import eos_token_ids
+from eyas.targets.tokenizers import eos_token_ids
 from eyas.text.chats import Message
 from eyas.text.prompts import PromptRow
 from eyas.text.template import encode_chat
@@ -118,7 +118,7 @@ def compared(
         if at is None:
             continue
         left, right = (answer[at] if at < len(answer) else None for answer in (there, here))
-        scores = scores_after(reference, params, prompt, there[:at], eos_token_ids(reference.model, None))
+        scores = scores_after(reference, params, prompt, there[:at], eos_token_ids(reference.model))
         gap, tolerance = judge(scores, left, right, reference.dtype)
         tie = gap is not None and tolerance is not None and gap <= tolerance
         parted.append({"position": at, "cpu": left, "device": right, "gap": gap, "tolerance": tolerance, "tie": tie})

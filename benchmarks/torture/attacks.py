@@ -17,7 +17,9 @@ from eyas.bench.serving.servers import ServerProcess
 MIB = 1 << 20
 Statuses = Counter[str]
 Attack = Callable[[ServerProcess, httpx.AsyncClient], Awaitable[Statuses]]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+)
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -186,7 +188,7 @@ async def odd_requests(server: ServerProcess, http: httpx.AsyncClient) -> Status
         seen[str(response.status_code)] += 1
     seen += await posts(http, json.dumps(body()).encode()[:-1] + b', "model": "m", "max_tokens": 2}')
     upgrade = b"Connection: Upgrade\r\nUpgrade: %s\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: YQ==\r\n\r\n"
-    get = b"GET /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    get = b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     for line in (
         b"\x16\x03\x01\x02\x00\x01",
         b"GET / HTTP/9.9\r\n\r\n",

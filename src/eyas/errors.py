@@ -80,6 +80,17 @@ class CacheMemoryError(EyasError):
     """The slot cache couldn't grow."""
 
 
+class PassMemoryError(EyasError):
+    """Memory ran out in a pass, which held at most `tokens` tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(
+            f"memory ran out in a pass of {tokens} tokens: use shorter prompts, a smaller --batch-size or --dtype, or "
+            "--quantize int8"
+        )
+        self.tokens = tokens
+
+
 class QueueFullError(EyasError):
     """Too many requests wait already; `retry_after` says in how many seconds it's worth asking again."""
 

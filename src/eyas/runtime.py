@@ -49,6 +49,17 @@ def keep_freed_memory() -> bool:
     return all(done)
 
 
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
+"""What allocators of torch, CUDA, cuBLAS and C++ say, in small letters."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an exception says that memory ran out: Python's or torch's own, or an allocator's RuntimeError."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
+
+
 def use_huge_pages() -> bool:
     """Move the present contents of the heap into huge pages, so that weights are read at the memory's full speed.
 

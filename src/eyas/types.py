@@ -58,6 +58,8 @@ class GrammarSpec:
     text: str = ""
     """The JSON schema, the regular expression (of the whole answer), the Lark grammar (llguidance's dialect), or the
     choices as a JSON array of strings; nothing for `json_object`."""
+    whitespace: str | None = None
+    """A regular expression of what may stand between the tokens of JSON; None = one character of white space."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Request:
     """Report the draft tree of each round in `Chunk.draft`."""
     grammar: GrammarSpec | None = None
     """What the answer must look like; None = any text."""
+    chat: bool = False
+    """The prompt is a chat: its answer also ends where the chat template ends turns."""
 
 
 @dataclass

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import jsonschema
+import openai
+import pydantic
 import pytest
 
 import eyas
@@ -14,7 +17,8 @@ from eyas.engine import Engine, Speculation
 from eyas.tree import parse_tree
 from eyas.types import GrammarSpec
 
-from .test_demo_pair import base, requests
+from ..serve.live import live
+from .test_demo_pair import PROMPTS, base, requests
 
 pytest.importorskip("llguidance")
 
@@ -67,3 +71,32 @@ def test_constrained_answers(temperature: float) -> None:
             assert re.fullmatch(SPECS[1].text, text)
         else:
             assert text in json.loads(SPECS[2].text)
+
+
+class Sum(pydantic.BaseModel):
+    """What clients that parse answers are given."""
+
+    answer: int
+    unit: Literal["pencils", "dollars"]
+
+
+def test_clients_that_parse_answers_get_one() -> None:
+    """As `parse` of openai's client and pydantic-ai's NativeOutput ask (a strict schema), and as instructor does.
+
+    Given more than one blank between two tokens, or properties that nobody named, the pair fills its answers with them.
+    """
+    speculation = base().speculation
+    assert speculation is not None
+    engine = Engine(
+        base().target, base().tokenizer, Speculation(speculation.drafter, parse_tree("chain:3")), batch_size=4
+    )
+    schema = {"name": "Sum", "schema": Sum.model_json_schema()}
+    asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 60}
+    with live(engine) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        for sampling in ({"temperature": 0}, {"seed": 1}):
+            (choice,) = client.chat.completions.parse(**asked, **sampling, response_format=Sum).choices
+            assert isinstance(choice.message.parsed, Sum)
+            loose = {"type": "json_schema", "json_schema": schema}
+            (choice,) = client.chat.completions.create(**asked, **sampling, response_format=loose).choices
+            assert choice.finish_reason == "stop"
+            assert Sum.model_validate_json(choice.message.content or "")

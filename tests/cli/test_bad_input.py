@@ -70,7 +70,7 @@ def test_options_that_would_be_ignored(run: Run, pair: Pair) -> None:
     )
     drafting = run("generate", "--model", pair.model, "--tree", "chain:2", "--prompt", "x")
     refused(drafting, 2, "--tree needs a drafter", "--draft-model")
-    refused(run("generate", *pair_options, "--prompt-file", __file__, "--raw"), 2, "--raw is about --prompt")
+    refused(run("generate", *pair_options, "--prompt-file", __file__, "--raw"), 2, "--raw is about `prompt`")
 
 
 def test_prompts_that_cannot_run(decode: Run, tmp_path: Path) -> None:

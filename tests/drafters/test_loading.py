@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.loading import load_drafter, local_directory
-from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
+from eyas.errors import DrafterMismatchError, MissingModelError, UsageError
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint
 
@@ -86,5 +86,5 @@ def test_a_mismatch_names_every_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["no/such/place", "not a name at all", "/no/such/directory"])
 def test_what_is_no_directory_and_no_hub_model(source: str) -> None:
-    with pytest.raises(CheckpointError, match="neither a directory nor a Hub model"):
+    with pytest.raises(MissingModelError, match="there is no "):
         local_directory(source)

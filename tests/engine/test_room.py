@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.scheduler import CacheRoom
+from eyas.engine.scheduler import CacheRoom, PassSize
 
 wishes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 400), st.integers(0, 12)), max_size=30)
 
@@ -51,3 +51,26 @@ def test_where_memory_ended_is_remembered_until_all_is_quiet() -> None:
     assert room.fits(1, 10**6)
     room.shrink()
     assert room.fits(4, 256)
+
+
+def test_after_a_while_without_failure_larger_passes_are_tried() -> None:
+    passes = PassSize(64, 512)
+    assert (passes.rows, passes.prefill_chunk, passes.fits(10**6)) == (64, 512, True)
+    passes.exhausted(100)
+    assert (passes.rows, passes.prefill_chunk, passes.fits(50), passes.fits(51)) == (50, 50, True, False)
+    passes.exhausted(100)  # it was larger than it may be
+    assert passes.rows == 25
+    for rows in (50, 64):
+        for _ in range(256):
+            assert passes.rows < rows
+            passes.succeeded()
+        assert passes.rows == rows
+    for _ in range(256):
+        passes.succeeded()
+    assert passes.fits(10**6)
+    for _ in range(9):
+        passes.exhausted(1)
+    assert passes.rows == passes.prefill_chunk == 1
+    passes.restore()
+    assert passes.rows == 64
+    assert PassSize(4, None).prefill_chunk is None

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from eyas.engine import Engine, Limits, Speculation
 from eyas.errors import CacheMemoryError, InvariantError, QueueFullError, RequestError
@@ -275,3 +276,86 @@ def test_where_memory_ends_fewer_run_at_once(monkeypatch: pytest.MonkeyPatch) ->
     done = drain(run)
     assert {i: c.token_ids for i, c in done.items()} == {i: answer(i, 40) for i in range(6)}
     assert run.state().preempted_total > 0
+
+
+def too_large(count: int, kind: int) -> Exception:
+    """What allocators say when memory runs out."""
+    return (
+        torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {count} GiB."),
+        RuntimeError(f"[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: {count} bytes"),
+        MemoryError("std::bad_alloc"),
+    )[kind]
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, target: Target, most: int, kind: int = 0) -> list[int]:
+    """Let every pass of more than `most` tokens fail; returns the sizes of those that did."""
+    failed: list[int] = []
+    forward = target._forward
+
+    def limited(rows: range, tokens: torch.Tensor, tree: Any, taps: Any, layout: Any) -> Any:
+        count = tokens.numel() if layout is None else layout.gather(tokens).numel()
+        if count > most:
+            failed.append(count)
+            raise too_large(count, kind)
+        return forward(rows, tokens, tree, taps, layout)
+
+    monkeypatch.setattr(target, "_forward", limited)
+    return failed
+
+
+@pytest.mark.parametrize("kind", range(3))
+@pytest.mark.parametrize("tree", [None, "chain:4", "dynamic:3,3,8"])
+def test_where_memory_ends_in_a_pass_less_runs_at_once(tree: str | None, kind: int, monkeypatch: Any) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine(tree, target, max_running=6, prefix_tokens=1000)
+    seeded = [request(index, 40, temperature=0.8, seed=index) for index in range(6)]
+    expected = [done.token_ids for done in engine(tree, max_running=6).generate(seeded)]
+    failed = short_of_memory(monkeypatch, target, 18, kind)
+    for _ in range(2):  # with prefixes from the first time
+        first = run.submit(seeded[0])
+        for one in seeded[1:]:
+            run.submit(one)
+        done = drain(run)
+        assert [done[first + index].token_ids for index in range(6)] == expected
+        assert {one.finish_reason for one in done.values()} == {"length"}
+    assert failed
+    assert run.state().preempted_total > 0
+
+
+def test_what_can_not_run_alone_ends_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine("chain:4", target, max_running=4)
+    forward, long = target._forward, Request(tuple(PROMPTS[2]), SamplingParams(max_tokens=9), "long")
+
+    def limited(rows: range, *given: Any) -> Any:
+        if target.cache.start(rows) + given[0].shape[1] > 17:  # no room for the longest, however it is read
+            raise too_large(1, 0)
+        return forward(rows, *given)
+
+    monkeypatch.setattr(target, "_forward", limited)
+    for one in (request(1, 5), long, request(3, 5), request(5, 5)):
+        run.submit(one)
+    done = drain(run)
+    assert done[1].finish_reason == "error"
+    assert (done[1].error or "").startswith("PassMemoryError: memory ran out in a pass of")
+    assert "CUDA" not in (done[1].error or "")
+    assert [done[index].token_ids for index in (0, 2, 3)] == [answer(1, 5), answer(3, 5), answer(5, 5)]
+
+
+def test_other_errors_of_a_pass_are_not_taken_for_missing_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine(None, target, max_running=2)
+    monkeypatch.setattr(target, "_forward", lambda *_: (_ for _ in ()).throw(RuntimeError("an illegal memory access")))
+    run.submit(request(0))
+    run.submit(request(2))
+    assert {one.error for one in drain(run).values()} == {"RuntimeError: an illegal memory access"}
+
+
+def test_prefixes_are_given_up_where_there_is_no_memory_to_copy_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny.build_model("llama"))
+    run = engine("chain:4", target, max_running=2, prefix_tokens=500)
+    run.generate([request(0, 40)])
+    assert run.state().prefix_tokens > 0
+    monkeypatch.setattr(SlotCache, "copy_out", lambda *_: (_ for _ in ()).throw(too_large(1, 1)))
+    assert run.generate([request(2, 40)])[0].token_ids == answer(2, 40)
+    assert run.state().prefix_tokens == 0

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from eyas.interop.export.drafter import ServedTarget
-from eyas.targets.loading import load_embedding_and_head, load_tokenizer
+from eyas.targets.loading import load_embedding_and_head
+from eyas.targets.tokenizers import load_tokenizer
 
 from ..pairs import save_target
 

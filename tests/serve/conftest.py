@@ -37,7 +37,7 @@ async def client_of(
         await asyncio.sleep(0.001)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             client.thread = thread  # type: ignore[attr-defined]
             yield client
     finally:

@@ -55,6 +55,8 @@ class FakeEngine:
         self.go.set()
         self.step_error: Exception | None = None
         self.ending: str = "length"
+        self.error = "it broke"
+        """Why sequences end that end with `error`."""
         self._sequences: dict[int, _Sequence] = {}
         self._outbox: list[Chunk] = []
 
@@ -101,7 +103,7 @@ class FakeEngine:
         sequence = self._sequences.pop(index)
         stats = Stats(tokens=len(sequence.taken))
         stats.record(max(0, self.stride - 1), self.stride)
-        error = "it broke" if reason == "error" else None
+        error = self.error if reason == "error" else None
         done = Completion(sequence.request.id, sequence.taken, "", reason, stats, error=error)
         return self._chunk(index, tokens, done, sequence.request)
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.http.app import create_app
+from eyas.serve.http.run import Server, bind
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer
 
@@ -28,9 +27,11 @@ class Live:
         self.engine = engine
         self.thread = EngineThread(lambda: engine, observer=observer, backlog=self.settings.backlog_chunks)
         app = create_app(self.thread, self.settings, observer, metrics=metrics)
-        config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off")
-        self.server = uvicorn.Server(config)
-        self._runner = threading.Thread(target=self.server.run, daemon=True)
+        self.server = Server(app, self.thread, self.settings)
+        listener = bind("127.0.0.1", 0)
+        self.host, self.port = listener.getsockname()[:2]
+        self.url = f"http://{self.host}:{self.port}"
+        self._runner = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
 
     def start(self) -> None:
         self.thread.start()
@@ -40,8 +41,6 @@ class Live:
             assert time.monotonic() < until
             assert self._runner.is_alive(), self.thread.error
             time.sleep(0.01)
-        self.host, self.port = self.server.servers[0].sockets[0].getsockname()[:2]
-        self.url = f"http://{self.host}:{self.port}"
 
     def stop(self) -> None:
         self.thread.stop()

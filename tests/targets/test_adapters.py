@@ -16,10 +16,11 @@ import transformers as tf
 from eyas.errors import ModelError, UnsupportedModelError
 from eyas.interop.inspect.locate import locate
 from eyas.interop.inspect.target_report import report_target
-from eyas.targets import load_target, load_tokenizer
+from eyas.targets import load_target
 from eyas.targets.adapters import find_adapter
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.loading import load_embedding_and_head
+from eyas.targets.tokenizers import load_tokenizer
 
 from .. import pairs, tiny
 

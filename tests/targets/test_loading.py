@@ -46,14 +46,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("JambaConfig", {}, "jamba keeps a recurrent state"),
     ("MiniMaxConfig", {}, "minimax has linear_attention layers"),
     ("Llama4TextConfig", {}, "llama4_text has chunked_attention layers"),
-    ("BloomConfig", {}, "bloom takes no position ids"),
-    ("MptConfig", {}, "mpt takes no position ids"),
-    ("FalconConfig", {"alibi": True}, "falcon takes no position ids"),
+    ("BloomConfig", {}, r"bloom takes no position ids but biases attention by distance \(ALiBi\)"),
+    ("MptConfig", {}, r"mpt takes no position ids but biases attention by distance \(ALiBi\)"),
+    ("FalconConfig", {"alibi": True}, r"falcon takes no position ids .* \(ALiBi\)"),
+    ("BartConfig", {}, "bart is an encoder-decoder model"),
+    ("MarianConfig", {}, "marian is an encoder-decoder model"),
+    ("WhisperConfig", {}, "whisper is an encoder-decoder model"),
+    ("T5Config", {}, "t5 is an encoder-decoder model"),
+    ("BartConfig", {"is_encoder_decoder": False, "is_decoder": True}, "bart takes no position ids, it counts"),
+    ("XLNetConfig", {}, "xlnet has no key-value cache"),
+    ("RoFormerConfig", {}, "roformer is an encoder here"),
+    ("RoFormerConfig", {"is_decoder": True}, "roformer takes no position ids, it counts its tokens itself"),
+    ("BertConfig", {}, "bert is an encoder here"),
+    ("ViTConfig", {}, "no causal language model of type vit, nor a multimodal one"),
+    ("PaliGemmaConfig", {}, "paligemma reads its prompt in both directions"),
+    ("BlipConfig", {}, "blip has no key-value cache"),
     ("GPTNeoConfig", {}, "gpt_neo masks its local attention layers itself"),
 ]
 
 
-@pytest.mark.parametrize(("config", "settings", "reason"), REFUSED, ids=[r[0] for r in REFUSED])
+@pytest.mark.parametrize(("config", "settings", "reason"), REFUSED, ids=[f"{r[0]}{len(r[1])}" for r in REFUSED])
 def test_what_cannot_be_rolled_back_is_refused_before_its_weights_are_read(
     tmp_path: Path, config: str, settings: dict[str, Any], reason: str
 ) -> None:
@@ -99,7 +111,7 @@ def test_a_head_that_is_not_understood_is_refused_for_training_only() -> None:
 
 
 def test_errors_name_the_cause(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="can't read a model config at"):
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
         load_target(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ModelError, match="can't load the target"):
@@ -107,8 +119,9 @@ def test_errors_name_the_cause(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": "wide"}))
     with pytest.raises(ModelError, match="can't read a model config at"):
         load_target(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="can't load the tokenizer"):
-        load_tokenizer(tmp_path / "nothing")
+        load_tokenizer(tmp_path)
     with pytest.raises(UsageError, match="can't mask a tree: use sdpa or eager"):
         load_target(tmp_path, attention="flash_attention_2")
 

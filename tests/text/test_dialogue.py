@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 from eyas.errors import RequestError
 from eyas.text.chats import Message
-from eyas.text.dialogue import Dialogue, converse
+from eyas.text.dialogue import Dialogue, converse, empty_answers
 from eyas.text.prompts import BadRow, PromptRow
-from eyas.text.template import encode_chat
+from eyas.text.template import encode_chat, encode_text
 from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
 
 from ..pairs import tokenizer
@@ -42,6 +43,10 @@ def answer(engine: Any, *rows: PromptRow | BadRow) -> list[Dialogue]:
     return dialogues
 
 
+def prompts(dialogue: Dialogue) -> list[tuple[int, ...]]:
+    return [request.prompt for request in dialogue.requests]
+
+
 def said(*words: str) -> tuple[int, ...]:
     roles = ("user", "assistant") * len(words)
     return encode_chat(tokenizer(), [Message(role=r, content=w) for r, w in zip(roles, words, strict=False)])  # type: ignore[arg-type]
@@ -51,7 +56,7 @@ def test_each_answer_goes_into_the_chat_of_the_next_turn() -> None:
     engine = Parrot()
     two, one = answer(engine, PromptRow("a", "f:1", turns=("first", "second")), PromptRow("b", "f:2", prompt="x"))
     assert [[request.id for request in call] for call in engine.calls] == [["a", "b"], ["a"]]
-    assert two.prompts == [said("first"), said("first", "yes", "second")]
+    assert prompts(two) == [said("first"), said("first", "yes", "second")]
     assert all(request.params is PARAMS for call in engine.calls for request in call)
     assert (len(two.completions), len(one.completions), two.open) == (2, 1, False)
     assert (two.stats().tokens, two.stats().decode_seconds) == (4, 1.0)
@@ -68,8 +73,42 @@ def test_a_chat_is_continued_and_ids_are_taken_as_they_are() -> None:
         PromptRow("a", "f:1", messages=(Message(role="user", content="first"),)),
         PromptRow("b", "f:2", token_ids=(7, 8)),
     )
-    assert chat.prompts == [said("first")]
-    assert ids.prompts == [(7, 8)]
+    assert prompts(chat) == [said("first")]
+    assert prompts(ids) == [(7, 8)]
+
+
+def test_a_prompt_is_what_a_user_says_unless_it_is_raw() -> None:
+    chat, raw = answer(Parrot(), PromptRow("a", "f:1", prompt="x"), PromptRow("b", "f:2", prompt="x", raw=True))
+    assert prompts(chat) == [said("x")]
+    assert prompts(raw) == [encode_text(tokenizer(), "x")]
+    assert [dialogue.requests[0].chat for dialogue in (chat, raw)] == [True, False]
+
+
+def test_without_a_chat_template_or_tokenizer() -> None:
+    bare, none = Parrot(), Parrot()
+    bare.tokenizer, none.tokenizer = copy(tokenizer()), None
+    bare.tokenizer.chat_template = None
+    (text,) = answer(bare, PromptRow("a", "f:1", prompt="x"))
+    assert prompts(text) == [encode_text(tokenizer(), "x")]
+    chat, text, ids = answer(
+        none,
+        PromptRow("a", "f:1", turns=("x",)),
+        PromptRow("b", "f:2", prompt="x"),
+        PromptRow("c", "f:3", token_ids=(7,)),
+    )
+    assert "has no tokenizer files" in str(chat.error)
+    assert "has no tokenizer files" in str(text.error)
+    assert prompts(ids) == [(7,)]
+
+
+def test_empty_answers_to_raw_text_are_counted() -> None:
+    rows = [PromptRow("a", "f:1", prompt="x", raw=True), PromptRow("b", "f:2", prompt="x")]
+    dialogues = answer(Parrot(), *rows)
+    assert empty_answers(dialogues, tokenizer()) is None
+    for dialogue in dialogues:
+        dialogue.completions[0].text = " "
+    assert str(empty_answers(dialogues, tokenizer())).startswith("1 of 2 answers are empty")
+    assert empty_answers(dialogues, None) is None
 
 
 def test_what_cannot_run_is_named_and_the_others_run() -> None:
@@ -82,7 +121,7 @@ def test_what_cannot_run_is_named_and_the_others_run() -> None:
     )
     assert (bad.error, bad.completions, bad.as_dict()) == ("f:1: broken", [], {"id": "1", "error": "f:1: broken"})
     assert late.error == "f:2: too long"
-    assert (len(late.completions), len(late.prompts)) == (1, 1)
+    assert (len(late.completions), len(late.requests)) == (1, 1)
     assert late.as_dict()["error"] == "f:2: too long"
     assert len(late.as_dict()["turns"]) == 1
     assert (good.error, len(good.completions)) == (None, 1)

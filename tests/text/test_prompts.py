@@ -27,6 +27,16 @@ def test_the_four_forms() -> None:
     assert parse({"token_ids": [1, 0]}) == PromptRow("3", "f.jsonl:3", token_ids=(1, 0))
 
 
+def test_a_raw_prompt_is_said_to_be_raw(tmp_path: Path) -> None:
+    assert parse({"prompt": "a", "raw": True}) == PromptRow("3", "f.jsonl:3", prompt="a", raw=True)
+    assert parse({"turns": ["a"], "raw": True}) == BadRow(
+        "3", "f.jsonl:3: raw is about `prompt`: leave it out, or give a prompt"
+    )
+    file = write_rows(tmp_path / "f.jsonl", [{"prompt": "a"}, {"turns": ["a"]}, "{"])
+    rows = read_prompts(file, raw=True)
+    assert [getattr(row, "raw", None) for row in rows] == [True, False, None]
+
+
 def test_names_and_other_keys() -> None:
     assert parse({"id": "x", "question_id": 4, "prompt": "a", "reference": ["b"]}).id == "x"
     assert parse({"question_id": 81, "turns": ["a"]}).id == "81"

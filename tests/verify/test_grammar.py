@@ -34,9 +34,15 @@ CHOICES = ["yes", 'n"o', "é\n", "yes, sir"]
 SPECS: dict[str, tuple[GrammarSpec, list[str], list[str]]] = {
     "schema": (
         GrammarSpec("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
-        ['{"a": 1}', '{ "a":\n\t-20, "more": [null]}'],
-        ['{"a": "x"}', "{}", "[1]", '{"a": ' + 65 * " " + "1}"],
+        ['{"a": 1}', '{ "a"\n:\t-20 , "more":\r[ null ] }'],
+        ['{"a": "x"}', "{}", "[1]", '{"a":  1}', '{\n\t"a": 1}', ' {"a": 1}', '{"a": 1} '],
     ),
+    "wider": (
+        GrammarSpec("json_object", whitespace="[ \n]{1,3}"),
+        ['{"a":1}', '{\n  "a":   1 }'],
+        ['{\n   "a": 1}', '{\t"a": 1}'],
+    ),
+    "no space": (GrammarSpec("json_object", whitespace=""), ['{"a":[1,2]}'], ['{"a": [1,2]}', '{"a":[1, 2]}']),
     "object": (GrammarSpec("json_object"), ["{}", '{"x": {"y": [1.5e3, "\\n", "é"]}}'], ["[]", '"x"', "{x}"]),
     "regex": (GrammarSpec("regex", r"(/[a-z]+)+|\d{2}"), ["/usr/lib", "12"], ["usr", "1", "/usr/"]),
     "choice": (GrammarSpec("choice", json.dumps(CHOICES)), CHOICES, ["ye", "no"]),
@@ -97,6 +103,9 @@ REFUSED: dict[str, tuple[GrammarSpec, str]] = {
     "choice of numbers": (GrammarSpec("choice", "[1]"), "array"),
     "no list of choices": (GrammarSpec("choice", '"yes"'), "array"),
     "object with text": (GrammarSpec("json_object", "{}"), "takes no text"),
+    "white space of no JSON": (GrammarSpec("regex", "a", " "), "for JSON only"),
+    "white space that is no expression": (GrammarSpec("json_object", whitespace="("), "unclosed"),
+    "long white space": (GrammarSpec("json_object", whitespace=" " * 70_000), "70000 characters"),
     "long": (GrammarSpec("regex", "a" * 70_000), "70000 characters"),
     "deep": (GrammarSpec("json_schema", "[" * 30_000), "30000 brackets deep"),
     "deep groups": (GrammarSpec("regex", "(" * 5000 + "a" + ")" * 5000), "5000 brackets deep"),

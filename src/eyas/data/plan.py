@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes
-from eyas.errors import UnsupportedModelError, UsageError
-from eyas.targets.architecture import causal_lm_class, refuse_unsupported
+from eyas.errors import UsageError
+from eyas.targets.architecture import model_class, refuse_unsupported
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "--states bf16 --final all": {"states": "bf16", "final": "all", "top": None},
@@ -171,11 +171,7 @@ class ModelSize(NamedTuple):
 
 def model_size(config: Any) -> ModelSize:
     """The size of the decoder that a transformers config describes. Raises UnsupportedModelError, as loading would."""
-    kind = causal_lm_class(config)
-    if kind is None:
-        raise UnsupportedModelError(
-            f"transformers can't build a decoder of type {config.model_type}: choose another model"
-        )
+    kind = model_class(config)
     refuse_unsupported(kind, config)
     with torch.device("meta"):
         model = kind(config)

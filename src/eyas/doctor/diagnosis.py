@@ -116,7 +116,7 @@ def decode(
     engine = Engine(target, tokenizer, Speculation(drafter, parse_tree(f"chain:{length}")), batch_size=len(prompts))
     params = SamplingParams(max_tokens=max_tokens)
     stats, answers = Stats(), []
-    for completion in engine.generate([Request(prompt, params) for prompt in prompts]):
+    for completion in engine.generate([Request(prompt, params, chat=True) for prompt in prompts]):
         stats.merge(completion.stats)
         answers.append(list(completion.token_ids))
     target.resize(0)  # free the cache's memory

@@ -5,9 +5,10 @@ decode by a round, and what came of it is handed out as chunks. `generate` and t
 thread-safe: one thread owns an engine.
 
 What happens when a step fails: a sequence that can't be started ends with `error`, the others go on. When a pass
-itself fails, all in slots end with `error` and those waiting go on in empty slots. When memory for the cache is
-missing, the sequences are read again, fewer at a time; one that is alone ends with `error`. A step that is interrupted
-(Ctrl-C) loses what the slots hold and nothing else: the next step reads the sequences again.
+itself fails, all in slots end with `error` and those waiting go on in empty slots. When memory runs out, for the cache
+or in a pass, the sequences are read again, fewer at a time and in smaller passes; one that can't be run even alone ends
+with `error`. A step that is interrupted (Ctrl-C) loses what the slots hold and nothing else: the next step reads the
+sequences again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import torch
 
 from eyas.engine.controller import Controller
 from eyas.engine.round import RoundOutput, Speculation
-from eyas.engine.runner import ModelRunner, draft_rounds, staging_columns
+from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns
 from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
-from eyas.errors import CacheMemoryError, InvariantError, RequestError, UsageError
+from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError, UsageError
 from eyas.targets import Target
-from eyas.targets.architecture import eos_token_ids
+from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
 from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
 
@@ -65,7 +66,7 @@ class Engine:
         self.rule, self.controller = rule or SeededWalk(), controller
         self.limits = limits or Limits(max_running=batch_size or 1)
         self.batch_size = self.limits.max_running
-        self.eos_ids = eos_token_ids(target.model, tokenizer)
+        self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
         self.outcome: RoundOutput | None = None
         """The output of the last step's round; None if it had none."""
         self._scheduler = Scheduler(self.limits)
@@ -120,12 +121,19 @@ class Engine:
             self._end([self._unfinished[index]], "cancelled")
 
     def _stop_ids(self, request: Request) -> tuple[int, ...]:
-        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.eos_ids)
+        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.end_ids(request))
+
+    def end_ids(self, request: Request) -> tuple[int, ...]:
+        """The tokens at which the answer to a request ends by itself: those of the model, and of its chats."""
+        ids = self.eos_ids + (self._turn_end_ids if request.chat else ())
+        if not ids and request.grammar is not None and self.tokenizer is not None:
+            return tuple(token for token in (self.tokenizer.eos_token_id,) if token is not None)  # it has to end
+        return ids
 
     def _grammar(self, request: Request) -> Grammar | None:
         if request.grammar is None:
             return None
-        return grammar_of(request, self.tokenizer, self.eos_ids, self.target.vocab_size)
+        return grammar_of(request, self.tokenizer, self.end_ids(request), self.target.vocab_size)
 
     def step(self) -> list[Chunk]:
         """Advance everything by one step; returns what was added and what ended, by `submit`'s index."""
@@ -156,12 +164,12 @@ class Engine:
             if not self._round_due:
                 self._decode()
             self._shrink()
+            scheduler.passes.succeeded()
             intact = True
-        except CacheMemoryError as error:
+        except (CacheMemoryError, PassMemoryError) as error:
             runner.release(intact=False)
-            if scheduler.room.slots == 1:  # it can't be tried with less
+            if not scheduler.run_less(error):
                 self._end(scheduler.in_slots, "error", error)
-            scheduler.room.exhausted()
             runner.free_memory()
         except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
             runner.release(intact=False)
@@ -177,7 +185,7 @@ class Engine:
         while (sequence := self._scheduler.admit(staging, now)) is not None:
             try:
                 self._cover(0)
-                self._runner.start(sequence, self.eos_ids)
+                self._runner.start(sequence, self.end_ids(sequence.request))
             except CacheMemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
@@ -219,10 +227,10 @@ class Engine:
             if not scheduler.decoding:
                 return
             tree = runner.plan(scheduler.decoding)
-        if not scheduler.fits(staging_columns(tree)):
+        decoding = list(scheduler.decoding)
+        if not scheduler.fits(staging_columns(tree)) or not scheduler.passes.fits(pass_tokens(len(decoding), tree)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
-        decoding = list(scheduler.decoding)
         self.outcome, seconds = runner.round(decoding, tree)
         self._rounds += 1
         self._collect(decoding, self.outcome, seconds)
@@ -281,13 +289,16 @@ class Engine:
         """Let the caches grow to what those in slots need, `staging` columns of a round included."""
         scheduler = self._scheduler
         running = len(scheduler.in_slots)
-        if scheduler.room.cover(running, scheduler.columns(staging), running + len(scheduler.waiting)):
+        expected = min(running + len(scheduler.waiting), scheduler.passes.rows)
+        if scheduler.room.cover(running, scheduler.columns(staging), expected):
             self._runner.reshape(scheduler.room)
 
     def _shrink(self) -> None:
         """Give back cache memory when nothing is left to run."""
-        if not self._scheduler.busy and self._scheduler.room.shrink():
-            self._runner.reshape(self._scheduler.room)
+        if not self._scheduler.busy:
+            self._scheduler.passes.restore()
+            if self._scheduler.room.shrink():
+                self._runner.reshape(self._scheduler.room)
 
     @property
     def idle(self) -> bool:

@@ -203,6 +203,10 @@ class PrefixCache:
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
         self._target, self._drafter = target, drafter
 
+    def clear(self) -> None:
+        """Forget all prefixes."""
+        self.store = PrefixStore(self.store.limit)
+
     def load(self, sequence: SequenceState) -> int:
         """Copy the longest held prefix into a sequence's empty slot; returns its number of tokens."""
         slot = sequence.slot

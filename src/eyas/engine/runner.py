@@ -10,7 +10,8 @@ name there, or nobody's because a pass broke off, has lost what was in the slots
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
@@ -23,8 +24,8 @@ from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
-from eyas.errors import InvariantError
-from eyas.runtime import to_device
+from eyas.errors import InvariantError, PassMemoryError
+from eyas.runtime import out_of_memory, to_device
 from eyas.targets import Target
 from eyas.tree import TreeSpec
 from eyas.tree.shared import SharedTree
@@ -99,9 +100,13 @@ class ModelRunner:
             cache.reshape(room.slots, room.columns)
 
     def free_memory(self) -> None:
-        """Let go of all cache memory and of what the slots hold."""
+        """Let go of all cache memory, of what the slots hold and of the prefixes."""
         for cache in self._caches:
             cache.resize(0)
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()  # what is free may be in pieces that are too small
 
     def start(self, sequence: SequenceState, eos_ids: Sequence[int]) -> None:
         """Begin a sequence in its slot, with what the prefix cache has of it. RequestError if it can't be sampled."""
@@ -112,10 +117,18 @@ class ModelRunner:
             sequence.cached = self.prefixes.load(sequence)
 
     def cache_prefix(self, sequences: Iterable[SequenceState], *, tail: bool) -> None:
-        """Copy what sequences' slots hold into the prefix cache; without `tail` whole blocks only."""
+        """Copy what sequences' slots hold into the prefix cache; without `tail` whole blocks only.
+
+        Where there is no memory for the copies, all prefixes are given up.
+        """
         if self.prefixes is not None and self.held:  # another engine may have taken the slots since the last step
-            for sequence in sequences:
-                self.prefixes.save(sequence, tail)
+            try:
+                for sequence in sequences:
+                    self.prefixes.save(sequence, tail)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                self.prefixes.clear()
 
     def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
         """Empty the freed slots, then move sequences to close the gaps."""
@@ -136,11 +149,12 @@ class ModelRunner:
         observed = [sequence.request.speculate for sequence in batch.sequences]
         drafter = self.drafter if any(observed) else None
         taps = () if drafter is None else drafter.taps
-        for chunk in self.target.prefill(batch.rows, batch.windows(), taps, self._prefill_chunk):
-            if drafter is not None:
-                reading = [self.tree is not None] * len(observed)
-                observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
-                self._prompt_pairs += sum(chunk.counts)
+        with _pass_of(sum(min(count, self._prefill_chunk) for count in batch.counts)):
+            for chunk in self.target.prefill(batch.rows, batch.windows(), taps, self._prefill_chunk):
+                if drafter is not None:
+                    reading = [self.tree is not None] * len(observed)
+                    observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
+                    self._prompt_pairs += sum(chunk.counts)
         for sequence, count in zip(batch.sequences, batch.counts, strict=True):
             sequence.cached += count
 
@@ -151,9 +165,10 @@ class ModelRunner:
         rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
         observed = [sequence.request.speculate for sequence in rest.sequences]
         reading = [speculates and self.tree is not None for speculates in observed]
-        output = run_first_round(
-            self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
-        )
+        with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
+            output = run_first_round(
+                self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
+            )
         self._prompt_pairs += sum(rest.counts) * any(observed)
         for sequence in rest.sequences:
             sequence.cached = sequence.known
@@ -177,7 +192,8 @@ class ModelRunner:
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
         rows = range(len(decoding))
         observed = [sequence.request.speculate for sequence in decoding]
-        output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)
+        with _pass_of(pass_tokens(len(decoding), tree)):
+            output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)
         seconds = time.perf_counter() - started
         if self.controller is not None and any(drafting):
             record = RoundRecord(
@@ -219,6 +235,24 @@ class ModelRunner:
                 expected = running[slot].cached if used else 0
                 if cache.length(slot) != expected:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
+
+
+@contextmanager
+def _pass_of(tokens: int) -> Iterator[None]:
+    """Passes of at most so many tokens are run; PassMemoryError if memory runs out."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise PassMemoryError(tokens) from error
+
+
+def pass_tokens(rows: int, spec: TreeSpec | None) -> int:
+    """The most tokens that the target pass of a round holds: a root for each row, and the nodes."""
+    if isinstance(spec, SharedTree):
+        return rows + spec.budget
+    return rows * staging_columns(spec)
 
 
 def staging_columns(spec: TreeSpec | None) -> int:

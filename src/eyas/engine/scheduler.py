@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from eyas.engine.fair_queue import FairQueue
 from eyas.engine.sequence import SequenceState
-from eyas.errors import InvariantError, QueueFullError, RequestError
+from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, QueueFullError, RequestError
 from eyas.types import Limits
 
 _HEADROOM = 64
@@ -59,6 +59,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens)
+        self.passes = PassSize(limits.max_running, limits.prefill_chunk)
         self.waiting = FairQueue()
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
@@ -101,9 +102,9 @@ class Scheduler:
         `staging` is how many columns a decoding pass takes beyond the longest sequence.
         """
         sequence, in_slots = self.waiting.peek(), self.in_slots
-        if sequence is None or len(in_slots) >= self.limits.max_running:
+        if sequence is None or len(in_slots) >= self.passes.rows:
             return None
-        chunk = self.limits.prefill_chunk
+        chunk = self.passes.prefill_chunk
         if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
             return None
         columns = max(min(one.known + _HEADROOM, one.longest) for one in (*in_slots, sequence)) + staging
@@ -117,7 +118,7 @@ class Scheduler:
 
     def prefill_batches(self) -> list[PrefillBatch]:
         """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty."""
-        left = self.limits.prefill_chunk
+        left = self.passes.prefill_chunk
         batches: list[PrefillBatch] = []
         for sequence in self.prefilling:
             count = sequence.unread if left is None else min(sequence.unread, left)
@@ -185,6 +186,17 @@ class Scheduler:
         self.preempted_total += len(victims)
         return moves
 
+    def run_less(self, error: CacheMemoryError | PassMemoryError) -> bool:
+        """After memory ran out: run fewer sequences, or smaller passes. False if one alone can't be helped by that."""
+        if isinstance(error, CacheMemoryError):
+            alone = self.room.slots == 1
+            self.room.exhausted()
+        else:
+            alone = len(self.in_slots) == 1 and error.tokens <= self.passes.LEAST
+            self.passes.exhausted(error.tokens)
+            self.room.empty()
+        return not alone
+
     def expired(self, now: float) -> list[SequenceState]:
         """The sequences whose deadline has passed at time `now`."""
         return [one for one in (*self.in_slots, *self.waiting) if one.expires is not None and one.expires <= now]
@@ -224,6 +236,57 @@ class Scheduler:
 def _columns(sequences: list[SequenceState], counts: list[int]) -> int:
     """Cache columns that a prefill batch reaches up to, roots included."""
     return max(one.cached for one in sequences) + max(counts) + 1
+
+
+class PassSize:
+    """How many tokens a pass may hold: any number, until memory runs out in one; then half as many as that one held.
+
+    After a while without such a failure twice as many are tried.
+    """
+
+    LEAST = 16
+    """A pass of one sequence alone and no more tokens than these can't be made small enough."""
+    _RECOVERY = 256
+    """Steps without a failure until more is tried."""
+
+    def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
+        self._max_running, self._prefill_chunk = max_running, prefill_chunk
+        self._most: int | None = None
+        self._failed = self._steps = 0
+
+    @property
+    def rows(self) -> int:
+        """The most sequences in slots."""
+        return self._max_running if self._most is None else min(self._max_running, self._most)
+
+    @property
+    def prefill_chunk(self) -> int | None:
+        """The most prompt tokens that a step reads; None = all."""
+        return min((n for n in (self._prefill_chunk, self._most) if n is not None), default=None)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a pass may hold so many tokens."""
+        return self._most is None or tokens <= self._most
+
+    def exhausted(self, tokens: int) -> None:
+        """Memory ran out in a pass of so many tokens."""
+        self._failed = max(self._failed, tokens)
+        self._most = max(1, min(tokens, self._most or tokens) // 2)
+        self._steps = 0
+
+    def succeeded(self) -> None:
+        """A step has gone well."""
+        if self._most is None:
+            return
+        self._steps += 1
+        if self._steps == self._RECOVERY:
+            self._most, self._steps = 2 * self._most, 0
+            if self._most > self._failed:
+                self.restore()
+
+    def restore(self) -> None:
+        """Forget that memory has run out: nothing runs any more."""
+        self._most, self._failed, self._steps = None, 0, 0
 
 
 _GRANULE, _FLOOR = 64, 256
@@ -278,6 +341,10 @@ class CacheRoom:
     def exhausted(self) -> None:
         """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
         self._found, self.slots = self.tokens // 2, 0
+
+    def empty(self) -> None:
+        """The rectangle was given back: the next `cover` makes one for those that run then."""
+        self.slots = 0
 
     def _most(self, slots: int) -> int | None:
         bounds = (self.limit, self._found if slots > 1 else None)

@@ -36,6 +36,18 @@ class ServeSettings(StrictModel):
     """The names that requests may use for the model."""
     api_keys: tuple[SecretStr, ...] = ()
     """Any of these keys opens the API; without keys it is open to everyone."""
+    host: str = "127.0.0.1"
+    """The address that is listened on."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that clients may call the server by (`Host`): `NAME`, `*.DOMAIN`, or `*` for any."""
+    parse_special_tokens: bool = False
+    """Whether special tokens that messages spell out are control tokens; else they are text."""
+    max_connections: int | None = Field(default=None, ge=1)
+    """Most connections at once; None = what file descriptors allow, at most 4096."""
+    header_seconds: float = Field(default=10.0, gt=0)
+    """How long a client may take from connecting, or from a request's first byte, to the end of its headers."""
+    idle_seconds: float = Field(default=5.0, gt=0)
+    """How long a connection is kept after an answer, for the next request."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Most tokens of a prompt and its answer; None = the model's context."""
     max_body_bytes: int = Field(default=8 << 20, ge=1)
@@ -67,7 +79,6 @@ class ServerContext:
     trials: GrammarTrials = field(default_factory=GrammarTrials)
     _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
     _large_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenize-large"))
-    _grammar_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
 
     @property
     def engine(self) -> ServedEngine:
@@ -109,11 +120,10 @@ class ServerContext:
         workers = self._workers if characters <= _LARGE else self._large_workers
         return await asyncio.get_running_loop().run_in_executor(workers, function, *arguments)
 
-    async def check_grammar(self, grammar: GrammarSpec | None) -> None:
-        """Compile a grammar, in a process that it may break first; RequestError, UsageError. The engine reuses it."""
+    async def check_grammar(self, grammar: GrammarSpec | None, client: str) -> None:
+        """Compile a client's grammar, which the engine then reuses; RequestError, UsageError, QueueFullError."""
         if grammar is not None:
-            loop, tokenizer = asyncio.get_running_loop(), self.engine.tokenizer
-            await loop.run_in_executor(self._grammar_workers, self.trials.check, tokenizer, grammar)
+            await self.trials.check(self.engine.tokenizer, grammar, client)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class EngineThread:
 
     def join(self, seconds: float) -> None:
         """Wait until the thread has ended, at most so many seconds; not at all while it loads, which can't be ended."""
-        if self.alive and self._engine is not None:
+        if self.alive and (self._engine is not None or self.status in ("stopped", "failed")):
             self._thread.join(seconds)
 
     def _cancel(self, handle: RequestHandle, choice_index: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from eyas.errors import RequestError
+from eyas.errors import CacheMemoryError, PassMemoryError, RequestError
 from eyas.serve.api.encode import EncodedRequest
 from eyas.serve.choice_output import ChoiceOutput, OutputDelta
 from eyas.serve.context import ServerContext
@@ -17,6 +17,8 @@ from eyas.serve.engine_thread import RequestHandle
 from eyas.serve.http.errors import ApiError, unavailable
 from eyas.serve.observe.observer import ReceivedSequence, SequenceClock
 from eyas.types import Chunk, Stats
+
+_NO_MEMORY = (CacheMemoryError.__name__, PassMemoryError.__name__)
 
 
 class ChoiceStep(NamedTuple):
@@ -140,6 +142,9 @@ def _failure(output: ChoiceOutput) -> ApiError | None:
     blamed, _, why = (output.error or "").partition(": ")
     if output.finish_reason == "error" and blamed == RequestError.__name__:
         return ApiError(400, why, code="request_failed")
+    if output.finish_reason == "error" and blamed in _NO_MEMORY:
+        why = "this server hasn't enough memory for the request, even alone: shorten the prompt or lower max_tokens"
+        return ApiError(503, why, code="out_of_memory", headers={"Retry-After": "60"})
     if output.finish_reason == "error":
         return ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")
     return None

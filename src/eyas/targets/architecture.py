@@ -6,15 +6,15 @@ computes the same when it is run in another way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
+from inspect import getmodule, signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
 from eyas.errors import UnsupportedModelError
@@ -54,36 +54,88 @@ def attention_plan(config: Any) -> AttentionPlan:
     return AttentionPlan({kind: (window if kind == SLIDING else None) for kind in sorted(set(types))})
 
 
+def auto_class(config: Any) -> type[Any]:
+    """What loads a model: `AutoModelForCausalLM`, or the class for multimodal models, of which only text is run.
+
+    Raises UnsupportedModelError, with the reason, for models that are neither.
+    """
+    auto: type[Any]
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(_ENCODER_DECODER.format(config.model_type))
+    raise UnsupportedModelError(
+        f"transformers has no causal language model of type {config.model_type}, nor a multimodal one that answers in "
+        "text: use a decoder-only language model"
+    )
+
+
+def model_class(config: Any) -> type[Any]:
+    """The transformers class of a model with this config. Raises UnsupportedModelError if it has no text decoder."""
+    found: Any = auto_class(config)._model_mapping[type(config)]
+    chosen: type[Any] = found[0] if isinstance(found, tuple) else found
+    if not hasattr(config.get_text_config(), "num_hidden_layers"):
+        raise UnsupportedModelError(
+            f"{config.model_type} is a multimodal model whose text decoder can't be told apart: its config describes "
+            "none; use a text model"
+        )
+    return chosen
+
+
+_ENCODER_DECODER = (
+    "{} is an encoder-decoder model: its decoder continues what an encoder has read, and eyas runs decoders alone; use "
+    "a decoder-only model"
+)
+
+
 def refuse_unsupported(model_class: type[Any], config: Any) -> None:
     """Raise UnsupportedModelError where class and config show that a model can't be verified with trees."""
-    kind = config.model_type
+    kind, accepted = config.model_type, signature(model_class.forward).parameters
+    text = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(_ENCODER_DECODER.format(kind))
     if getattr(model_class, "_is_stateful", False):
         raise UnsupportedModelError(
             f"{kind} keeps a recurrent state (linear attention, Mamba or the like) that can't be rolled back after "
             "a rejected guess; use a model with a plain key-value cache"
         )
-    config = config.get_text_config()
-    attention_plan(config)
-    if getattr(config, "alibi", False) or "position_ids" not in signature(model_class.forward).parameters:
+    if "past_key_values" not in accepted:
         raise UnsupportedModelError(
-            f"{kind} takes no position ids (ALiBi): guesses of one depth can't share a position; use a model "
-            "with rotary or learned positions"
+            f"{kind} has no key-value cache: each pass would read all tokens anew; use one that takes past_key_values"
         )
-    if "local" in (getattr(config, "attention_layers", None) or ()):
+    if "encoder_hidden_states" in accepted and getattr(text, "is_decoder", None) is False:
+        raise UnsupportedModelError(
+            f"{kind} is an encoder here (is_decoder is false in its config): each token sees those after it, so it "
+            "continues no text; use a decoder"
+        )
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        raise UnsupportedModelError(
+            f"{kind} reads its prompt in both directions (use_bidirectional_attention), so tokens see later ones; "
+            "use a model with causal attention"
+        )
+    attention_plan(text)
+    _refuse_own_positions(model_class, kind, accepted, text)
+    if "local" in (getattr(text, "attention_layers", None) or ()):
         raise UnsupportedModelError(
             f"{kind} masks its local attention layers itself, by column and not by position, which is wrong in "
             "a tree of guesses; use a model that takes its window as a mask"
         )
 
 
-def causal_lm_class(config: Any) -> type[Any] | None:
-    """The class that `AutoModelForCausalLM` makes of a config; None if it knows none."""
-    try:
-        found: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError:
-        return None
-    chosen: type[Any] = found[0] if isinstance(found, tuple) else found
-    return chosen
+def _refuse_own_positions(model_class: type[Any], kind: str, accepted: Collection[str], text: Any) -> None:
+    """Raise UnsupportedModelError for models that can't be told at which positions tokens are."""
+    taken = "position_ids" in accepted
+    if getattr(text, "alibi", False) or (not taken and "alibi" in " ".join(dir(getmodule(model_class))).lower()):
+        raise UnsupportedModelError(
+            f"{kind} takes no position ids but biases attention by distance (ALiBi): guesses of one depth can't share "
+            "a position; use a model with rotary or learned positions"
+        )
+    if not taken:
+        raise UnsupportedModelError(
+            f"{kind} takes no position ids, it counts its tokens itself: guesses of one depth can't share a position; "
+            "use a model that takes position_ids"
+        )
 
 
 def quantized_by(config: Any) -> str | None:
@@ -139,12 +191,11 @@ def context_limit(config: Any) -> int | None:
 
 
 def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
-    """The decoder layers: the one ModuleList of the (text) decoder with `count` members.
+    """The decoder layers: the one ModuleList of the text decoder with `count` members.
 
     Raises UnsupportedModelError if there is none.
     """
-    base: Any = model.base_model
-    base = base.get_decoder() if hasattr(base, "get_decoder") else base
+    base: Any = model.get_decoder()  # type: ignore[operator]  # a multimodal model has other layers, too
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     direct = [child for child in base.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     found = direct or lists
@@ -173,17 +224,6 @@ def logit_finish(config: Any) -> Callable[[Any], Any]:
         return out
 
     return finish
-
-
-def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends an answer: the generation config's, else the model config's, and the tokenizer's, if any."""
-    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if found is None:
-        found = getattr(model.config.get_text_config(), "eos_token_id", None)
-    ids = [] if found is None else [found] if isinstance(found, int) else list(found)
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        ids.append(tokenizer.eos_token_id)
-    return tuple(sorted(set(ids)))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
@@ -21,9 +21,11 @@ from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
-from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter, tokenizer_source
+from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import (
-    causal_lm_class,
+    auto_class,
+    logits_agree,
+    model_class,
     quantized_by,
     refuse_quantization,
     refuse_unsupported,
@@ -34,6 +36,7 @@ from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.target import Target
+from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 
@@ -74,9 +77,8 @@ def load_target(
             "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
         )
     config = read_config(name)
-    known, method = causal_lm_class(config), quantized_by(config)
-    if known is not None:
-        refuse_unsupported(known, config)
+    refuse_unsupported(model_class(config), config)
+    method = quantized_by(config)
     if method is not None and quantize:
         raise UsageError(f"{name} is quantised by {method} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
@@ -88,7 +90,8 @@ def load_target(
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
-        return Target(loaded, ragged=not compiled, native=native)
+        make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
+        return make(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     if (
@@ -105,6 +108,42 @@ def load_target(
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
+
+
+def _text_target(model: Any, ragged: bool, native: NativeDecoder | None) -> Target:
+    """A multimodal model as a target; UnsupportedModelError if it generates other text than it does here."""
+    name = type(model).__name__
+    try:
+        target = Target(model, ragged=ragged, native=native)
+        own, here = _text_logits(target)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise UnsupportedModelError(f"{name} is multimodal and can't run text alone: {error}") from error
+    if not logits_agree(here, own, target.dtype):
+        raise UnsupportedModelError(
+            f"{name} is multimodal and computes something else of text than its decoder does with a causal mask and "
+            "plain positions; use a text model"
+        )
+    return target
+
+
+@torch.inference_mode()
+def _text_logits(target: Target) -> tuple[Tensor, Tensor]:
+    """Logits [2, V] of the two tokens that follow six: those of `transformers.generate`, and a verified tree's."""
+    first = target.vocab_size // 2
+    tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
+    out = target.model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    target.resize(1)
+    for _ in target.prefill(range(1), tokens.tolist(), ()):
+        pass
+    drafted = out.sequences[:, 6:7]
+    valid = torch.ones_like(drafted, dtype=torch.bool)
+    tree = DraftTree(drafted, torch.full_like(drafted, -1), valid.float(), valid, 1, counted=1)
+    logits = target.verify(range(1), tokens[:, -1], tree, ()).logits.rows
+    target.resize(target.cache_slots)
+    return torch.cat(out.logits), logits
 
 
 def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:
@@ -197,14 +236,6 @@ def _shortened(config: Any) -> Any:
     return short
 
 
-def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
-    try:
-        return AutoTokenizer.from_pretrained(find_model(tokenizer_source(named_target(name))))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
-
-
 def read_config(name: str) -> Any:
     """The transformers config of a local directory, a Hub id or `demo`; of an adapter, that of its base model.
 
@@ -239,7 +270,7 @@ def read_model(
         check_peft(adapter)
     beside = {} if adapter is None or not adapter.beside else {"adapter_kwargs": {"subfolder": "merged-below"}}
     try:
-        loaded, report = AutoModelForCausalLM.from_pretrained(
+        loaded, report = auto_class(config).from_pretrained(
             name if adapter is None else adapter.base,
             config=config,
             dtype=dtype,

@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import Cache
 
 from eyas.errors import CacheMemoryError, UnsupportedModelError
-from eyas.runtime import to_device
+from eyas.runtime import out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 
 _GRANULE = 256
@@ -181,7 +181,7 @@ class SlotCache:
             # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
             return mapped_zeros(size, self._dtype, self._device)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+            if not out_of_memory(error):
                 raise
             gib = count * slots * shape.heads * capacity * shape.size * self._dtype.itemsize / 2**30
             raise CacheMemoryError(

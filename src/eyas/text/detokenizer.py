@@ -19,7 +19,7 @@ _MOST_PENDING = 32
 class Detokenizer:
     """Detokenizes one sequence; its pieces joined are the text that decoding all tokens at once gives.
 
-    Special tokens are left out, except for those in `kept`.
+    Special tokens are left out, except for those in `kept`. Without a tokenizer there is no text.
     """
 
     def __init__(self, tokenizer: Any, kept: frozenset[int] = frozenset()) -> None:
@@ -59,7 +59,7 @@ class Detokenizer:
         return self._decode(self._context + tokens)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids) if ids else ""
+        text: str = self._tokenizer.decode(ids) if ids and self._tokenizer is not None else ""
         return text
 
 

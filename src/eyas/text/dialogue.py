@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eyas.errors import RequestError
 from eyas.text.chats import Message
 from eyas.text.prompts import BadRow, PromptRow
-from eyas.text.template import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text, has_chat_template
 from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Dialogue:
 
     def __init__(self, row: PromptRow | BadRow) -> None:
         self.id = row.id
-        self.prompts: list[tuple[int, ...]] = []
+        self.requests: list[Request] = []
         self.completions: list[Completion] = []
         self.error = row.error if isinstance(row, BadRow) else None
         self._row = row
@@ -44,13 +44,13 @@ class Dialogue:
         """Make the request of the next turn; None, with `error` set, if the engine can't run it."""
         assert isinstance(self._row, PromptRow)
         try:
-            prompt = self._next_prompt(self._row, engine.tokenizer)
-            request = Request(prompt, params, self.id)
+            prompt, chat = self._next_prompt(self._row, engine.tokenizer)
+            request = Request(prompt, params, self.id, chat=chat)
             engine.check(request)
         except RequestError as error:
             self.error = f"{self._row.where}: {error}"
             return None
-        self.prompts.append(prompt)
+        self.requests.append(request)
         return request
 
     def answer(self, completion: Completion) -> None:
@@ -74,14 +74,21 @@ class Dialogue:
             row = self.completions[0].as_dict() if self.completions else {"id": self.id}
         return row if self.error is None else row | {"error": self.error}
 
-    def _next_prompt(self, row: PromptRow, tokenizer: Any) -> tuple[int, ...]:
+    def says_nothing(self, tokenizer: Any) -> bool:
+        """Whether raw text was given to a model that has a chat template, and the answer is empty."""
+        raw_text = isinstance(self._row, PromptRow) and self._row.prompt is not None and not self.requests[-1].chat
+        return raw_text and has_chat_template(tokenizer) and not self.completions[-1].text.strip()
+
+    def _next_prompt(self, row: PromptRow, tokenizer: Any) -> tuple[tuple[int, ...], bool]:
+        """The prompt of the next turn, and whether it is a chat."""
         if row.token_ids is not None:
-            return row.token_ids
-        if row.prompt is not None:
-            return encode_text(tokenizer, row.prompt)
-        if row.turns is not None:
-            self._chat.append(Message(role="user", content=row.turns[len(self.completions)]))
-        return encode_chat(tokenizer, self._chat)
+            return row.token_ids, False
+        if row.prompt is not None and (row.raw or not has_chat_template(tokenizer)):
+            return encode_text(tokenizer, row.prompt), False
+        said = row.prompt if row.turns is None else row.turns[len(self.completions)]
+        if said is not None:
+            self._chat.append(Message(role="user", content=said))
+        return encode_chat(tokenizer, self._chat), True
 
 
 def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingParams) -> Iterator[tuple[Dialogue, Chunk]]:
@@ -95,6 +102,17 @@ def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingPara
             if chunk.completion is not None:
                 dialogue.answer(chunk.completion)
             yield dialogue, chunk
+
+
+def empty_answers(dialogues: Sequence[Dialogue], tokenizer: Any) -> str | None:
+    """A warning if raw text was given to a model of chats, and was answered with nothing; None if all is well."""
+    empty = sum(dialogue.says_nothing(tokenizer) for dialogue in dialogues if dialogue.completions)
+    if not empty:
+        return None
+    return (
+        f"{empty} of {len(dialogues)} answers are empty: their prompts are raw text, but there is a chat template; "
+        "without --raw, and without `raw` in prompt files, it is applied"
+    )
 
 
 class Conversation:

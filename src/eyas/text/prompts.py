@@ -1,13 +1,15 @@
 """Prompt files of `eyas generate`, `verify` and `bench`: JSON Lines, each row a prompt in one of four forms.
 
-A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`. Other keys are ignored, since evaluation files
-carry references, categories and the like. A bad row becomes a `BadRow`, so that the rows after it are still answered.
+A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`, and with `prompt` perhaps `raw`. A `prompt` is
+what `--prompt` is: a user's message, put into the chat template where there is one, unless it is raw. Other keys are
+ignored, since evaluation files carry references, categories and the like. A bad row becomes a `BadRow`, so that the
+rows after it are still answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +35,7 @@ class _Row(BaseModel):
     messages: tuple[Message, ...] | None = Field(default=None, min_length=1)
     turns: tuple[Text, ...] | None = Field(default=None, min_length=1)
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    raw: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class PromptRow:
     where: str
     """`file:line`, or the option it came from."""
     prompt: str | None = None
-    """Raw text, tokenized without a chat template."""
+    """What a user says: the chat template is applied, if there is one, unless the row is `raw`."""
     messages: tuple[Message, ...] | None = None
     """A chat that the assistant continues."""
     turns: tuple[str, ...] | None = None
     """User messages, sent one after the other; each answer is appended to the chat before the next."""
     token_ids: tuple[int, ...] | None = None
+    raw: bool = False
+    """Take `prompt` as it is: a text to continue, without a chat template."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,11 @@ class BadRow:
     error: str
 
 
-def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow | BadRow]:
-    """Read all rows of a file, or the first `limit`, skipping blank lines; DataError if it is empty or unreadable."""
+def read_prompts(path: Path, limit: int | None = None, raw: bool = False) -> list[PromptRow | BadRow]:
+    """Read all rows of a file, or the first `limit`, skipping blank lines; DataError if it is empty or unreadable.
+
+    `raw` makes every `prompt` a raw one.
+    """
     try:
         with path.open("rb") as lines:
             rows = list(islice(_rows(lines, path.name), limit))
@@ -68,7 +76,9 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow | BadRo
         raise DataError(f"can't read the prompts {path}: {error.strerror}") from error
     if not rows:
         raise DataError(f"{path} has no rows: write one JSON object a line")
-    return rows
+    return [
+        replace(row, raw=True) if raw and isinstance(row, PromptRow) and row.prompt is not None else row for row in rows
+    ]
 
 
 def _rows(lines: Iterable[bytes], name: str) -> Iterator[PromptRow | BadRow]:
@@ -90,4 +100,6 @@ def parse_row(line: bytes | str, where: str, default_id: str) -> PromptRow | Bad
     if len(given) != 1:
         found = " and ".join(given) or "none"
         return BadRow(name, f"{where}: give exactly one of {', '.join(_FORMS)}; found {found}")
-    return PromptRow(name, where, **given)
+    if row.raw and row.prompt is None:
+        return BadRow(name, f"{where}: raw is about `prompt`: leave it out, or give a prompt")
+    return PromptRow(name, where, **given, raw=row.raw)

@@ -6,21 +6,31 @@ the same chats as text and marks what the assistant wrote in them, which is what
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property, lru_cache
 from typing import Any
 
 from eyas.errors import ModelError, RequestError, RowError
 from eyas.text.chats import Message
 
 REFUSED = "the template refuses the chat"
+NO_TOKENIZER = (
+    "the model has no tokenizer files (tokenizer.json, tokenizer_config.json), so text can't be read or written: add "
+    "them, or give and take token ids"
+)
 
 Turn = dict[str, Any]
 """A message in the form that chat templates take."""
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_GENERATION_TAGS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+_FUNCTIONS = frozenset({"raise_exception", "strftime_now"})
+"""What transformers gives every template to call, beside Jinja's own functions."""
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "eyas"}}}
 _CHAT_WITH_CALL: list[Turn] = [
     {"role": "user", "content": "What is an eyas?"},
@@ -28,36 +38,154 @@ _CHAT_WITH_CALL: list[Turn] = [
 ]
 
 
+def required(tokenizer: Any) -> Any:
+    """The tokenizer; RequestError if the model came without one."""
+    if tokenizer is None:
+        raise RequestError(NO_TOKENIZER)
+    return tokenizer
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether there is a tokenizer that has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Tokenize raw text, with the special tokens that the tokenizer adds by itself."""
+    """Tokenize raw text, with the special tokens that the tokenizer adds by itself; RequestError without tokenizer."""
+    required(tokenizer)
     return tuple(tokenizer(text)["input_ids"])
 
 
 def encode_chat(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, **variables: Any
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]] | None = None,
+    *,
+    variables: Mapping[str, Any] | None = None,
+    parse_special_tokens: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the assistant's next answer begins.
 
-    `variables` are passed to the template. Raises RequestError if there is no template or if it refuses the chat.
+    `variables` are passed to the template, and have to be among `template_variables`. What messages, tools and
+    variables say is text, also where it reads like a control token (`<|im_end|>`), unless `parse_special_tokens`.
+    Raises RequestError if there is no template or if it refuses the chat.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_chat_template(required(tokenizer)):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
-    turns = _template_turns(tokenizer, messages)
-    schemas = list(tools) if tools else None
+    turns, schemas, given = _template_turns(tokenizer, messages), list(tools) if tools else None, dict(variables or {})
+    control = None
+    if not parse_special_tokens:
+        control = _control_tokens(tokenizer, str(tokenizer.chat_template))
+        broken = [control.break_up(turn, only_special=turn["role"] == "assistant") for turn in turns]
+        texts = (broken, control.break_up(schemas), control.break_up(given))
+        if texts == (turns, schemas, given):
+            control = None
+        else:
+            (turns, schemas, given), tokenizer = texts, control.tokenizer
     try:
         ids = tokenizer.apply_chat_template(
-            turns, tools=schemas, add_generation_prompt=True, return_dict=False, **variables
+            turns, tools=schemas, add_generation_prompt=True, return_dict=False, **given
         )
     except Exception as error:  # templates raise whatever they like
         raise RequestError(f"the chat template refuses this chat: {error}") from error
-    return tuple(ids)
+    return tuple(ids) if control is None else tuple(token for token in ids if token != control.mark_id)
+
+
+class ControlTokens:
+    """The texts that a tokenizer reads as control tokens, and how they are kept from it.
+
+    Control tokens are the special ones, and those added tokens that the chat template writes (`<tool_call>`). A mark
+    behind the first character of such a text breaks it up. A copy of the tokenizer reads the mark as a token of its
+    own, which is left out in the end: what remains are the tokens of the text.
+    """
+
+    def __init__(self, tokenizer: Any, template: str) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        special = {token.content for token in added if token.special}
+        written = {token.content for token in added if token.content.strip() and token.content in template}
+        self._special, self._all = _beginnings(special), _beginnings(special | written)
+        self._original = tokenizer
+        self._mark = f"mark{secrets.token_hex(16)}"  # nobody else can write it
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The copy of the tokenizer that knows the mark."""
+        from tokenizers import AddedToken
+
+        copied = deepcopy(self._original)
+        copied.add_tokens([AddedToken(self._mark, normalized=False)])
+        return copied
+
+    @property
+    def mark_id(self) -> int:
+        """The token id of the mark."""
+        return int(self.tokenizer.convert_tokens_to_ids(self._mark))
+
+    def break_up(self, value: Any, only_special: bool = False) -> Any:
+        """The same text, or object made of texts, with a mark in each control token; `only_special` spares the rest.
+
+        An assistant's messages hold what models write themselves, such as `</think>`, and templates look for it.
+        """
+        pattern = self._special if only_special else self._all
+        if pattern is None:
+            return value
+        if isinstance(value, str):
+            return pattern.sub(lambda found: found[0] + self._mark, value)
+        if isinstance(value, Mapping):
+            return {self.break_up(key, only_special): self.break_up(each, only_special) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.break_up(each, only_special) for each in value]
+        return value
+
+
+@lru_cache(maxsize=4)
+def _control_tokens(tokenizer: Any, template: str) -> ControlTokens:  # a template can be replaced
+    return ControlTokens(tokenizer, template)
+
+
+def _beginnings(texts: Collection[str]) -> re.Pattern[str] | None:
+    """A pattern that finds every character with which one of the texts begins; None without texts."""
+    rests: dict[str, set[str]] = {}
+    for text in texts:
+        if len(text) > 1:
+            rests.setdefault(text[0], set()).add(text[1:])
+    return (
+        re.compile("|".join(f"{re.escape(first)}(?={_any_of(rest)})" for first, rest in rests.items()))
+        if rests
+        else None
+    )
+
+
+def _any_of(texts: set[str]) -> str:
+    """A regular expression that decides character by character, however many texts there are."""
+    if "" in texts:
+        return ""
+    rests: dict[str, set[str]] = {}
+    for text in texts:
+        rests.setdefault(text[0], set()).add(text[1:])
+    return "(?:" + "|".join(re.escape(first) + _any_of(rest) for first, rest in rests.items()) + ")"
+
+
+def template_variables(tokenizer: Any, tools: Sequence[dict[str, Any]] | None = None) -> frozenset[str]:
+    """The variables that the chat template reads and that are the caller's to set, such as `enable_thinking`.
+
+    Raises RequestError if there is no template that can be read.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    given = {"messages", "self"}
+    for function in (tokenizer.apply_chat_template, render_jinja_template):
+        given |= inspect.signature(function).parameters.keys()
+    return _undeclared_variables(_template_source(tokenizer, tools)) - given
 
 
 class ChatTemplate:
     """The chat template of one tokenizer; ModelError if the tokenizer has none."""
 
     def __init__(self, tokenizer: Any) -> None:
-        if not getattr(tokenizer, "chat_template", None):
+        if tokenizer is None:
+            raise ModelError(NO_TOKENIZER)
+        if not has_chat_template(tokenizer):
             raise ModelError(f"the tokenizer {tokenizer.name_or_path} has no chat template: chats can't be rendered")
         self._tokenizer = tokenizer
 
@@ -81,7 +209,7 @@ class ChatTemplate:
 
     def has_generation_marks(self, tools: Sequence[dict[str, Any]] | None) -> bool:
         """Whether the template marks what the assistant wrote, with `{% generation %}` blocks."""
-        return _GENERATION.search(self._source(tools)) is not None
+        return _GENERATION.search(_template_source(self._tokenizer, tools)) is not None
 
     def generated(
         self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]] | None
@@ -93,7 +221,7 @@ class ChatTemplate:
             texts, spans = render_jinja_template(
                 [list(turns)],
                 tools=list(tools) if tools else None,
-                chat_template=self._source(tools),
+                chat_template=_template_source(self._tokenizer, tools),
                 return_assistant_tokens_mask=True,
                 **self._tokenizer.special_tokens_map,
             )
@@ -101,9 +229,23 @@ class ChatTemplate:
             raise RowError(REFUSED, str(error) or type(error).__name__) from error
         return texts[0], [(start, stop) for start, stop in spans[0] if stop > start]
 
-    def _source(self, tools: Sequence[dict[str, Any]] | None) -> str:
-        source: str = self._tokenizer.get_chat_template(None, list(tools) if tools else None)
-        return source
+
+def _template_source(tokenizer: Any, tools: Sequence[dict[str, Any]] | None) -> str:
+    source: str = tokenizer.get_chat_template(None, list(tools) if tools else None)
+    return source
+
+
+@lru_cache(maxsize=16)
+def _undeclared_variables(source: str) -> frozenset[str]:
+    """The variables that a template reads from outside; RequestError if it is no template."""
+    from jinja2 import Environment, TemplateError, meta
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        read = meta.find_undeclared_variables(environment.parse(_GENERATION_TAGS.sub("", source)))
+    except TemplateError as error:
+        raise RequestError(f"the chat template can't be read: {error}") from error
+    return frozenset(read - environment.globals.keys() - _FUNCTIONS)
 
 
 def _template_turns(tokenizer: Any, messages: Sequence[Message]) -> list[Turn]:

@@ -21,8 +21,11 @@ MAX_CHARACTERS = 1 << 16
 """The longest grammar that is accepted."""
 MAX_DEPTH = 64
 """The deepest nesting of brackets: parsers recurse, and a stack overflow would end the process."""
-WHITESPACE = r"[ \t\r\n]{1,64}"
-"""A regular expression of the white space that JSON output may have; bounded, as models can go on with blanks."""
+WHITESPACE = r"[ \t\r\n]"
+"""What may stand between the tokens of JSON output unless a request says otherwise: one character of white space.
+
+Small models would fill a longer gap with blanks until their answer is cut.
+"""
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -32,6 +35,8 @@ LIMITS = {
     "verbose_errors": False,
 }
 """llguidance's own limits, or lower ones: a step of a sane grammar needs a hundredth of them."""
+JSON_KINDS = ("json_schema", "json_object")
+"""The kinds of grammars whose white space can be chosen."""
 _KEPT = 64
 """Compiled grammars in the cache, so that checking a request and running it compile once."""
 _kept: OrderedDict[tuple[Any, GrammarSpec], Grammar] = OrderedDict()
@@ -61,23 +66,34 @@ def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     """
     if tokenizer is None:
         raise RequestError("a grammar needs a tokenizer: the target was loaded without one")
+    grammar = kept_grammar(tokenizer, spec)
+    if grammar is None:
+        grammar = _compile(tokenizer, spec)
+        with _lock:
+            _kept[tokenizer, spec] = grammar
+            if len(_kept) > _KEPT:
+                _kept.popitem(last=False)
+    return grammar
+
+
+def kept_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar | None:
+    """`spec` if it is compiled already and can be used on, else None."""
     key = tokenizer, spec
     with _lock:
-        grammar = _kept.pop(key, None)
-    if grammar is None or grammar.exhausted:
-        grammar = _compile(*key)
-    with _lock:
-        _kept[key] = grammar
-        if len(_kept) > _KEPT:
-            _kept.popitem(last=False)
-    return grammar
+        grammar = _kept.get(key)
+        if grammar is not None:
+            _kept.move_to_end(key)
+    return None if grammar is None or grammar.exhausted else grammar
 
 
 def grammar_source(spec: GrammarSpec) -> str:
     """The grammar in llguidance's own syntax. Raises RequestError if it is malformed, too long or nested too deep."""
     _check_size(spec.text)
+    _check_size(spec.whitespace or "")
+    if spec.whitespace is not None and spec.kind not in JSON_KINDS:
+        raise RequestError(f"white space can be chosen for JSON only, not for a grammar of kind {spec.kind}")
     try:
-        return _SOURCES[spec.kind](spec.text)
+        return _SOURCES[spec.kind](spec)
     except ValueError as error:  # json.JSONDecodeError among them
         raise RequestError(f"the {spec.kind} grammar can't be read: {error}") from error
 
@@ -119,26 +135,25 @@ def _library() -> Any:
     return llguidance
 
 
-def _json_schema(text: str) -> str:
-    if not isinstance(json.loads(text), dict):
-        raise ValueError("a schema has to be a JSON object")
-    source: str = _library().LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
-    return source
-
-
-def _json_object(text: str) -> str:
-    if text:
+def _json(spec: GrammarSpec) -> str:
+    if spec.kind == "json_object" and spec.text:
         raise ValueError("json_object takes no text: use json_schema for a schema")
-    return _json_schema('{"type": "object"}')
-
-
-def _regex(text: str) -> str:
-    source: str = _library().LLMatcher.grammar_from_regex(text)
+    schema = spec.text if spec.kind == "json_schema" else '{"type": "object"}'
+    if not isinstance(json.loads(schema), dict):
+        raise ValueError("a schema has to be a JSON object")
+    pattern = WHITESPACE if spec.whitespace is None else spec.whitespace
+    options = {"whitespace_flexible": bool(pattern), "whitespace_pattern": pattern or None}
+    source: str = _library().LLMatcher.grammar_from_json_schema(schema, overrides=options)
     return source
 
 
-def _lark(text: str) -> str:
-    source: str = _library().LLMatcher.grammar_from_lark(text)
+def _regex(spec: GrammarSpec) -> str:
+    source: str = _library().LLMatcher.grammar_from_regex(spec.text)
+    return source
+
+
+def _lark(spec: GrammarSpec) -> str:
+    source: str = _library().LLMatcher.grammar_from_lark(spec.text)
     return source
 
 
@@ -157,17 +172,18 @@ def lark_marker(text: str, tokenizer: Any) -> str:
     return f"<[{number}]>" if alone else lark_literal(text)
 
 
-def _choice(text: str) -> str:
-    choices = json.loads(text)
+def _choice(spec: GrammarSpec) -> str:
+    choices = json.loads(spec.text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise ValueError("give a JSON array of at least one string, none of them empty")
     # a capitalised rule is one lexeme: an automaton, where alternatives of a rule are tried side by side
-    return _lark("start: CHOICE\nCHOICE: " + " | ".join(lark_literal(c) for c in choices))
+    rules = "start: CHOICE\nCHOICE: " + " | ".join(lark_literal(c) for c in choices)
+    return _lark(GrammarSpec("lark", rules))
 
 
-_SOURCES: dict[str, Callable[[str], str]] = {
-    "json_schema": _json_schema,
-    "json_object": _json_object,
+_SOURCES: dict[str, Callable[[GrammarSpec], str]] = {
+    "json_schema": _json,
+    "json_object": _json,
     "regex": _regex,
     "lark": _lark,
     "choice": _choice,

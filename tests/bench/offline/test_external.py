@@ -22,7 +22,7 @@ from ..serving.fake_server import FakeServer, event, serving, stream
 PARAMS = SamplingParams(max_tokens=6, seed=3)
 ROWS = [
     PromptRow("a", "f:1", turns=("48/2?", "and then?")),
-    PromptRow("b", "f:2", prompt="clips"),
+    PromptRow("b", "f:2", prompt="clips", raw=True),
     PromptRow("c", "f:3", messages=(Message(role="user", content="def"),)),
 ]
 

@@ -106,13 +106,17 @@ def test_a_side_that_is_not_there() -> None:
 
 
 def test_items_of_a_file(tmp_path: Path) -> None:
-    rows = [{"prompt": "p"}, {"turns": ["one", "two"]}, {"token_ids": [5, 6]}]
+    rows = [{"prompt": "p"}, {"turns": ["one", "two"]}, {"token_ids": [5, 6]}, {"prompt": "p", "raw": True}]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     by_name = {item.id: item for item in read_items([path], None, 0)}
-    assert by_name["rows:1"].prompt == {"prompt": "p"}
+    assert by_name["rows:1"].prompt == {"messages": [{"role": "user", "content": "p"}]}
+    assert by_name["rows:4"].prompt == {"prompt": "p"}
     assert by_name["rows:2"].prompt == {"messages": [{"role": "user", "content": "one"}]}
     assert by_name["rows:3"].prompt == {"prompt": [5, 6]}
-    assert {item.path for item in read_items([path], None, 0, tokenizer())} == {"/completions"}
+    here = {item.id: item for item in read_items([path], None, 0, tokenizer())}
+    assert {item.path for item in here.values()} == {"/completions"}
+    assert here["rows:1"].prompt["stop_token_ids"] == [tokenizer().eos_token_id]
+    assert "stop_token_ids" not in here["rows:4"].prompt | here["rows:3"].prompt
     assert len(read_items([path], 2, 0)) == 2
     with pytest.raises(DataError, match=r"rows\.jsonl:1"):
         read_items([write_rows(path, ["{"])], None, 0)

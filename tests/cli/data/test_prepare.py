@@ -41,8 +41,8 @@ def test_bad_calls(run: Run, tmp_path: Path) -> None:
         ((f"{file},weight=none",), 2, "weight"),
         ((file, file), 2, "two sources are named a"),
         ((file, "--max-length", 9), 2, "give --model"),
-        ((file, "--model", tmp_path / "gone"), 1, "can't load the tokenizer"),
-        ((file, "--too-long", "burn"), 2, "--too-long burn: write drop or cut"),
+        ((file, "--model", tmp_path / "gone"), 2, "there is no"),
+        ((file, "--too-long", "burn"), 2, "'burn' is not one of 'drop', 'cut'"),
         ((file, "--near-duplicates", "some"), 2, "write auto, off, or a similarity"),
         ((file, "--near-duplicates", "2"), 2, "--near-duplicates 2: write auto, off, or a similarity from 0.1 to 1"),
         ((file, "--exclude", tmp_path / "gone.jsonl"), 1, "can't read"),
@@ -55,7 +55,7 @@ def test_bad_calls(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_is_not_as_asked_is_said_first(run: Run, tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "a.jsonl", [{"prompt": f"question {n}?", "response": "yes"} for n in range(30)])
+    file = write_rows(tmp_path / "a.jsonl", ROWS)
     shown = run("data", "prepare", file, "-o", tmp_path / "out", "--samples", 100)
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.splitlines()[0] == "note: only 30 of the 100 requested chats could be drawn"

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from transformers import AutoModelForCausalLM
 
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
 
-from ...pairs import Pair, tokenizer, write_rows
+from ... import tiny
+from ...pairs import Pair, save_target, tokenizer, write_rows
 from ...tiny import continuation
 
 Run = Callable[..., Result]
@@ -30,7 +32,7 @@ STATS = [
     "tokens_per_second",
 ]
 ROWS: list[dict[str, Any]] = [
-    {"id": "raw", "prompt": "def add(a, b):"},
+    {"id": "raw", "prompt": "def add(a, b):", "raw": True},
     {"id": "chat", "messages": [{"role": "system", "content": "Sell clips."}, {"role": "user", "content": "In May?"}]},
     {"question_id": 7, "turns": ["Natalia", "and then?"], "category": "two turns"},
     {"token_ids": [40, 41, 42, 43]},
@@ -52,19 +54,21 @@ def tokens(result: Result) -> list[Any]:
     return [[turn["token_ids"] for turn in row.get("turns", [row])] for row in objects(result)]
 
 
-def expected(pair: Pair, prompt: tuple[int, ...]) -> list[int]:
-    """What transformers itself writes."""
-    from transformers import AutoModelForCausalLM
-
+def expected(pair: Pair, prompt: tuple[int, ...], chat: bool = False) -> list[int]:
+    """What transformers itself writes; in a chat it ends where the template ends turns."""
     model = AutoModelForCausalLM.from_pretrained(pair.model).eval()
-    return continuation(model, prompt, 8, eos_token_id=tokenizer().eos_token_id)
+    return continuation(model, prompt, 8, eos_token_id=tokenizer().eos_token_id if chat else None)
+
+
+def user(text: str) -> tuple[int, ...]:
+    return encode_chat(tokenizer(), [Message(role="user", content=text)])
 
 
 def test_one_prompt_is_one_object_with_exactly_these_keys(decode: Run, pair: Pair) -> None:
     (row,) = objects(decode("--prompt", "How many?", "--json"))
     assert list(row) == ["id", "token_ids", "text", "finish_reason", "stats"]
     assert list(row["stats"]) == STATS
-    assert row["token_ids"] == expected(pair, encode_chat(tokenizer(), [Message(role="user", content="How many?")]))
+    assert row["token_ids"] == expected(pair, user("How many?"), chat=True)
     assert row["text"] == tokenizer().decode(row["token_ids"], skip_special_tokens=True)
     assert row["finish_reason"] in ("length", "stop")
     assert row["stats"]["tokens"] == len(row["token_ids"]) == 8
@@ -76,6 +80,42 @@ def test_raw_skips_the_chat_template(decode: Run, pair: Pair) -> None:
     assert raw["token_ids"] == expected(pair, encode_text(tokenizer(), "How many?"))
     (chat,) = objects(decode("--prompt", "How many?", "--json"))
     assert raw["token_ids"] != chat["token_ids"]
+
+
+def test_a_prompt_is_the_same_in_a_file_and_on_the_command_line(decode: Run, pair: Pair, tmp_path: Path) -> None:
+    """As a chat, and raw, by the row or for the whole file."""
+    chats = write_rows(tmp_path / "chats.jsonl", [{"prompt": "How many?"}, {"prompt": "How many?", "raw": True}])
+    chat, raw = objects(decode("--prompt-file", chats, "--json"))
+    assert chat["token_ids"] == expected(pair, user("How many?"), chat=True)
+    assert raw["token_ids"] == expected(pair, encode_text(tokenizer(), "How many?"))
+    both = objects(decode("--prompt-file", chats, "--raw", "--json"))
+    assert [row["token_ids"] for row in both] == [raw["token_ids"]] * 2
+
+
+def test_raw_text_that_is_answered_with_nothing_is_warned_of(run: Run, tmp_path: Path) -> None:
+    """A head of zeros emits token 0, which is a special one and has no text."""
+    save_target(tmp_path / "mute")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "mute")
+    model.lm_head.weight.data.zero_()
+    model.save_pretrained(tmp_path / "mute")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "How many?", "raw": True}, {"prompt": "How many?"}])
+    few = ("--method", "none", "--max-new-tokens", 2)
+    mixed = run("generate", tmp_path / "mute", "--prompt-file", rows, *few)
+    assert "warning: 1 of 2 answers are empty: their prompts are raw text" in mixed.stderr
+    assert "answers are empty" not in run("generate", tmp_path / "mute", "--prompt", "How many?", *few).stderr
+
+
+def test_a_model_without_tokenizer_answers_ids_and_says_what_text_needs(run: Run, tmp_path: Path) -> None:
+    tiny.build_model("llama").save_pretrained(tmp_path / "model")
+    ids = write_rows(tmp_path / "ids.jsonl", [{"token_ids": [40, 41, 42, 43]}])
+    model = ("generate", tmp_path / "model", "--method", "none", "--max-new-tokens", 8)
+    (row,) = objects(run(*model, "--prompt-file", ids, "--json"))
+    assert (row["token_ids"], row["text"]) == (continuation(tiny.build_model("llama"), (40, 41, 42, 43), 8), "")
+    for arguments in (("--prompt-file", ids), ("--prompt", "x", "--json"), ("--prompt", "x", "--raw", "--json")):
+        result = run(*model, *arguments)
+        assert result.exit_code == 2
+        assert "has no tokenizer files (tokenizer.json, tokenizer_config.json)" in result.stderr
+    assert "has no tokenizer files" in run("chat", tmp_path / "model", "--method", "none").stderr
 
 
 def test_text_goes_to_standard_output_and_figures_to_standard_error(decode: Run) -> None:
@@ -116,12 +156,13 @@ def test_the_four_kinds_of_rows(plain: list[Any], pair: Pair) -> None:
     assert [row.get("id") for row in plain] == ["raw", "chat", "7", "4"]
     raw, chat, turns, ids = plain
     assert raw["token_ids"] == expected(pair, encode_text(tokenizer(), "def add(a, b):"))
-    assert chat["token_ids"] == expected(pair, encode_chat(tokenizer(), [Message(**m) for m in ROWS[1]["messages"]]))
+    messages = [Message(**m) for m in ROWS[1]["messages"]]
+    assert chat["token_ids"] == expected(pair, encode_chat(tokenizer(), messages), chat=True)
     assert ids["token_ids"] == expected(pair, (40, 41, 42, 43))
     assert list(turns) == ["id", "turns", "stats"]
     said = [Message(role="user", content="Natalia"), Message(role="assistant", content=turns["turns"][0]["text"])]
     second = encode_chat(tokenizer(), [*said, Message(role="user", content="and then?")])
-    assert turns["turns"][1]["token_ids"] == expected(pair, second)
+    assert turns["turns"][1]["token_ids"] == expected(pair, second, chat=True)
     assert turns["stats"]["tokens"] == 16
     assert [row["stats"]["accept_length"] for row in plain] == [1.0] * 4
 

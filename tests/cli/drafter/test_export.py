@@ -58,16 +58,14 @@ def test_what_is_refused(run: Run, pair: Pair, tmp_path: Path) -> None:
         assert "Traceback" not in result.output
         assert not (tmp_path / "out").exists()
 
-    refused(2, "unknown consumer 'mlx'", *CONSUMERS, to="mlx")
+    refused(2, "'mlx' is not one of", *CONSUMERS, to="mlx")
     refused(1, "SafeAILab/EAGLE can't represent", "taps: ", "What you can do: serve it with", to="safeailab")
-    refused(1, "without its target", "its config names the target: give --target", to="speculators")
+    refused(1, "without its target", "its config names the target: give --model", to="speculators")
     refused(2, "--taps '2;3'", taps="2;3")
     refused(2, "--taps has 2 boundaries, but the drafter reads 3", taps="1,2")
     refused(2, "without rounding", dtype="bfloat16")
-    refused(2, "unknown dtype", dtype="int4")
-    refused(
-        1, "does not fit the target", drafter=save_drafter(tmp_path / "x", target_hidden_size=48), target=pair.model
-    )
+    refused(2, "'int4' is not one of", dtype="int4")
+    refused(1, "does not fit the target", drafter=save_drafter(tmp_path / "x", target_hidden_size=48), model=pair.model)
     ambiguous = save_drafter(tmp_path / "y", taps=[1, 2, 4])
     config = read_json(ambiguous / "config.json")
     for key in ("taps", "eagle_aux_hidden_state_layer_ids"):

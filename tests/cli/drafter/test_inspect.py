@@ -86,7 +86,7 @@ def test_what_is_neither(run: Run, tmp_path: Path) -> None:
     assert "names no architecture" in result.stderr
     gone = run("inspect", "no/such-model")
     assert gone.exit_code == 1
-    assert "neither a directory nor a Hub model" in gone.stderr
+    assert "no copy in the Hub's cache" in gone.stderr
 
 
 def test_demo_is_the_embedded_target(run: Run) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.cli.serve.elsewhere import EngineOptions
-from eyas.cli.serve.serve import CapacityOptions, ServerOptions
+from eyas.cli.serve.serve import CapacityOptions, ServerOptions, _load
+from eyas.errors import UsageError
 
 Run = Callable[..., Result]
 PAGE = Path(__file__).parents[3] / "docs" / "serve.md"
@@ -45,6 +47,22 @@ def test_bad_options_are_refused_before_anything_is_loaded(run: Run, options: li
     result = run("serve", "--model", "nowhere", "--port", 0, *options)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_a_context_beyond_the_models_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opened(Exception):  # noqa: N818  # it is what should happen
+        """The model would be loaded."""
+
+    def open_engine(*_: Any, **__: Any) -> Any:
+        raise Opened
+
+    monkeypatch.setattr("eyas.cli.serve.serve.open_engine", open_engine)
+    target = TargetOptions(model="demo")
+    with pytest.raises(UsageError, match=r"--max-model-len 999999999 is more than .* context of 2048 tokens"):
+        _load(target, DraftOptions(), CapacityOptions(max_model_len=999999999))
+    for fits in (2048, 100, None):
+        with pytest.raises(Opened):
+            _load(target, DraftOptions(), CapacityOptions(max_model_len=fits))
 
 
 def test_an_address_that_is_taken_is_told(run: Run) -> None:

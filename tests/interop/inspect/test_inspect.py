@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.files import Headers, TensorInfo, read_headers, read_json
 from eyas.drafters.formats.vocabulary import ABSOLUTE
-from eyas.errors import CheckpointError
+from eyas.errors import CheckpointError, ModelError
 from eyas.interop.inspect.drafter_report import DrafterReport, TargetProfile, report_drafter
 from eyas.interop.inspect.locate import detect, locate
 
@@ -220,5 +220,5 @@ def test_headers_count_without_reading(tmp_path: Path) -> None:
 def test_what_is_no_model_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         locate(str(tmp_path))
-    with pytest.raises(CheckpointError, match="neither a directory nor a Hub model"):
+    with pytest.raises(ModelError, match="no copy in the Hub's cache"):
         locate("no/such-model")

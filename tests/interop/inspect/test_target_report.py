@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from eyas.cli.app import app
 from eyas.drafters.files import read_headers
 from eyas.errors import ModelError
 from eyas.interop.inspect.target_report import TargetReport, report_target
 
 from ... import tiny
-from ...pairs import save_target
+from ...pairs import save_target, tokenizer
 
 
 def examine(path: Path) -> TargetReport:
@@ -40,8 +42,29 @@ def test_architectures(name: str, windows: dict[str, Any], tmp_path: Path) -> No
     shared = {p.data_ptr(): p.numel() for p in model.parameters()}  # a tied head is stored once
     assert report.parameters == sum(shared.values())
     assert report.rope_theta == {"gpt2": None, "olmo3": 500000.0}.get(name, 10000.0)
-    assert any("no chat template" in warning for warning in report.warnings)
+    assert report.warnings == ["no tokenizer files: prompts and answers are token ids, text can't be read or written"]
+    assert not report.tokenizer
     assert report.profile.hidden_size == tiny.HIDDEN
+
+
+def test_stop_ids_are_told_with_their_origin(tmp_path: Path) -> None:
+    report = examine(save_target(tmp_path, eos_token_id=[9, 4]))
+    end = tokenizer().eos_token_id
+    assert report.stop_ids == {
+        4: "generation_config.json",
+        9: "generation_config.json",
+        end: f"the tokenizer's {tokenizer().eos_token}, in chats: the template ends turns with it",
+    }
+    assert report.as_dict()["stop_ids"] == report.stop_ids
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert "4 generation_config.json" in result.stdout
+
+
+def test_a_tokenizer_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    path = save_target(tmp_path)
+    (path / "tokenizer.json").write_text("{}")
+    (problem,) = examine(path).problems
+    assert "can't load the tokenizer" in problem
 
 
 def test_weights_elsewhere_or_pickled(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -111,6 +112,16 @@ def test_parameters_reach_the_engine(ask: Ask, engine: FakeEngine) -> None:
     assert params["max_tokens"] == 20
     assert params["logit_bias"] == {5: -100, 7: 2.5}
     assert params["stop_token_ids"] == (9,)
+
+
+def test_variables_reach_the_chat_template_that_reads_them() -> None:
+    chars = copy.deepcopy(tokenizer())
+    chars.chat_template = "{{ style }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    engine = FakeEngine(chars=chars)
+    assert _ask(engine, chat_template_kwargs={"style": "clips"}).status_code == 200
+    assert chars.decode(engine.requests[0].prompt) == "clips" + HELLO[0]["content"]
+    message = _ask(engine, chat_template_kwargs={"style": "clips", "stile": 1}).json()["error"]["message"]
+    assert message == "chat_template_kwargs may not set 'stile': this model's chat template takes style from it"
 
 
 def test_defaults_are_openai_s(ask: Ask, engine: FakeEngine) -> None:

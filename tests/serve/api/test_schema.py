@@ -23,7 +23,8 @@ def app() -> Any:
     thread.start()
     while thread.status == "loading":
         time.sleep(0.001)
-    return create_app(thread, ServeSettings(model_names=("tiny",)), metrics=Metrics("tiny", ENDPOINTS))
+    settings = ServeSettings(model_names=("tiny",), allowed_hosts=("testserver",))
+    return create_app(thread, settings, metrics=Metrics("tiny", ENDPOINTS))
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", app())

@@ -84,6 +84,32 @@ def test_one_call_at_a_time_ends_at_the_second() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_the_beginning_of_a_call_that_had_to_be_made_is_no_text() -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    for cut in ("<tool_c", "<tool_call>", '<tool_call>\n{"na', '<tool_call>\n{"name": "weath'):
+        for choice in ("required", named):
+            answer = ask_cut(cut, tool_choice=choice).json()["choices"][0]
+            assert answer["message"]["content"] == ""
+            assert "tool_calls" not in answer["message"]
+            assert answer["finish_reason"] == "length"
+            chunks = events(ask_cut(cut, tool_choice=choice, stream=True))
+            assert not any(c["delta"].get("content") for chunk in chunks for c in chunk["choices"])
+    answer = ask_cut('<tool_call>\n{"name": "weather", "arguments": {"ci', tool_choice="required").json()["choices"][0]
+    assert answer["message"]["content"] is None
+    assert answer["message"]["tool_calls"][0]["function"]["arguments"] == '{"ci'
+
+
+def ask_cut(text: str, **body: Any) -> httpx.Response:
+    """An answer that its length ends."""
+    tokens = templated("qwen2")(text, add_special_tokens=False)["input_ids"]
+    messages = [{"role": "user", "content": "How is the weather?"}]
+    engine = FakeEngine(tokens, chars=templated("qwen2"), context=4096)
+    response: httpx.Response = run(
+        post(engine, CHAT, {"model": "tiny", "messages": messages, "tools": [WEATHER], **body})
+    )
+    return response
+
+
 def test_tools_that_may_not_be_called_are_not_shown_and_not_read() -> None:
     engine = qwen(CALL)
     answer = ask(engine, tool_choice="none").json()

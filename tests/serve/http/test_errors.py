@@ -35,12 +35,32 @@ async def raw(path: str, content: bytes, headers: dict[str, str] | None = None, 
         return await client.post(path, content=content, headers={"content-type": "application/json", **(headers or {})})
 
 
-@pytest.mark.parametrize("field", ["frobnicate", "max_new_tokens", "best_of_n"])
+@pytest.mark.parametrize("field", ["frobnicate", "max_new_tokens", "best_of_n", "max-tokens", "body"])
 def test_unknown_fields_are_refused_by_name(ask: Ask, field: str) -> None:
     for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "a"})):
         found = error(ask(path, **body, **{field: 1}), 400)
         assert found["param"] == field
         assert found["message"] == f"unknown field {field}"
+
+
+def test_unknown_fields_inside_others_are_named_with_their_path(ask: Ask) -> None:
+    message = {"role": "user", "content": "x", "cache-control": 1}
+    assert error(ask(CHAT, messages=[message]), 400)["param"] == "messages[0].cache-control"
+    assert error(ask(CHAT, messages=HELLO, eyas={"a b\n": 1}), 400)["param"] == 'eyas."a b\\n"'
+    assert error(ask(CHAT, messages=HELLO, metadata={"a-b": 1}), 400)["param"] == "metadata.a-b"
+    assert error(ask(CHAT, messages=[{"content": "x"}]), 400)["param"] == "messages[0].role"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "self", "conversations", "conversation", "tokenizer", "tools", "chat_template", "thinking", ""]
+)
+def test_what_the_chat_template_does_not_take_is_refused_by_name(ask: Ask, name: str) -> None:
+    found = error(ask(CHAT, messages=HELLO, chat_template_kwargs={name: []}), 400)
+    assert found["param"] == f"chat_template_kwargs.{name}"
+    assert (
+        found["message"]
+        == f"chat_template_kwargs may not set {name!r}: this model's chat template takes nothing from it"
+    )
 
 
 def test_parts_that_are_not_text_are_refused_by_their_type(ask: Ask) -> None:
@@ -157,6 +177,7 @@ def test_tokens_outside_the_vocabulary_are_refused(ask: Ask) -> None:
         b'{"model": "\xff\xfe"}',
         b'{"model": "\\ud800"}',
         b'{"temperature": Infinity}',
+        b'{"model": "tiny", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "model": "tiny"}',
         b"[" * 100_000,
         b'{"a":' * 100_000,
         b"1" * 10_000,
@@ -171,6 +192,14 @@ def test_tokens_outside_the_vocabulary_are_refused(ask: Ask) -> None:
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
 def test_bodies_that_are_not_the_json_that_is_needed_are_400(path: str, content: bytes) -> None:
     error(run(raw(path, content)), 400)
+
+
+def test_a_key_that_comes_twice_is_named() -> None:
+    message = b'{"model": "tiny", "messages": [{"role": "user", "content": "a", "content": "b"}]}'
+    found = error(run(raw(CHAT, message)), 400)
+    assert found["code"] == "invalid_json"
+    assert "key" in found["message"]
+    assert '"content"' in found["message"]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"])
@@ -317,3 +346,15 @@ def test_a_field_that_may_be_several_things_says_what_was_wrong_with_each(ask: A
 def test_what_was_given_up_when_the_engine_ended_is_503() -> None:
     error = as_api_error(EngineStoppedError("the server is going down"))
     assert (error.status, error.headers) == (503, {"Retry-After": "1"})
+
+
+@pytest.mark.parametrize("error_name", ["PassMemoryError", "CacheMemoryError"])
+def test_what_memory_has_no_room_for_is_503_and_advice_not_the_allocators_words(error_name: str) -> None:
+    engine = FakeEngine()
+    engine.ending, engine.error = "error", f"{error_name}: tried to allocate 9.25 GiB"
+    answer = run(post(engine, TEXT, {"model": "tiny", "prompt": "a"}))
+    found = error(answer, 503)
+    assert found["code"] == "out_of_memory"
+    assert "shorten the prompt" in found["message"]
+    assert "GiB" not in found["message"]
+    assert answer.headers["retry-after"] == "60"

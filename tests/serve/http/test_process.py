@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,44 @@ def test_told_to_end_while_it_loads_it_ends_at_once(tmp_path: Path) -> None:
         assert server.health() == 503
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(8) == 0, server.said  # a step of the engine would be waited for longer
+
+
+STARTS_SLOWLY = """
+import importlib, time
+run = importlib.import_module("eyas.serve.http.run")
+run.run_server = lambda *_: time.sleep(600)
+from eyas.cli.app import main
+main()
+"""
+
+
+def test_told_to_end_before_it_answers_it_ends_well(tmp_path: Path) -> None:
+    with process("--model", "demo", log=tmp_path / "log", program=("-c", STARTS_SLOWLY)) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0, server.said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_full_disk_under_standard_error_keeps_nobody_from_serving(pair: Pair, form: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["-m", "eyas", "serve", "--model", pair.model, "--port", port, "--log-format", form]
+    server = Fork(command, env={**os.environ, "EYAS_API_KEY": ""}, stderr=Path("/dev/full"))
+    try:
+        until = time.monotonic() + 60
+        status = 0
+        while status != 200:
+            assert time.monotonic() < until
+            assert server.poll() is None
+            with suppress(httpx.HTTPError):
+                status = httpx.get(f"http://127.0.0.1:{port}/health").status_code
+            time.sleep(0.02)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
 
 
 @pytest.mark.slow

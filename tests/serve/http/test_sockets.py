@@ -26,7 +26,7 @@ def body(**more: Any) -> bytes:
 
 
 def head(length: int, path: str = CHAT, **headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}"]
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
 
 
@@ -121,7 +121,7 @@ def test_a_client_that_asks_first_is_told_before_it_sends(endless: Live) -> None
         b"POST " + b"/" * 100_000 + b" HTTP/1.1\r\n\r\n",
         head(5) + b'{"a":1}',
         head(-1),
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: \xff\xfe\r\nConnection: close\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: \xff\xfe\r\nConnection: close\r\n\r\n",
     ],
     ids=["tls", "version", "long", "length", "negative", "header"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -15,6 +16,7 @@ import eyas
 from eyas.serve.observe.logs import (
     LineFormatter,
     Logs,
+    RepeatFilter,
     StatisticsInterval,
     log_listening,
     log_loaded,
@@ -24,6 +26,8 @@ from eyas.serve.observe.observer import ReceivedSequence
 from eyas.types import Limits
 
 from ...pairs import save_drafter, save_target
+from ..conftest import client_of
+from ..fakes import FakeEngine
 from .watched import CONTROLLER, finished, outcome, state
 
 Read = Callable[[], list[dict[str, object]]]
@@ -32,7 +36,7 @@ Read = Callable[[], list[dict[str, object]]]
 @pytest.fixture
 def read() -> Iterator[Read]:
     """The lines written so far."""
-    loggers = [logging.getLogger(name) for name in ("eyas.serve", "uvicorn", "uvicorn.access")]
+    loggers = [logging.getLogger(name) for name in ("eyas.serve", "uvicorn", "uvicorn.access", "asyncio")]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     stream = io.StringIO()
     log_to(stream, "json", logging.DEBUG)
@@ -112,6 +116,27 @@ def test_a_request_has_a_line_when_it_ends(read: Read) -> None:
     assert [line["level"] for line in (good, bad, full, broken)] == ["info", "warning", "info", "error"]
 
 
+def test_what_draining_cuts_off_has_the_tokens_that_were_sent(read: Read) -> None:
+    engine = FakeEngine("a b " * 60, pause=0.005)
+
+    async def ask() -> None:
+        async with client_of(engine, Logs()) as client:
+            asked = asyncio.ensure_future(
+                client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 200})
+            )
+            while 0 not in engine._sequences or len(engine._sequences[0].taken) < 6:
+                await asyncio.sleep(0.001)
+            client.thread.drain()  # type: ignore[attr-defined]
+            client.thread.stop()  # type: ignore[attr-defined]  # as when the time for draining is over
+            assert (await asked).status_code == 503
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    (line,) = [line for line in read() if line["message"] == "finished"]
+    assert line["reason"] == "cancelled"
+    assert line["tokens"] == len(engine._sequences[0].taken) >= 6
+    assert "queue_seconds" not in line  # nobody knows
+
+
 def test_readable_lines_stay_lines() -> None:
     record = logging.makeLogRecord({"msg": "hello", "levelno": logging.INFO, "levelname": "INFO", "created": 0.25})
     record.msecs = 250
@@ -137,6 +162,37 @@ def test_uvicorns_lines_are_of_the_same_form(read: Read) -> None:
     logging.getLogger("uvicorn.error").warning("down")
     logging.getLogger("uvicorn.access").info("GET /")
     assert [(line["level"], line["message"]) for line in read()] == [("warning", "down")]
+
+
+def test_a_warning_that_repeats_is_written_once_a_second() -> None:
+    once = RepeatFilter()
+    shown: list[tuple[str, object]] = []
+    for tenth in range(25):
+        for text, level in (
+            ("accept() failed: %d", logging.ERROR),
+            ("closed", logging.WARNING),
+            ("fine", logging.INFO),
+        ):
+            record = logging.makeLogRecord({"msg": text, "levelno": level, "created": tenth / 10, "args": (tenth,)})
+            if once.filter(record):
+                shown.append((text, getattr(record, "fields", None)))
+    expected = [None, {"repeated": 9}, {"repeated": 9}]
+    for text in ("accept() failed: %d", "closed"):
+        assert [fields for message, fields in shown if message == text] == expected
+    assert shown.count(("fine", None)) == 25
+
+
+def test_asyncios_lines_are_of_the_same_form_and_repeat_as_little(read: Read) -> None:
+    for _ in range(20):
+        logging.getLogger("asyncio").error("socket.accept() out of system resource")
+    assert [line["level"] for line in read()] == ["error"]
+
+
+def test_lines_of_requests_are_never_held_back(read: Read) -> None:
+    logs = Logs()
+    for _ in range(5):
+        logs.refused("/v1/completions", 500, "internal_error")
+    assert len(read()) == 5
 
 
 def test_the_start_says_where_and_what(read: Read, tmp_path: Path) -> None:

@@ -52,6 +52,16 @@ def test_a_request_is_timed(now: list[float]) -> None:
     assert end.seconds_per_token == 0.5
 
 
+def test_an_end_without_the_engines_word_has_the_tokens_that_came(now: list[float]) -> None:
+    seen = Recorder()
+    watch = SequenceClock(seen, REQUEST)
+    watch.add(Chunk(0, (1, 2), 1))
+    now[0] = 12.0
+    watch.add(Chunk(0, (3, 4, 5), 2))
+    watch.end("cancelled")
+    assert seen.calls[-1] == ("finished", FinishedSequence(REQUEST, "cancelled", Stats(tokens=5), 2.0, 0.0))
+
+
 def test_an_end_without_tokens(now: list[float]) -> None:
     seen = Recorder()
     watch = SequenceClock(seen, REQUEST)

@@ -1,14 +1,18 @@
-"""Grammars that hang or kill whoever compiles them are refused, and the next one is served."""
+"""Grammars that hang or kill whoever compiles them are refused, and nobody else's wait for them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
-from eyas.errors import RequestError
+from eyas.errors import QueueFullError, RequestError
 from eyas.serve.tools.grammar_trials import GrammarTrials
 from eyas.types import GrammarSpec
 
@@ -31,25 +35,112 @@ def trials() -> Iterator[GrammarTrials]:
 
 
 def test_hostile_grammars_break_nothing(trials: GrammarTrials) -> None:
-    trials.check(pairs.tokenizer(), GOOD)
+    trials.compile(pairs.tokenizer(), GOOD)
     with pytest.raises(RequestError, match="breaks the compiler"):
-        trials.check(pairs.tokenizer(), DEEP)
+        trials.compile(pairs.tokenizer(), DEEP)
     began = time.monotonic()
     with pytest.raises(RequestError, match="longer than 2 seconds"):
-        trials.check(pairs.tokenizer(), ENDLESS)
+        trials.compile(pairs.tokenizer(), ENDLESS)
     assert time.monotonic() - began < 30
-    trials.check(pairs.tokenizer(), GrammarSpec("regex", "a+"))
+    trials.compile(pairs.tokenizer(), GrammarSpec("regex", "a+"))
 
 
 def test_bad_grammars_are_told_as_ever(trials: GrammarTrials) -> None:
     with pytest.raises(RequestError, match="unclosed"):
-        trials.check(pairs.tokenizer(), GrammarSpec("regex", "(a"))
+        trials.compile(pairs.tokenizer(), GrammarSpec("regex", "(a"))
     with pytest.raises(RequestError, match="can't be read"):
-        trials.check(pairs.tokenizer(), GrammarSpec("json_schema", "{"))
+        trials.compile(pairs.tokenizer(), GrammarSpec("json_schema", "{"))
 
 
 def test_what_has_passed_isnt_tried_again(trials: GrammarTrials) -> None:
-    trials.check(pairs.tokenizer(), GOOD)
+    trials.compile(pairs.tokenizer(), GOOD)
     trials.close()
-    trials.check(pairs.tokenizer(), GOOD)
-    assert trials._child is None
+    trials.compile(pairs.tokenizer(), GOOD)
+    assert not any(child.running for child in trials._children)
+
+
+class Child:
+    """Compiles nothing; grammars with `slow` in them wait for `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+
+    def compile(self, tokenizer: Any, source: str, seconds: float) -> None:  # noqa: ARG002
+        self.compiled.append(source)
+        assert "slow" not in source or self.go.wait(30)
+
+    def close(self) -> None:
+        """There is no process."""
+
+
+def in_time(trials: GrammarTrials, work: Callable[[Child], Coroutine[Any, Any, None]]) -> None:
+    """Run it with a stand-in for both children, whose slow grammars end with it."""
+    child = Child()
+
+    async def run() -> None:
+        try:
+            await asyncio.wait_for(work(child), 20)
+        finally:
+            child.go.set()
+            await asyncio.gather(*trials._waiting.values())
+
+    for _ in trials._children:
+        trials._free.get()
+        trials._free.put(child)  # type: ignore[arg-type]
+    asyncio.run(run())
+
+
+def grammar(text: str) -> GrammarSpec:
+    """One that nobody has compiled before."""
+    return GrammarSpec("regex", f"{text}{secrets.token_hex(8)}")
+
+
+def test_nobody_waits_for_anothers_grammars(trials: GrammarTrials) -> None:
+    known = grammar("known")
+    trials.compile(pairs.tokenizer(), known)
+
+    async def ask(child: Child) -> None:
+        slow = [asyncio.ensure_future(trials.check(pairs.tokenizer(), grammar("slow"), "hostile")) for _ in range(5)]
+        while not child.compiled:
+            await asyncio.sleep(0.001)
+        await trials.check(pairs.tokenizer(), known, "hostile")
+        await trials.check(pairs.tokenizer(), grammar("new"), "polite")
+        assert len(child.compiled) == 2  # one slow grammar is being compiled, the client's others wait for it
+        assert not any(each.done() for each in slow)
+        child.go.set()
+        await asyncio.gather(*slow)
+        assert len(child.compiled) == 6
+
+    in_time(trials, ask)
+
+
+def test_only_so_many_grammars_of_a_client_wait(trials: GrammarTrials) -> None:
+    async def ask(child: Child) -> None:
+        slow = [asyncio.ensure_future(trials.check(pairs.tokenizer(), grammar("slow"), "one")) for _ in range(16)]
+        while len(trials._waiting) < 16:
+            await asyncio.sleep(0.001)
+        with pytest.raises(QueueFullError, match="16 of this client's grammars") as caught:
+            await trials.check(pairs.tokenizer(), grammar("more"), "one")
+        assert caught.value.retry_after == 2.0
+        await trials.check(pairs.tokenizer(), grammar("more"), "other")
+        child.go.set()
+        await asyncio.gather(*slow)
+        await trials.check(pairs.tokenizer(), grammar("more"), "one")
+
+    in_time(trials, ask)
+
+
+def test_requests_for_one_grammar_wait_for_it_together(trials: GrammarTrials) -> None:
+    spec = grammar("slow")
+
+    async def ask(child: Child) -> None:
+        asked = [asyncio.ensure_future(trials.check(pairs.tokenizer(), spec, "one")) for _ in range(40)]
+        while not child.compiled:
+            await asyncio.sleep(0.001)
+        asked[0].cancel()  # a client that leaves takes nothing from the others
+        child.go.set()
+        assert await asyncio.gather(*asked[1:]) == [None] * 39
+        assert len(child.compiled) == 1
+
+    in_time(trials, ask)

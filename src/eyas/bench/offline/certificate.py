@@ -153,9 +153,9 @@ class Certifier:
             if at is None:
                 continue
             left, right = (c.token_ids[at] if at < len(c.token_ids) else None for c in (a, b))
-            scores = scores_after(
-                self.target, params, plain.prompts[turn], a.token_ids[:at], self._engine(None, 1).eos_ids
-            )
+            request = plain.requests[turn]
+            eos_ids = self._engine(None, 1).end_ids(request)
+            scores = scores_after(self.target, params, request.prompt, a.token_ids[:at], eos_ids)
             gap, tolerance = judge(scores, left, right, self.target.dtype)
             return Divergence(plain.id, turn, at, left, right, gap, tolerance)
         return None

@@ -66,7 +66,7 @@ def run_engine_as_client(engine: Engine, group: Group, params: SamplingParams) -
                     now - start,
                     firsts.get(number),
                     done.stats.tokens,
-                    len(dialogue.prompts[turn]),
+                    len(dialogue.requests[turn].prompt),
                     done.text,
                     float(done.stats.target_passes),
                     float(done.stats.walked),

@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from eyas.data.regenerate.completions import as_sent, sampling_fields
 from eyas.errors import DataError
+from eyas.targets.tokenizers import turn_end_ids
 from eyas.text.chats import Message
 from eyas.text.prompts import BadRow, PromptRow, read_prompts
-from eyas.text.template import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text, has_chat_template
 from eyas.types import SamplingParams
 
 AnswerT = TypeVar("AnswerT")
@@ -93,7 +94,7 @@ class Item:
     path: str
     """`/chat/completions` or `/completions`."""
     prompt: dict[str, Any]
-    """The body's `messages` or `prompt`."""
+    """The body's `messages` or `prompt`, and what else belongs to it."""
     tokens: int | None = None
     """Most tokens of the answer; None = what the sampling parameters say."""
 
@@ -124,13 +125,16 @@ def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = 
     """The request of a row's next turn, given the answers to earlier ones. RequestError if the template refuses it."""
     if row.token_ids is not None:
         return Item(name, TEXT, {"prompt": list(row.token_ids)})
-    if row.prompt is not None:
+    if row.prompt is not None and (row.raw or (tokenizer is not None and not has_chat_template(tokenizer))):
         text = row.prompt if tokenizer is None else list(encode_text(tokenizer, row.prompt))
         return Item(name, TEXT, {"prompt": text})
     messages = list(row.messages or ())
+    messages += [] if row.prompt is None else [Message(role="user", content=row.prompt)]
     for number, turn in enumerate((row.turns or ())[: len(answers) + 1]):
         messages += [Message(role="assistant", content=answers[number - 1])] if number else []
         messages.append(Message(role="user", content=turn))
     if tokenizer is not None:
-        return Item(name, TEXT, {"prompt": list(encode_chat(tokenizer, messages))})
+        prompt: dict[str, Any] = {"prompt": list(encode_chat(tokenizer, messages))}
+        eos_ids = turn_end_ids(tokenizer)  # that it is a chat can't be seen from its ids
+        return Item(name, TEXT, prompt | {"stop_token_ids": list(eos_ids)} if eos_ids else prompt)
     return Item(name, CHAT, {"messages": [as_sent(message) for message in messages]})

@@ -17,10 +17,16 @@ from eyas.errors import UsageError
 if TYPE_CHECKING:
     from eyas.data.store.layout import FinalKind
 
-_PROMPT_FILE = Option(exists=True, dir_okay=False, help="JSON Lines; a row has prompt, messages, turns or token_ids.")
+_PROMPT_FILE = Option(
+    exists=True,
+    dir_okay=False,
+    help="JSON Lines; a row has prompt (with raw: true no chat template), messages, turns or token_ids.",
+)
 PromptFile = Annotated[Path, _PROMPT_FILE]
 MaybePromptFile = Annotated[Path | None, _PROMPT_FILE]
-PromptFiles = Annotated[list[Path], Option(exists=True, dir_okay=False, help="JSON Lines; may be repeated.")]
+PromptFiles = Annotated[
+    list[Path], Option(exists=True, dir_okay=False, help="JSON Lines as for eyas generate; may be repeated.")
+]
 Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
 BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
 MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens of one answer.")]

@@ -24,13 +24,15 @@ def chat(
     """Chat with the target. /reset starts over; /exit, or the end of the input, leaves."""
     from eyas.text.chats import Message
     from eyas.text.dialogue import Conversation
-    from eyas.text.template import encode_chat
+    from eyas.text.template import NO_TOKENIZER, encode_chat, has_chat_template
     from eyas.types import Request
 
     params = sampling_params(sampling)
-    note_plain(draft)
     engine = open_engine(target, draft, batch_size=1)
-    if not getattr(engine.tokenizer, "chat_template", None):
+    note_plain(draft)
+    if engine.tokenizer is None:
+        raise UsageError(NO_TOKENIZER)
+    if not has_chat_template(engine.tokenizer):
         raise UsageError(f"the tokenizer of {target.model} has no chat template: use eyas generate")
     engine.check(Request((0,), params))
     conversation = Conversation(engine)
@@ -45,7 +47,7 @@ def chat(
             continue
         try:
             chat = [*messages, Message(role="user", content=line)]
-            request = Request(encode_chat(engine.tokenizer, chat), params)
+            request = Request(encode_chat(engine.tokenizer, chat), params, chat=True)
             engine.check(request)
         except RequestError as error:
             note(f"error: {error} (/reset starts over)")

@@ -52,7 +52,7 @@ def demo(
     results = []
     for number, (kind, text) in enumerate(PROMPTS):
         chat = [Message(role="user", content=text)]
-        request = Request(tuple(encode_chat(plain.tokenizer, chat)), params)
+        request = Request(tuple(encode_chat(plain.tokenizer, chat)), params, chat=True)
         lanes = [Lane("plain", plain), Lane("speculative", speculative)]
         if number == 0:
             race([replace(lane) for lane in lanes], request, lambda: None)  # warm-up, not shown and not counted

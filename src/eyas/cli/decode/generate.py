@@ -20,7 +20,6 @@ from eyas.errors import RequestError, UsageError
 if TYPE_CHECKING:
     from eyas.engine import Engine
     from eyas.text.dialogue import Dialogue
-    from eyas.text.prompts import BadRow, PromptRow
     from eyas.types import SamplingParams
 
 
@@ -28,45 +27,43 @@ def generate(
     target: TargetOptions,
     draft: DraftOptions,
     sampling: SamplingOptions,
-    prompt: Annotated[str | None, Option(help="Text to answer; the chat template is applied if there is one.")] = None,
+    prompt: Annotated[
+        str | None, Option(help="What the user says; the chat template is applied if there is one.")
+    ] = None,
     prompt_file: MaybePromptFile = None,
-    raw: Annotated[bool, Option("--raw", help="Take --prompt as it is: no chat template.")] = False,
+    raw: Annotated[
+        bool, Option("--raw", help="Take --prompt, or every `prompt` of the file, as it is: no chat template.")
+    ] = False,
     batch_size: BatchSize = 1,
     json: Json = False,
 ) -> int:
     """Decode prompts; the output is exactly the target's own."""
     from eyas.text.dialogue import Dialogue
-    from eyas.text.prompts import read_prompts
+    from eyas.text.prompts import PromptRow, read_prompts
+    from eyas.text.template import NO_TOKENIZER
     from eyas.types import Request
 
-    _check_source(prompt, prompt_file, raw)
+    _check_source(prompt, prompt_file)
     params = sampling_params(sampling)
-    rows = None if prompt_file is None else read_prompts(prompt_file)
-    note_plain(draft)
+    one = None if prompt_file else Dialogue(PromptRow("0", "--prompt", prompt=prompt, raw=raw))
+    rows = read_prompts(prompt_file, raw=raw) if prompt_file else []
+    if raw and rows and not any(isinstance(row, PromptRow) and row.raw for row in rows):
+        raise UsageError(f"--raw is about `prompt`: {prompt_file} has no row with one")
     engine = open_engine(target, draft, batch_size)
+    note_plain(draft)
     engine.check(Request((0,), params))  # what is wrong with every row is wrong with the options
-    if rows is None:
-        return _answer_one(engine, Dialogue(_row_of(prompt or "", raw, engine)), params, json)
+    if engine.tokenizer is None and not json:
+        raise UsageError(f"{NO_TOKENIZER}: `token_ids` rows in a --prompt-file, and --json")
+    if one is not None:
+        return _answer_one(engine, one, params, json)
     return _answer_all(engine, [Dialogue(row) for row in rows], params, json)
 
 
-def _check_source(prompt: str | None, prompt_file: Path | None, raw: bool) -> None:
+def _check_source(prompt: str | None, prompt_file: Path | None) -> None:
     if (prompt is None) == (prompt_file is None):
         raise UsageError("give either --prompt TEXT or --prompt-file FILE")
     if prompt == "":
         raise UsageError("the prompt is empty: give --prompt some text")
-    if raw and prompt is None:
-        raise UsageError("--raw is about --prompt; in a file write `prompt` (raw) or `messages` (chat template)")
-
-
-def _row_of(prompt: str, raw: bool, engine: Engine) -> PromptRow | BadRow:
-    """The row that a prompt file would have in place of `--prompt`."""
-    from eyas.text.chats import Message
-    from eyas.text.prompts import PromptRow
-
-    if raw or not getattr(engine.tokenizer, "chat_template", None):
-        return PromptRow("0", "--prompt", prompt=prompt)
-    return PromptRow("0", "--prompt", messages=(Message(role="user", content=prompt),))
 
 
 def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json: bool) -> int:
@@ -83,6 +80,7 @@ def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json
         _print_json(dialogue)
     else:
         _note_stats(dialogue)
+    _warn_of_silence([dialogue], engine)
     return 0
 
 
@@ -99,6 +97,7 @@ def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParam
                 typer.echo("\n".join(completion.text for completion in dialogue.completions))
                 _note_stats(dialogue)
             advance()
+    _warn_of_silence(dialogues, engine)
     return FAILURE if any(dialogue.error for dialogue in dialogues) else 0
 
 
@@ -112,6 +111,14 @@ def _in_order(engine: Engine, dialogues: list[Dialogue], params: SamplingParams)
             yield dialogues[shown]
             shown += 1
     yield from dialogues[shown:]
+
+
+def _warn_of_silence(dialogues: list[Dialogue], engine: Engine) -> None:
+    from eyas.text.dialogue import empty_answers
+
+    warning = empty_answers(dialogues, engine.tokenizer)
+    if warning is not None:
+        note(f"warning: {warning}")
 
 
 def _print_json(dialogue: Dialogue) -> None:

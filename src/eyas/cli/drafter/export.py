@@ -88,7 +88,8 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
     """The target's sizes, embedding, head and tokenizer; none of its other weights are read."""
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.interop.export.drafter import ServedTarget
-    from eyas.targets.loading import load_embedding_and_head, load_tokenizer
+    from eyas.targets import load_tokenizer
+    from eyas.targets.loading import load_embedding_and_head
 
     name = find_model(named_target(target))
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)

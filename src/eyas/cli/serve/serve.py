@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
+import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_engine, open_engine, tree_text
 from eyas.cli.common.options import DraftOptions, TargetOptions
-from eyas.cli.common.verb import Given
+from eyas.cli.common.verb import INTERRUPTED, Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
@@ -42,6 +42,17 @@ class ServerOptions:
     allow_origin: Annotated[
         list[str], Option(help="A web origin that may call the API, * for any; may be repeated.")
     ] = field(default_factory=list)
+    allow_host: Annotated[
+        list[str],
+        Option(help="A name that clients may call the server by, *.DOMAIN for all in it, * for any; may be repeated."),
+    ] = field(default_factory=list)
+    max_connections: Annotated[
+        int | None, Option(min=1, help="Most connections at once (default: what open files allow, at most 4096).")
+    ] = None
+    idle_seconds: Annotated[float, Option(min=0.001, help="How long a connection is kept for the next request.")] = 5.0
+    parse_special_tokens: Annotated[
+        bool, Option("--parse-special-tokens", help="Read special tokens in messages as control tokens, not as text.")
+    ] = False
     request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
@@ -104,6 +115,7 @@ def serve(
         key = None if server.api_key else os.environ.get(KEY_VARIABLE)
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
     draft = _with_default_tree(draft)
     tree = check_engine(target, draft)  # what is wrong with the options is said before anything is imported or opened
     keep_freed_memory()  # before there are threads: the engine gets one of its own
@@ -111,32 +123,35 @@ def serve(
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
         from eyas.serve.http.run import bind, run_server
-        from eyas.serve.observe.logs import Logs, log_listening, log_to
+        from eyas.serve.observe.logs import Logs, log_listening
         from eyas.serve.observe.metrics import Metrics
+        from eyas.serve.observe.stderr import open_stderr
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
     from eyas.serve.engine_thread import EngineThread
     from eyas.serve.observe.observer import Observers
     from eyas.serve.playground.gauges import Gauges
 
+    open_stderr(server.log_format)
     settings = _settings(target, server, capacity)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
     observer = Observers([metrics, logs, gauges])
     listener = bind(server.host, server.port, settings.write_seconds)
-    log_to(sys.stderr, server.log_format)
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
     log_listening(settings.model_names[0], f"http://{host}:{port}", loading)
+    code = 0
     try:
         run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
+    except KeyboardInterrupt:  # before the server handles it
+        code = INTERRUPTED
     finally:
         logs.close()
     if thread.alive:  # to take the libraries down under it would abort the process
-        sys.stderr.flush()
-        os._exit(0)
-    return 0
+        os._exit(code)
+    return code
 
 
 def _with_default_tree(draft: DraftOptions) -> DraftOptions:
@@ -150,6 +165,7 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
     from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
+    _check_context(target.model, capacity.max_model_len)
     limits = Limits(
         max_running=capacity.max_running,
         max_cached_tokens=capacity.max_cached_tokens,
@@ -166,6 +182,21 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
     return engine
 
 
+def _check_context(model: str, max_model_len: int | None) -> None:
+    """Raise UsageError if more tokens are asked for than the model takes; its configuration is all that is read."""
+    if max_model_len is None:
+        return
+    from eyas.targets.architecture import context_limit
+    from eyas.targets.loading import read_config
+
+    limit = context_limit(read_config(model).get_text_config())
+    if limit is not None and max_model_len > limit:
+        raise UsageError(
+            f"--max-model-len {max_model_len} is more than this model's context of {limit} tokens: "
+            f"write at most {limit}, or leave it out"
+        )
+
+
 def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:
     from pydantic import SecretStr
 
@@ -180,4 +211,9 @@ def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOp
         request_seconds=server.request_seconds,
         drain_seconds=server.drain_seconds,
         allowed_origins=tuple(server.allow_origin),
+        host=server.host,
+        allowed_hosts=tuple(server.allow_host),
+        parse_special_tokens=server.parse_special_tokens,
+        max_connections=server.max_connections,
+        idle_seconds=server.idle_seconds,
     )

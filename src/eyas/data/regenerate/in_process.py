@@ -70,7 +70,7 @@ class EngineAnswerer:
     def _request(self, question: Question) -> Request:
         prompt = encode_chat(self._engine.tokenizer, question.messages, question.tools)
         params = self._params.model_copy(update={"seed": question.seed(self._params.seed)})
-        request = Request(prompt, params, question.id)
+        request = Request(prompt, params, question.id, chat=True)
         self._engine.check(request)
         return request
 

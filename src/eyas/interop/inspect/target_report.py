@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from eyas.drafters.files import Headers
 from eyas.errors import ModelError, UnsupportedModelError
 from eyas.targets.adapters import check_peft, find_adapter
-from eyas.targets.architecture import attention_plan, causal_lm_class, context_limit, refuse_unsupported
-from eyas.targets.loading import load_tokenizer, read_config
+from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
+from eyas.targets.loading import read_config
 from eyas.targets.taps import default_taps
+from eyas.targets.tokenizers import load_tokenizer, stop_token_origins
 
 
 class Report:
@@ -64,7 +65,11 @@ class TargetReport(Report):
     """Attention type -> positions in its window; None = all positions."""
     default_taps: list[int]
     rope_theta: float | None
+    tokenizer: bool
+    """Whether there are tokenizer files; without them prompts and answers are token ids."""
     chat_template: bool
+    stop_ids: dict[int, str]
+    """The tokens that end answers -> where that is written."""
     adapter: str | None = None
     """The adapter that is merged into the weights at load."""
     problems: list[str] = field(default_factory=list)
@@ -82,12 +87,9 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     Raises ModelError, or UnsupportedModelError if it is not a decoder language model.
     """
     config = read_config(str(name))
-    model_class = causal_lm_class(config)
-    if model_class is None:
-        raise UnsupportedModelError(
-            f"{name}: transformers has no causal language model of type {config.model_type}; a target must be one"
-        )
+    chosen = model_class(config)
     text = config.get_text_config()
+    tokenizer, trouble = _tokenizer(name)
     report = TargetReport(
         path=str(name),
         architecture=", ".join(config.architectures or ()) or config.model_type,
@@ -100,10 +102,13 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         attention={},
         default_taps=list(default_taps(text.num_hidden_layers)),
         rope_theta=_rope_theta(text),
-        chat_template=_has_chat_template(name),
+        tokenizer=tokenizer is not None,
+        chat_template=bool(getattr(tokenizer, "chat_template", None)),
+        stop_ids=stop_token_origins(name, tokenizer),
+        problems=trouble,
     )
     try:
-        refuse_unsupported(model_class, config)
+        refuse_unsupported(chosen, config)
         report.attention = dict(attention_plan(text).windows)
     except UnsupportedModelError as error:
         report.problems.append(str(error))
@@ -117,7 +122,9 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     if headers is not None and not headers.files:
         pickles = f"only pickles ({', '.join(headers.pickles)})" if headers.pickles else "no weights"
         report.problems.append(f"{pickles}: targets are loaded from safetensors only")
-    if not report.chat_template:
+    if not report.tokenizer:
+        report.warnings.append("no tokenizer files: prompts and answers are token ids, text can't be read or written")
+    elif not report.chat_template:
         report.warnings.append("no chat template: `messages` and `turns` rows, and eyas chat, won't work")
     return report
 
@@ -130,8 +137,9 @@ def _rope_theta(config: Any) -> float | None:
     return thetas.pop() if len(thetas) == 1 else None
 
 
-def _has_chat_template(name: str | Path) -> bool:
+def _tokenizer(name: str | Path) -> tuple[Any, list[str]]:
+    """The tokenizer of a checkpoint, None if it has none, and why it can't be read."""
     try:
-        return bool(getattr(load_tokenizer(name), "chat_template", None))
-    except ModelError:
-        return False
+        return load_tokenizer(name), []
+    except ModelError as error:
+        return None, [str(error)]

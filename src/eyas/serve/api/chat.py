@@ -16,6 +16,7 @@ from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
 from eyas.serve.tools.calling import one_grammar, tool_calling
 from eyas.serve.tools.structured import requested_grammar
+from eyas.text.template import required
 
 router = APIRouter(route_class=JsonRoute)
 PATH = "/v1/chat/completions"
@@ -25,10 +26,10 @@ PATH = "/v1/chat/completions"
 async def create_chat_completion(body: ChatCompletionRequest, context: Context, info: Info) -> Response:
     """Answer a chat, all at once or as a stream."""
     context.check_model(body.model)
-    tokenizer = context.engine.tokenizer
+    tokenizer = required(context.engine.tokenizer)
     tools = tool_calling(body, tokenizer)
     grammar = one_grammar(tools, requested_grammar(body))
-    await context.check_grammar(grammar)
+    await context.check_grammar(grammar, info.client)
     size = sum(message.characters for message in body.messages)
     check_size(tokenizer, size, context.max_model_len)
     prompt = await context.in_worker(
@@ -37,6 +38,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
         body.messages,
         tools.schemas if tools else (),
         body.chat_template_kwargs,
+        context.settings.parse_special_tokens,
         characters=size,
     )
     request = encode_request(
@@ -47,6 +49,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,
+        chat=True,
     )
     kept = tools.special_tokens if tools else frozenset()
     generation = await Generation.start(

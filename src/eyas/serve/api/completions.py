@@ -15,6 +15,7 @@ from eyas.serve.generation import Generation
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
 from eyas.serve.tools.structured import requested_grammar
+from eyas.text.template import required
 
 router = APIRouter(route_class=JsonRoute)
 PATH = "/v1/completions"
@@ -27,8 +28,10 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     """Continue one prompt or several, all at once or as a stream."""
     context.check_model(body.model)
     tokenizer = context.engine.tokenizer
+    if body.echo or body.logprobs is not None or body.stop_strings or body.options.trace:
+        required(tokenizer)
     grammar = requested_grammar(body)
-    await context.check_grammar(grammar)
+    await context.check_grammar(grammar, info.client)
     prompts = []
     for prompt in body.prompts:
         size = len(prompt) if isinstance(prompt, str) else 0

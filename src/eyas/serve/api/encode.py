@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from eyas.errors import RequestError
 from eyas.serve.api.schema.messages import RequestMessage
 from eyas.serve.api.schema.request import GenerationRequest
 from eyas.serve.http.errors import ApiError
-from eyas.text.template import encode_chat, encode_text
+from eyas.text.template import encode_chat, encode_text, required, template_variables
 from eyas.types import GrammarSpec, Request, SamplingParams
 
 _SAMPLING = (
@@ -42,21 +41,25 @@ def chat_prompt(
     tokenizer: Any,
     messages: Sequence[RequestMessage],
     tools: Sequence[dict[str, Any]],
-    template_variables: dict[str, Any] | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    parse_special_tokens: bool = False,
 ) -> tuple[int, ...]:
     """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
 
-    ApiError 400 if a variable for the template would change how `apply_chat_template` itself works.
+    ApiError 400 for a variable that the template doesn't take from `chat_template_kwargs`.
     """
-    reserved = set(template_variables or ()) & _reserved_variables(tokenizer)
-    if reserved:
-        raise ApiError(
-            400,
-            f"chat_template_kwargs may not set {sorted(reserved)[0]}: only what the template itself reads",
-            code="invalid_value",
-            param="chat_template_kwargs",
-        )
-    return encode_chat(tokenizer, [message.as_message() for message in messages], tools, **(template_variables or {}))
+    if chat_template_kwargs:
+        readable = template_variables(required(tokenizer), tools)
+        for name in chat_template_kwargs.keys() - readable:
+            takes = ", ".join(sorted(readable)) or "nothing"
+            message = (
+                f"chat_template_kwargs may not set {name[:100]!r}: this model's chat template takes {takes} from it"
+            )
+            raise ApiError(400, message, code="invalid_value", param=f"chat_template_kwargs.{name[:100]}")
+    chat = [message.as_message() for message in messages]
+    return encode_chat(
+        tokenizer, chat, tools, variables=chat_template_kwargs, parse_special_tokens=parse_special_tokens
+    )
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
@@ -66,7 +69,9 @@ def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[in
 
 def check_size(tokenizer: Any, characters: int, context: int | None) -> None:
     """Raise ApiError 400 for a text that can't fit the context: tokenizing megabytes would take seconds."""
-    if context is not None and characters > _SHRINKING * context * _longest_piece(tokenizer):
+    if characters == 0:
+        return
+    if context is not None and characters > _SHRINKING * context * _longest_piece(required(tokenizer)):
         message = f"the context holds {context} tokens; a text of {characters} characters has far more: shorten it"
         raise ApiError(400, message, code="context_length_exceeded")
 
@@ -88,8 +93,9 @@ def encode_request(
     max_tokens: int | None,
     logprobs: int | None,
     grammar: GrammarSpec | None = None,
+    chat: bool = False,
 ) -> EncodedRequest:
-    """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`."""
+    """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`."""
     seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
     n = body.n or 1
     sequences: list[Request] = []
@@ -104,6 +110,7 @@ def encode_request(
                     trace=body.options.trace,
                     speculate=body.options.speculate,
                     grammar=grammar,
+                    chat=chat,
                 )
             )
     return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))
@@ -151,7 +158,3 @@ def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None) -> 
 @lru_cache(maxsize=8)
 def _longest_piece(tokenizer: Any) -> int:
     return max(map(len, tokenizer.get_vocab()))
-
-
-def _reserved_variables(tokenizer: Any) -> set[str]:
-    return set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"kwargs"}

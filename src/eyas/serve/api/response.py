@@ -78,18 +78,22 @@ class ResponseWriter(ABC):
         count = len(self.generation.outputs)
         parts, scored = [list[Part]() for _ in range(count)], [list[ScoredToken]() for _ in range(count)]
         rounds: list[list[Json]] = [[] for _ in range(count)]
+        ids: list[list[int]] = [[] for _ in range(count)]
         try:
             async for step in self.generation:
                 index = step.choice_index
                 parts[index] += self.parse(index, step.delta.text, step.last)
                 scored[index] += step.delta.scored
+                ids[index] += step.chunk.token_ids
                 if self._traces is not None and step.counts:
                     rounds[index].append(self._traces[index].fields(step.chunk))
         finally:
             self.generation.close()
         choices = []
         for index in range(count):
-            choice = {"index": index} | self.full_fields(index, parts[index], scored[index])
+            choice: Json = {"index": index} | self.full_fields(index, parts[index], scored[index])
+            if self._tokenizer is None:  # the output has no text
+                choice["token_ids"] = ids[index]
             choices.append(choice if self._traces is None else choice | {"eyas": {"rounds": rounds[index]}})
         return self._head | {
             "object": self.object_name,
@@ -113,6 +117,8 @@ class ResponseWriter(ABC):
                 if self._traces is not None and step.counts:
                     chunks = chunks or [self.empty_fields()]
                     chunks[-1]["eyas"] = self._traces[index].fields(step.chunk)
+                if self._tokenizer is None:
+                    chunks = [self.empty_fields() | {"token_ids": list(step.chunk.token_ids)}]
                 if step.last:
                     chunks.append(self.last_fields(index))
                 for fields in chunks:
@@ -157,11 +163,13 @@ class ChatResponseWriter(ResponseWriter):
             return super().parse(choice_index, text, last)
         parser = self._parsers[choice_index]
         parts = parser.feed(text) + (parser.finish() if last else [])
-        if self._tools.parallel:
-            return parts
-        if parser.calls > 1:
+        if not self._tools.parallel and parser.calls > 1:
             self.generation.stop(choice_index)
-        return [part for part in parts if isinstance(part, TextPiece) or part.index == 0]
+        return [part for part in parts if self._shows(part, self._tools)]
+
+    @staticmethod
+    def _shows(part: Part, tools: Calling) -> bool:
+        return not tools.forced if isinstance(part, TextPiece) else tools.parallel or part.index == 0
 
     def chunk_fields(self, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> list[Json]:
         deltas = [_delta(part) for part in parts]

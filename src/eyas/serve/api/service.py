@@ -26,6 +26,7 @@ from eyas.serve.context import Context, ServerContext
 from eyas.serve.http.errors import ApiError
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.observe.metrics import CONTENT_TYPE, Metrics
+from eyas.text.template import required
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -57,11 +58,12 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
 async def tokenize(body: TokenizeRequest, context: Context) -> Any:
     """Tokenize a text, or a chat up to where the answer begins."""
     context.check_model(body.model)
-    tokenizer = context.engine.tokenizer
+    tokenizer = required(context.engine.tokenizer)
 
     def encode() -> tuple[list[int], list[str] | None]:
         if body.messages is not None:
-            ids = list(chat_prompt(tokenizer, body.messages, tool_schemas(body.tools)))
+            parse = context.settings.parse_special_tokens
+            ids = list(chat_prompt(tokenizer, body.messages, tool_schemas(body.tools), parse_special_tokens=parse))
         else:
             ids = tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"]
         return ids, tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -79,7 +81,7 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> Any:
     """Turn token ids into their text."""
     context.check_model(body.model)
     check_token_ids(body.tokens, context.engine.target.vocab_size, "tokens")
-    return {"prompt": await context.in_worker(context.engine.tokenizer.decode, body.tokens)}
+    return {"prompt": await context.in_worker(required(context.engine.tokenizer).decode, body.tokens)}
 
 
 @router.get("/health", response_model=HealthResponse, responses=error_responses(500, 503))

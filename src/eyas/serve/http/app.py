@@ -1,4 +1,4 @@
-"""The ASGI app: its routes, and the middleware around them for request ids, errors and API keys."""
+"""The ASGI app: its routes, and the middleware around them for request ids, errors, hosts and API keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -80,6 +82,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(RequestHeadMiddleware, bound=settings.host, allowed=settings.allowed_hosts)
     app.add_middleware(RequestIdMiddleware, refused=observer.refused, known=ENDPOINTS.__contains__)
     return app
 
@@ -124,6 +127,84 @@ class RequestIdMiddleware:
             if started:
                 raise
             await as_api_error(error).send(scope, receive, send_with_id)
+
+
+class RequestHeadMiddleware:
+    """ASGI middleware: 403 for a `Host` that isn't this server, 400 for a body whose length is said twice.
+
+    A web page can have its own name resolve to this machine (DNS rebinding), and its browser then takes the server for
+    a part of that page's site; but it sends that name as `Host`. A body with `Content-Length` and `Transfer-Encoding`
+    is two different requests to two different proxies.
+    """
+
+    def __init__(self, app: ASGIApp, bound: str, allowed: Sequence[str]) -> None:
+        """`bound` is the address listened on, `allowed` are further names: `NAME`, `*.DOMAIN`, or `*` for any."""
+        self._app = app
+        self._bound = _host_name(bound) or bound
+        self._allowed = [_host_name(name) or name for name in allowed]
+        self._loopback = _is_loopback(self._bound)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        host = headers.get(b"host")  # only HTTP/1.0, which no browser speaks, can be without
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            message = "the body has Content-Length and Transfer-Encoding: send one of the two"
+            error = ApiError(400, message, code="ambiguous_length", headers={"Connection": "close"})
+            await error.send(scope, receive, send)
+        elif host is not None and not self._knows(name := _host_name(host.decode("latin-1"))):
+            message = f"the Host header {host.decode('latin-1')[:100]!r} isn't a name of this server"
+            advice = f"start it with --allow-host {name[:100]}" if name else "it must be NAME or NAME:PORT"
+            await ApiError(403, f"{message}: {advice}", code="host_not_allowed").send(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _knows(self, name: str) -> bool:
+        """Whether a request for this host may be meant for this server.
+
+        Addresses and names without a dot can't be made to point here by a stranger; where only this machine can
+        connect, they don't name this server either, its own excepted.
+        """
+        if name and (name == self._bound or any(_matches(name, pattern) for pattern in self._allowed)):
+            return True
+        if self._loopback:
+            return _is_loopback(name)
+        return bool(name) and (_is_address(name) or "." not in name or _is_loopback(name))
+
+
+def _host_name(host: str) -> str:
+    """The name or address of `NAME`, `NAME:PORT`, `[ADDRESS]:PORT` or an IPv6 address, in small letters; "" if none."""
+    try:
+        return ip_address(host).compressed
+    except ValueError:
+        pass
+    try:
+        parts = urlsplit(f"//{host}")
+        name = parts.hostname or ""
+        parts.port  # noqa: B018  # raises
+    except ValueError:
+        return ""
+    return name.removesuffix(".") if parts.netloc == host and "@" not in host else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    if _is_address(name):
+        return ip_address(name).is_loopback
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return pattern in ("*", name) or (pattern.startswith("*.") and name.endswith(pattern[1:]))
 
 
 class ApiKeyMiddleware:

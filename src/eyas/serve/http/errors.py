@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +23,7 @@ from eyas.serve.engine_thread import EngineStoppedError
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -31,6 +34,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+_PLAIN_NAME = re.compile(r"[\w-]+")
 
 
 class ApiError(Exception):
@@ -92,12 +96,12 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     """An error 400 that names the first bad field."""
     errors = error.errors()
     first = errors[0]
-    location = [str(part) for part in first["loc"] if part != "body"]
+    location = list(first["loc"][1:])  # the first part is "body"
     text = _problem(first)
     if location and location[-1] == "str":  # the first type of a union: say what every type expects
         location, union = location[:-1], first["loc"][:-1]
         text = ", or ".join(dict.fromkeys(_problem(each) for each in errors if each["loc"][: len(union)] == union))
-    field = _path(location)
+    field = _path(location, error.body, absent=first["type"] == "missing")
     reason = why_not_served(location)
     if reason is not None:
         message, code = f"{field} is not supported here: {reason}", "unsupported_parameter"
@@ -112,14 +116,20 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     return ApiError(400, message[:1000], code=code, param=field or None)
 
 
-def _path(parts: list[str]) -> str:
-    """The path of a field, such as `messages[0].content`, without the type names that pydantic puts in for unions."""
-    path = ""
-    for part in parts:
-        if part.isdigit():
+def _path(location: Sequence[str | int], body: Any, absent: bool) -> str:
+    """The path of a field, such as `messages[0].content`, without the type names that pydantic puts in for unions.
+
+    What isn't in the body is such a name, except for the last part if the field is `absent`.
+    """
+    path, value = "", body
+    for index, part in enumerate(location):
+        if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier():
-            path += f".{part}" if path else part
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif (inside := isinstance(value, Mapping) and part in value) or (absent and index == len(location) - 1):
+            named = part if _PLAIN_NAME.fullmatch(part) else json.dumps(part)
+            path += f"{'.' if path else ''}{named}"
+            value = value[part] if inside else None
     return path[:200]
 
 

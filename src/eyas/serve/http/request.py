@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
-from starlette.requests import Request
+from jiter import from_json
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,7 +24,10 @@ _MOST_VALUES = 1 << 15
 
 
 class BodyLimitMiddleware:
-    """ASGI middleware: 413 for bodies over `limit` bytes, declared or found out while reading; 408 for slow ones."""
+    """ASGI middleware: 413 for bodies over `limit` bytes, declared or found out while reading; 408 for slow ones.
+
+    Bodies that are sent as `Content-Encoding: gzip` are decompressed, to at most `limit` bytes; 415 for other codings.
+    """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
         """`seconds`: how long a client may pause between two pieces of a body."""
@@ -40,6 +44,13 @@ class BodyLimitMiddleware:
                 await _drop(receive)
             await self._too_large().send(scope, receive, send)
             return
+        coding = headers.get(b"content-encoding", b"").strip().lower()
+        if coding not in (b"", b"identity", b"gzip", b"x-gzip"):
+            message = f"the body is encoded as {coding.decode('latin-1')[:50]!r}: send it as it is, or as gzip"
+            error = ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "gzip, identity"})
+            await error.send(scope, receive, send)
+            return
+        gzip = _Gunzip(self._limit) if coding.endswith(b"gzip") else None
         got, complete = 0, False
 
         async def limited_receive() -> Message:
@@ -53,7 +64,9 @@ class BodyLimitMiddleware:
                 raise ApiError(408, text, code="body_too_slow", headers={"Connection": "close"}) from None
             if message["type"] == "http.request":
                 got, complete = got + len(message.get("body", b"")), not message.get("more_body")
-                if got > self._limit:
+                if gzip is not None:
+                    message = {**message, "body": gzip.decompress(message.get("body", b""), complete)}
+                if got > self._limit or (gzip is not None and gzip.too_large):
                     if not complete:
                         await _drop(receive)
                     raise self._too_large()
@@ -64,6 +77,31 @@ class BodyLimitMiddleware:
     def _too_large(self) -> ApiError:
         message = f"the body is larger than {self._limit} bytes, the most this server reads"
         return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+
+
+class _Gunzip:
+    """Decompresses one gzip body, piece by piece, and stops where it grows beyond `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self._stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether more than `limit` bytes have come out."""
+        return self._left < 0
+
+    def decompress(self, data: bytes, last: bool) -> bytes:
+        """Decompress a piece of the body, the `last` one or not; ApiError 400 if the body isn't gzip as a whole."""
+        try:
+            piece = self._stream.decompress(data, self._left + 1)
+        except zlib.error as error:
+            raise ApiError(400, f"the body is not gzip: {error}", code="invalid_encoding") from error
+        self._left -= len(piece)
+        if self._stream.unused_data or (last and not self._stream.eof and not self.too_large):
+            problem = "goes on behind its end" if self._stream.unused_data else "is cut off"
+            raise ApiError(400, f"the gzip body {problem}", code="invalid_encoding")
+        return piece
 
 
 async def _drop(receive: Receive) -> None:
@@ -87,7 +125,10 @@ class JsonRoute(APIRoute):
             if self.body_field is None:
                 return await handler(request)
             json_request = JsonRequest(request.scope, request.receive)
-            await json_request.body()
+            try:
+                await json_request.body()
+            except ClientDisconnect:
+                raise _client_gone() from None
             json_request.check_content_type()
             await json_request.json()
             return await _while_connected(json_request.receive, handler(json_request))
@@ -96,14 +137,14 @@ class JsonRoute(APIRoute):
 
 
 class JsonRequest(Request):
-    """A request whose JSON is bounded in depth and in values, strict UTF-8, and has no NaN."""
+    """A request whose JSON is bounded in depth and in values, strict UTF-8, and has neither NaN nor a key twice."""
 
     async def json(self) -> Any:
         """Parse the body; ApiError 400 if it is not such JSON."""
         if not hasattr(self, "_json"):
             body = await self.body()
             try:
-                self._json = from_json(body, allow_inf_nan=False)
+                self._json = from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
             except ValueError as error:
                 raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
             _check_count(self._json)
@@ -146,9 +187,14 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ApiError(499, "the client is gone", code="client_gone")
+            raise _client_gone()
         return working.result()
     finally:
         for task in (working, gone):
             task.cancel()
         await asyncio.gather(working, gone, return_exceptions=True)
+
+
+def _client_gone() -> ApiError:
+    """What is logged and counted for a client that left; nobody reads it."""
+    return ApiError(499, "the client is gone", code="client_gone")

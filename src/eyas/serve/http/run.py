@@ -1,22 +1,39 @@
-"""The life of a server's process: it listens, loads the engine, answers, drains on a signal and ends."""
+"""The life of a server's process and of its connections: it listens, loads the engine, answers, drains and ends."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import os
 import socket
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eyas.errors import EyasError, UsageError
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
+from eyas.serve.http.errors import ApiError, unavailable
 
 _LINGER_SECONDS = 3
 """How long connections may take to read their last bytes after draining."""
 _STEP_SECONDS = 10.0
 """How long the engine's last step may take."""
+_MOST_CONNECTIONS = 4096
+"""The default bound on connections, where file descriptors allow it."""
+_BACKLOG = 2048
+"""How many connections the kernel holds until they are accepted."""
+_ACCEPTED_AT_ONCE = 16
+"""How many connections are accepted before one of them can be closed again."""
+_SPARE_FILES = 32
+"""File descriptors that are left for connections being accepted and for everything else that opens files."""
+
+log = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
@@ -36,20 +53,33 @@ def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
     return listener
 
 
+def connection_limit(wanted: int | None) -> int:
+    """How many connections may be open at once: `wanted`, or 4096, but no more than file descriptors allow.
+
+    UsageError if they allow none.
+    """
+    try:
+        import resource
+
+        files, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/dev/fd"))
+    except (ImportError, OSError):  # Windows has no such limit
+        return wanted or _MOST_CONNECTIONS
+    room = files - used - _SPARE_FILES
+    if files == resource.RLIM_INFINITY:
+        return wanted or _MOST_CONNECTIONS
+    if room < 1:
+        raise UsageError(f"this process may open {files} files, too few for a server: raise the limit (ulimit -n)")
+    if wanted is not None and wanted > room:
+        log.warning("the limit of %d open files leaves room for %d connections, not %d", files, room, wanted)
+    return min(wanted or _MOST_CONNECTIONS, room)
+
+
 def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
     """Serve until a signal (SIGTERM, Ctrl-C) ends it; raises EyasError if the engine fails.
 
     The thread may still be alive then: loading a model can't be interrupted, and a step may take long.
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        timeout_graceful_shutdown=_LINGER_SECONDS,
-    )
-    server = _Server(config, thread, settings)
+    server = Server(app, thread, settings)
     thread.start()
     try:
         server.run(sockets=[listener])
@@ -62,10 +92,24 @@ def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, list
         raise EyasError(f"the engine failed: {type(thread.error).__name__}: {thread.error}") from thread.error
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Drains before it closes: a first signal stops admission, a second one ends the process at once."""
 
-    def __init__(self, config: uvicorn.Config, thread: EngineThread, settings: ServeSettings) -> None:
+    def __init__(self, app: FastAPI, thread: EngineThread, settings: ServeSettings) -> None:
+        waiting = WaitingConnections(connection_limit(settings.max_connections), settings.header_seconds)
+        config = uvicorn.Config(
+            app,
+            http=lambda **given: HttpConnection(waiting, **given),  # type: ignore[arg-type]  # what makes a protocol
+            ws="none",
+            loop="asyncio",
+            backlog=_ACCEPTED_AT_ONCE,  # asyncio accepts as many in a row
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_keep_alive=settings.idle_seconds,  # type: ignore[arg-type]  # fractions are fine
+            timeout_graceful_shutdown=_LINGER_SECONDS,
+        )
         super().__init__(config)
         self._thread, self._settings = thread, settings
         self._ending = False
@@ -77,7 +121,10 @@ class _Server(uvicorn.Server):
         self._ending = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(_log_loop_error)
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
         self._supervision = asyncio.create_task(self._supervise())
 
     async def _supervise(self) -> None:
@@ -94,3 +141,117 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0.05)
         self._thread.stop()  # what still runs ends with an error that says so
         self.should_exit = True
+
+
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what goes wrong between requests; what the system refuses (too many open files) has no traceback."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        log.warning("%s: %s", context["message"], error.strerror or error)
+    else:
+        loop.default_exception_handler(context)
+
+
+class WaitingConnections:
+    """The open connections of a server, and which of them wait for their client, longest first."""
+
+    def __init__(self, most: int, header_seconds: float) -> None:
+        """At most `most` connections; `header_seconds` is how long a client may take for a request's headers."""
+        self.most, self.header_seconds = most, header_seconds
+        self._open: set[HttpConnection] = set()
+        self._waiting: dict[HttpConnection, None] = {}
+
+    def add(self, connection: HttpConnection) -> None:
+        """Count a new connection. Where there are too many, the one that has waited longest is closed."""
+        self._open.add(connection)
+        self._waiting[connection] = None
+        if len(self._open) <= self.most:
+            return
+        oldest = next(iter(self._waiting))
+        self.remove(oldest)
+        if oldest is connection:
+            log.warning("refused a connection: all %d that may be open have requests running", self.most)
+            oldest.refuse(unavailable("too many connections have requests running: try again later"))
+        else:
+            log.warning("closed a connection that sent no request: %d are open, the most there may be", self.most)
+            oldest.transport.abort()  # a client that reads nothing would hold it open
+
+    def note(self, connection: HttpConnection, waits: bool) -> None:
+        """Note whether a connection waits for its client."""
+        if not waits:
+            self._waiting.pop(connection, None)
+        elif connection in self._open:
+            self._waiting.setdefault(connection)
+
+    def remove(self, connection: HttpConnection) -> None:
+        """Forget a connection that is closed."""
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+
+class HttpConnection(H11Protocol):
+    """A client's connection, which is closed when its client takes too long to send a request's headers."""
+
+    def __init__(self, waiting: WaitingConnections, **given: Any) -> None:
+        super().__init__(**given)
+        self._waiting = waiting
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_header_timer()
+        self._waiting.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._answering:
+            self._stop_header_timer()
+        else:  # part of the next request's headers, or the rest of a body that was answered before its end
+            self._start_header_timer()
+        self._waiting.note(self, waits=not self._answering or self.cycle.more_body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._waiting.note(self, waits=not self._answering or self.cycle.more_body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        self._waiting.remove(self)
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(ApiError(400, f"this is not a request in HTTP/1.1: {msg}", code="invalid_http"))
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error, unless an answer has begun, and close the connection."""
+        if self._answering:
+            self.cycle.disconnected = True  # nothing that its request still sends may follow
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(error.body).encode()
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+            start = h11.Response(status_code=error.status, headers=list({**headers, **error.headers}.items()))
+            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_header_timer(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._waiting.header_seconds, self._end_slow_header)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _end_slow_header(self) -> None:
+        seconds = self._waiting.header_seconds
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            self.refuse(ApiError(408, f"the headers took longer than {seconds:g} seconds", code="headers_too_slow"))
+        else:
+            self.transport.close()

@@ -1,12 +1,14 @@
 """Logs of a server: a line for each request, and a line of statistics in intervals while the engine works.
 
-Prompts and answers are never logged.
+Prompts and answers are never logged. A warning that repeats is written once a second.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import math
 import threading
 import time
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -23,17 +25,48 @@ if TYPE_CHECKING:
 Form = Literal["text", "json"]
 
 _LOGGER = logging.getLogger("eyas.serve")
+_MOST_SEEN = 1024
+"""How many different warnings `RepeatFilter` remembers."""
 
 
-def log_to(stream: IO[str], form: Form = "text", level: int = logging.INFO) -> None:
-    """Make the server's loggers and uvicorn's write to a stream; uvicorn needs `log_config=None` for that."""
+def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = logging.INFO) -> None:
+    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for it."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(form))
-    for logger in (_LOGGER, logging.getLogger("uvicorn")):
+    handler.addFilter(RepeatFilter())
+    for logger in (_LOGGER, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
         logger.handlers[:] = [handler]
         logger.setLevel(level)
         logger.propagate = False
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # requests have lines of their own
+
+
+class RepeatFilter(logging.Filter):
+    """Lets a warning or error through once a second, and has the next line say how often it was held back.
+
+    Lines with fields of their own, such as those of requests, all pass.
+    """
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # when it was last written, how often held back
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is to be written."""
+        if record.levelno < logging.WARNING or hasattr(record, "fields"):
+            return True
+        key = (record.name, str(record.msg), record.exc_info and record.exc_info[0])
+        written, held = self._seen.get(key, (-math.inf, 0))
+        if record.created - written < self._seconds:
+            self._seen[key] = written, held + 1
+            return False
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[key] = record.created, 0
+        if held:
+            record.fields = {"repeated": held}
+        return True
 
 
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
@@ -103,8 +136,9 @@ class Logs(Observer):
             "prompt_tokens": finished.sequence.prompt_tokens,
             "tokens": stats.tokens,
             "seconds": round(finished.seconds, 3),
-            "queue_seconds": round(stats.queue_seconds, 3),
         }
+        if stats.queue_seconds:
+            fields["queue_seconds"] = round(stats.queue_seconds, 3)
         if first is not None:
             fields["first_token_seconds"] = round(first, 3)
         if stats.drafted_depth:

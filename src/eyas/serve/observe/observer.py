@@ -41,6 +41,7 @@ class FinishedSequence:
     reason: str
     """`stop`, `length`, `cancelled`, `deadline` or `error`."""
     stats: Stats
+    """What the engine counted; tokens and nothing else if the request ended before the engine could say."""
     seconds: float
     first_token_seconds: float | None
     """None if the sequence ended without a token."""
@@ -117,6 +118,7 @@ class SequenceClock:
     sequence: ReceivedSequence
     received: float = field(default_factory=lambda: time.monotonic())
     """When its request was received (`time.monotonic`)."""
+    _tokens: int = 0
     _last: float | None = None
     _first_seconds: float | None = None
     _ended: bool = False
@@ -134,13 +136,15 @@ class SequenceClock:
             else:
                 self.observer.more_tokens(self.sequence, len(chunk.token_ids), now - self._last)
             self._last = now
+            self._tokens += len(chunk.token_ids)
         if chunk.completion is not None:
             self.end(chunk.completion.finish_reason, chunk.completion.stats)
 
     def end(self, reason: str, stats: Stats | None = None) -> None:
-        """Report the end of the sequence; `stats` is None if the engine has given none."""
+        """Report the end of the sequence; without the engine's `stats` its tokens are those of the chunks."""
         if self._ended:
             return
         self._ended = True
         seconds = time.monotonic() - self.received
-        self.observer.finished(FinishedSequence(self.sequence, reason, stats or Stats(), seconds, self._first_seconds))
+        stats = stats or Stats(tokens=self._tokens)
+        self.observer.finished(FinishedSequence(self.sequence, reason, stats, seconds, self._first_seconds))

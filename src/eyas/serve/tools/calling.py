@@ -23,6 +23,7 @@ from eyas.errors import RequestError
 from eyas.serve.api.schema.chat import ChatCompletionRequest
 from eyas.serve.api.schema.messages import NamedToolChoice, tool_schemas
 from eyas.serve.http.errors import ApiError
+from eyas.serve.tools.structured import closed_schema
 from eyas.text.detokenizer import special_token_ids
 from eyas.types import GrammarSpec
 from eyas.verify import WHITESPACE, lark_literal, lark_marker
@@ -96,7 +97,7 @@ def tool_call_grammar(
     exist, or if calls of strict tools can't be distinguished from text.
     """
     names = callable_tools(tools, tool_choice)
-    forced = tool_choice == "required" or isinstance(tool_choice, Mapping)
+    forced = _is_forced(tool_choice)
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
     if not functions or not (forced or any(function.get("strict") for function in functions)):
         return None
@@ -139,6 +140,10 @@ def callable_tools(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str |
     return names
 
 
+def _is_forced(tool_choice: str | Mapping[str, Any] | None) -> bool:
+    return tool_choice == "required" or isinstance(tool_choice, Mapping)
+
+
 def _thinking(tokenizer: Any) -> str:
     """Lark for marks of thinking, which are tokens but no text, and the text before each; empty if there are none."""
     marks = [lark_marker(name, tokenizer) for name in _THINKING_MARKS if name in tokenizer.get_added_vocab()]
@@ -168,6 +173,7 @@ def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
 def _schema(parameters: Mapping[str, Any] | None) -> str:
     schema = dict(parameters or {"type": "object", "properties": {}, "additionalProperties": False})
     schema.setdefault("type", "object")
+    schema = closed_schema(schema)
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 
@@ -180,6 +186,8 @@ class Calling:
     """The tools as chat templates take them."""
     grammar: GrammarSpec | None
     """The grammar that constrains the calls; None = they are only parsed out of the answer."""
+    forced: bool
+    """Whether an answer is nothing but calls; the beginning of one that was cut is no text, either."""
     parallel: bool
     """Whether an answer may make several calls."""
     special_tokens: frozenset[int]
@@ -203,7 +211,7 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
     parallel = body.parallel_tool_calls is not False
     grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
-    return Calling(style, schemas, grammar, parallel, _call_tokens(style, tokenizer))
+    return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, _call_tokens(style, tokenizer))
 
 
 def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> GrammarSpec | None:

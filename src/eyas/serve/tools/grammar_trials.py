@@ -1,79 +1,153 @@
-"""Grammars of requests are compiled in a child process before they may be compiled in the server.
+"""Grammars of requests are compiled in child processes before they may be compiled in the server.
 
 llguidance limits what its compiler does, but not everything: a schema of a few hundred characters can keep it busy for
 hours, and a long chain of rules overflows its stack, which ends the process. In a child that harms no other request.
+
+Nobody waits for another's grammar: one that is compiled already is used at once, and of the new ones each client's
+are compiled one at a time, the clients taking turns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
+import queue
 import select
 import subprocess
 import sys
 import weakref
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
-from eyas.errors import RequestError
+from eyas.errors import QueueFullError, RequestError
 from eyas.types import GrammarSpec
 from eyas.verify import compile_grammar
-from eyas.verify.grammar import LIMITS, grammar_source
+from eyas.verify.grammar import LIMITS, grammar_source, kept_grammar
 
+_INHERITED = frozenset(
+    "PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH DYLD_LIBRARY_PATH LANG HOME TMPDIR TEMP TMP SYSTEMROOT".split()
+)
+"""Variables of the environment that the child gets."""
 _SECONDS = 5.0
 """How long compiling a grammar may take."""
 _START_SECONDS = 60.0
-"""How long the child may take to start and read the vocabulary."""
+"""How long a child may take to start and read the vocabulary."""
+_CHILDREN = 2
+"""How many grammars are compiled at once."""
+_MOST_WAITING = 16
+"""How many new grammars of one client may wait to be compiled."""
 _MOST_REMEMBERED = 1024
 """How many grammars that compiled are remembered and not tried again."""
 
 
 class GrammarTrials:
-    """A child process, started with the first grammar and again after one has broken it; it ends with this process."""
+    """Compiles grammars for the engine, each in a child process first; the children end with this process."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
+        """`seconds`: how long compiling a grammar may take."""
         self._seconds = seconds
-        self._lock = Lock()
-        self._child: subprocess.Popen[str] | None = None
         self._passed: OrderedDict[GrammarSpec, None] = OrderedDict()
+        self._lock = Lock()
+        self._children = [GrammarChild() for _ in range(_CHILDREN)]
+        self._free: queue.SimpleQueue[GrammarChild] = queue.SimpleQueue()
+        for child in self._children:
+            self._free.put(child)
+        self._workers = ThreadPoolExecutor(_CHILDREN, "grammar")
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._waiting: dict[tuple[str, GrammarSpec], asyncio.Future[None]] = {}
 
-    def check(self, tokenizer: Any, spec: GrammarSpec) -> None:
-        """Compile a grammar, in the child first, one at a time; RequestError, UsageError if it can't be used."""
+    async def check(self, tokenizer: Any, spec: GrammarSpec, client: str) -> None:
+        """Compile a client's grammar unless it is compiled; RequestError, UsageError if it can't be used.
+
+        QueueFullError if too many of the client's grammars wait already.
+        """
+        if await asyncio.to_thread(kept_grammar, tokenizer, spec) is not None:
+            return
+        key = client, spec
+        if key not in self._waiting:
+            if sum(each == client for each, _ in self._waiting) >= _MOST_WAITING:
+                message = f"{_MOST_WAITING} of this client's grammars are being compiled already: send this one later"
+                raise QueueFullError(message, self._seconds)
+            self._waiting[key] = asyncio.ensure_future(self._compile_in_turn(tokenizer, spec, client))
+            self._waiting[key].add_done_callback(lambda done: self._remove(key, done))
+        await asyncio.shield(self._waiting[key])  # others may wait for it, too
+
+    def compile(self, tokenizer: Any, spec: GrammarSpec) -> None:
+        """Compile a grammar, in a child first unless it has passed before; RequestError, UsageError."""
         source = grammar_source(spec)
-        with self._lock:
-            if spec not in self._passed:
-                self._try(tokenizer, source)
+        if spec not in self._passed:
+            child = self._free.get()
+            try:
+                child.compile(tokenizer, source, self._seconds)
+            finally:
+                self._free.put(child)
+            with self._lock:
                 self._passed[spec] = None
                 if len(self._passed) > _MOST_REMEMBERED:
                     self._passed.popitem(last=False)
         compile_grammar(tokenizer, spec)
 
     def close(self) -> None:
-        """End the child process, if there is one."""
-        child, self._child = self._child, None
-        if child is not None:
-            _end(child)
+        """End the child processes."""
+        for child in self._children:
+            child.close()
 
-    def _try(self, tokenizer: Any, source: str) -> None:
-        if self._child is None or self._child.poll() is not None:
-            self.close()
+    async def _compile_in_turn(self, tokenizer: Any, spec: GrammarSpec, client: str) -> None:
+        turn = self._turns.setdefault(client, asyncio.Lock())
+        async with turn:  # so a client has at most one grammar in the pool's queue
+            await asyncio.get_running_loop().run_in_executor(self._workers, self.compile, tokenizer, spec)
+
+    def _remove(self, key: tuple[str, GrammarSpec], done: asyncio.Future[None]) -> None:
+        del self._waiting[key]
+        if not done.cancelled():
+            done.exception()  # whoever waited has it; if everybody has left, asyncio need not report it
+
+
+class GrammarChild:
+    """A process that compiles grammars, started with the first and again after one has broken it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._finalizer: weakref.finalize[..., GrammarChild] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None and self._process.poll() is None
+
+    def compile(self, tokenizer: Any, source: str, seconds: float) -> None:
+        """Compile a grammar in llguidance's syntax; RequestError if that takes longer or breaks the process.
+
+        Whether the grammar is a good one isn't said.
+        """
+        if not self.running:
             self._start(tokenizer)
-        if not self._send({"source": source, "limits": LIMITS}, self._seconds):
-            broken = self._child is not None and self._child.poll() is not None
+        if not self._send({"source": source, "limits": LIMITS}, seconds):
+            why = f"compiling it takes longer than {seconds:g} seconds" if self.running else "it breaks the compiler"
             self.close()
-            why = "it breaks the compiler" if broken else f"compiling it takes longer than {self._seconds:g} seconds"
             raise RequestError(f"the grammar can't be used: {why}; make it simpler")
 
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
+
     def _start(self, tokenizer: Any) -> None:
-        self._child = subprocess.Popen(
+        self.close()
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "eyas.serve.tools.grammar_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env=_environment(),
         )
-        weakref.finalize(self, _end, self._child)
+        self._finalizer = weakref.finalize(self, _end, self._process)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
         if not self._send(vocabulary, _START_SECONDS):
             self.close()
@@ -81,25 +155,30 @@ class GrammarTrials:
 
     def _send(self, message: dict[str, Any], seconds: float) -> bool:
         """Send a line to the child and wait for its answer; False if none comes in time."""
-        assert self._child is not None
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
-            self._child.stdin.write(json.dumps(message) + "\n")
-            self._child.stdin.flush()
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
         except BrokenPipeError:
             return False
-        ready, _, _ = select.select([self._child.stdout], [], [], seconds)
-        answered = bool(ready) and self._child.stdout.readline() == "\n"
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        answered = bool(ready) and self._process.stdout.readline() == "\n"
         if not answered and ready:  # its output was closed: it is ending
-            self._child.wait()
+            self._process.wait()
         return answered
 
 
-def _end(child: subprocess.Popen[str]) -> None:
-    child.kill()
-    if child.stdin is not None and child.stdout is not None:
+def _environment() -> dict[str, str]:
+    """What the child needs of the environment to start: no keys of this server or of other services."""
+    return {name: value for name, value in os.environ.items() if name.upper() in _INHERITED or name.startswith("LC_")}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    if process.stdin is not None and process.stdout is not None:
         with contextlib.suppress(BrokenPipeError):  # of lines that it has never read
-            child.stdin.close()
-        child.stdout.close()
-    child.wait()
+            process.stdin.close()
+        process.stdout.close()
+    process.wait()

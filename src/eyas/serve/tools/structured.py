@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,7 +12,10 @@ from pydantic import BaseModel
 from eyas.errors import RequestError
 from eyas.serve.api.schema.request import GenerationRequest
 from eyas.types import GrammarSpec
+from eyas.verify.grammar import JSON_KINDS
 
+_UNCLEAR = frozenset("allOf oneOf not if dependentSchemas unevaluatedProperties".split())
+"""Keywords under which an object can't be closed without looking at the rest of the schema."""
 _GUIDED = {
     "json": "json_schema",
     "json_object": "json_object",
@@ -31,6 +35,7 @@ def requested_grammar(body: GenerationRequest) -> GrammarSpec | None:
         guided_regex=body.guided_regex,
         guided_choice=body.guided_choice,
         guided_grammar=body.guided_grammar,
+        guided_whitespace_pattern=body.guided_whitespace_pattern,
     )
 
 
@@ -41,13 +46,19 @@ def grammar_from_request(
 ) -> GrammarSpec | None:
     """The grammar that these fields, as JSON, ask for; None if they leave the text free.
 
-    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. RequestError if two
-    fields ask for a grammar, or one for an unknown kind; whether it compiles is checked by `compile_grammar`.
+    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. A white space pattern
+    goes with any field that asks for JSON. RequestError if two fields ask for a grammar, or one for an unknown kind;
+    whether it compiles is checked by `compile_grammar`.
     """
+    structured_outputs = dict(structured_outputs or {})
+    patterns = {
+        "structured_outputs.whitespace_pattern": structured_outputs.pop("whitespace_pattern", None),
+        "guided_whitespace_pattern": guided.pop("guided_whitespace_pattern", None),
+    }
     found: dict[str, GrammarSpec] = {}
     if response_format is not None and (spec := _from_response_format(response_format)) is not None:
         found["response_format"] = spec
-    for name, value in (structured_outputs or {}).items():
+    for name, value in structured_outputs.items():
         if name not in _GUIDED:
             raise RequestError(f"structured_outputs.{name} is not supported: use one of {', '.join(_GUIDED)}")
         if value is not None and value is not False:
@@ -60,7 +71,18 @@ def grammar_from_request(
             found[name] = _from_guided(short, value)
     if len(found) > 1:
         raise RequestError(f"{' and '.join(found)} both constrain the answer: send one of them")
-    return next(iter(found.values()), None)
+    return _with_whitespace(next(iter(found.values()), None), patterns)
+
+
+def _with_whitespace(spec: GrammarSpec | None, patterns: Mapping[str, str | None]) -> GrammarSpec | None:
+    given = {name: pattern for name, pattern in patterns.items() if pattern is not None}
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} are the same: send one of them")
+    for name, pattern in given.items():
+        if spec is None or spec.kind not in JSON_KINDS:
+            raise RequestError(f"{name} is about JSON: send it with a schema or json_object, or leave it out")
+        spec = replace(spec, whitespace=pattern)
+    return spec
 
 
 def _from_response_format(response_format: Mapping[str, Any]) -> GrammarSpec | None:
@@ -75,7 +97,7 @@ def _from_response_format(response_format: Mapping[str, Any]) -> GrammarSpec | N
     schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
     if schema is None:
         raise RequestError("response_format.json_schema.schema is missing")
-    return GrammarSpec("json_schema", _dump(schema))
+    return GrammarSpec("json_schema", _dump(closed_schema(schema)))
 
 
 def _from_guided(name: str, value: Any) -> GrammarSpec:
@@ -83,12 +105,60 @@ def _from_guided(name: str, value: Any) -> GrammarSpec:
     if kind == "json_object":
         return GrammarSpec("json_object")
     if kind == "json_schema":
-        return GrammarSpec("json_schema", value if isinstance(value, str) else _dump(value))
+        return GrammarSpec(
+            "json_schema", _closed_text(value) if isinstance(value, str) else _dump(closed_schema(value))
+        )
     if kind == "choice":
         return GrammarSpec("choice", _dump(value))
     if not isinstance(value, str):
         raise RequestError(f"{name} has to be a text")
     return GrammarSpec("regex" if kind == "regex" else "lark", value)
+
+
+def closed_schema(schema: Any) -> Any:
+    """The schema without properties that it doesn't name: objects that list some and say nothing of others get no more.
+
+    So do xgrammar (in vLLM and SGLang) and llama.cpp, since small models go on inventing properties. What satisfies the
+    closed schema satisfies the given one. One that combines schemas in ways that this could contradict stays as it is.
+    """
+    for part in _subschemas(schema):
+        if part.keys() & _UNCLEAR or ("properties" in part and part.keys() & {"anyOf", "$ref"}):
+            return schema
+    closed = json.loads(_dump(schema))
+    for part in _subschemas(closed):
+        if _lists_all(part):
+            part.setdefault("additionalProperties", False)
+    return closed
+
+
+def _lists_all(part: dict[str, Any]) -> bool:
+    """Whether an object can do with the properties that it names; False also for what is no proper schema."""
+    named, required = part.get("properties"), part.get("required", [])
+    if not isinstance(named, dict) or not named or not isinstance(required, list):
+        return False
+    asks_more = "minProperties" in part or "patternProperties" in part
+    return not asks_more and all(isinstance(each, str) and each in named for each in required)
+
+
+def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all inside it, but not what only looks like one: values of enum, const, default and examples."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    inside = [schema.get(name) for name in ("items", "additionalProperties")]
+    for name in ("properties", "patternProperties", "$defs", "definitions"):
+        inside += schema[name].values() if isinstance(schema.get(name), dict) else ()
+    for name in ("anyOf", "prefixItems"):
+        inside += schema[name] if isinstance(schema.get(name), list) else ()
+    for each in inside:
+        yield from _subschemas(each)
+
+
+def _closed_text(text: str) -> str:
+    try:
+        return _dump(closed_schema(json.loads(text)))
+    except (ValueError, RecursionError):  # refused with the reason when it is compiled
+        return text
 
 
 def _dump(value: Any) -> str:

@@ -65,7 +65,7 @@ class HeldOutDecoding:
         self._target, self._tokenizer, self._config = target, tokenizer, config
         room = None if target.max_length is None else target.max_length - 1
         params = SamplingParams(max_tokens=config.max_tokens)
-        self._requests = [Request(prompt, params) for prompt in choose_prompts(rows, config.prompts, room)]
+        self._requests = [Request(ids, params, chat=True) for ids in choose_prompts(rows, config.prompts, room)]
 
     def __call__(self, network: DraftNetwork) -> Stats:
         """Decode all prompts with a copy of `network` and return their merged statistics."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import ConfigError
 from eyas.targets import Target
-from eyas.targets.architecture import eos_token_ids
+from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class DraftVocabulary:
     def chosen(cls, rows: Iterable[TokenRow], size: int, target: Target, tokenizer: Any) -> DraftVocabulary:
         """The `size` most frequent tokens of the answers, always with those that end an answer."""
         counts = count_answer_tokens(rows, target.vocab_size)
-        ids = choose_draft_vocabulary(counts, size, eos_token_ids(target.model, tokenizer))
+        stop_ids = {*eos_token_ids(target.model), *turn_end_ids(tokenizer)}
+        ids = choose_draft_vocabulary(counts, size, stop_ids)
         return cls(ids, float(counts[ids].sum() / counts.sum()), int(counts.count_nonzero()))
 
     def __str__(self) -> str:

@@ -55,6 +55,7 @@ class CompletionChoice(ResponseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = Field(default=None, description="what was generated, if the model has no tokenizer")
     eyas: dict[str, Any] | None = None
 
 
@@ -72,6 +73,7 @@ class CompletionChunkChoice(ResponseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | None = Field(default=None, description="what was generated, if the model has no tokenizer")
     eyas: dict[str, Any] | None = None
 
 

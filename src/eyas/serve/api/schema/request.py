@@ -48,9 +48,9 @@ Bias = Annotated[Finite, Field(ge=-100, le=100)]
 Name = Annotated[str, StringConstraints(max_length=256)]
 
 
-def why_not_served(location: Sequence[str]) -> str | None:
+def why_not_served(location: Sequence[str | int]) -> str | None:
     """Why the field at a location in the body isn't served; None if it is, or if OpenAI's API doesn't have it."""
-    return NOT_SERVED.get(location[0]) if location else None
+    return NOT_SERVED.get(str(location[0])) if location else None
 
 
 class RequestModel(BaseModel):
@@ -73,13 +73,14 @@ class StreamOptions(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """Constraints on the answer in vLLM's form; at most one of them may be given."""
+    """Constraints on the answer in vLLM's form; at most one of them, and the white space of JSON, may be given."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="a JSON schema")
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = Field(default=None, description="a Lark grammar in llguidance's dialect")
+    whitespace_pattern: str | None = Field(default=None, description="what may stand between the tokens of JSON")
 
 
 class GenerationRequest(RequestModel):
@@ -111,6 +112,7 @@ class GenerationRequest(RequestModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
     user: Name | None = Field(
         default=None, description="requests of one user queue behind each other; users share slots fairly"

@@ -6,18 +6,21 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+EVERYWHERE = (400, 403)
+"""Error statuses of every route: they are about a request's headers."""
 READING = (401, 500)
 """Error statuses of routes that only read."""
 WITH_BODY = (400, 401, 404, 408, 413, 415, 500, 503)
 """Error statuses of routes that take a body."""
 
 _DESCRIPTIONS = {
-    400: "a field is wrong, unknown or not supported, or the context is too small",
+    400: "a field or a header is wrong, unknown or not supported, or the context is too small",
     401: "the key is missing or wrong",
+    403: "the Host header is none of the server's names",
     404: "no such model",
     408: "the client paused too long while sending the body",
     413: "the body is too large",
-    415: "the body is not JSON",
+    415: "the body is not JSON, or encoded as something else than gzip",
     429: "too many requests wait: try again after Retry-After seconds",
     500: "the server failed",
     503: "the model is being loaded, or the server is going down",
@@ -106,7 +109,8 @@ class StreamChunk(ResponseHead):
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Document the error responses of a route."""
-    return {status: {"model": ErrorBody, "description": _DESCRIPTIONS[status]} for status in sorted(statuses)}
+    every = sorted({*EVERYWHERE, *statuses})
+    return {status: {"model": ErrorBody, "description": _DESCRIPTIONS[status]} for status in every}
 
 
 def generation_responses(full: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -1,0 +1,104 @@
+"""The tokenizer that belongs to a target, if it has one, and the tokens that end its answers.
+
+An answer ends where `transformers.generate` ends it: at the eos of the generation config, which transformers makes of
+the model's config where there is none. The tokenizer's own eos counts in chats alone, and only if the chat template
+ends the assistant's turns with it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoTokenizer, GenerationConfig
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
+
+from eyas.assets import named_target
+from eyas.errors import ModelError
+from eyas.hub import find_model
+from eyas.targets.adapters import base_of, tokenizer_source
+
+_FILES = (
+    "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
+    "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model", "bpe.codes", "tiktoken.model",
+)  # fmt: skip
+"""The files of which a tokenizer has at least one: what transformers writes, and vocabularies without it."""
+_SAID = "eyas-answer"
+"""What the assistant says in the chat that shows how a template ends turns."""
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer of a local directory, a Hub id or `demo`; None if there are no tokenizer files.
+
+    transformers would invent an empty one for some models. Raises ModelError if it can't be read or knows no text.
+    """
+    found = find_model(tokenizer_source(named_target(name)))
+    try:
+        if not any(_has(found, file) for file in _FILES):
+            return None
+        tokenizer = AutoTokenizer.from_pretrained(found)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
+    special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    if all(token in special for token in tokenizer.get_vocab()):
+        raise ModelError(
+            f"the tokenizer of {name} has no vocabulary but special tokens: add the file that holds it, such as "
+            "tokenizer.json, or remove tokenizer_config.json to use token ids alone"
+        )
+    return tokenizer
+
+
+def _has(name: str, file: str) -> bool:
+    found = cached_file(
+        name, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )  # fmt: skip
+    return found is not None
+
+
+def eos_token_ids(model: Any) -> tuple[int, ...]:
+    """The tokens at which `transformers.generate` ends an answer of this model."""
+    source = getattr(model, "generation_config", None) or model.config.get_text_config()
+    return _as_ids(source.eos_token_id)
+
+
+def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
+    """The tokenizer's eos, if its chat template ends the assistant's turns with it; else nothing."""
+    source = getattr(tokenizer, "chat_template", None)
+    if not source or tokenizer.eos_token_id is None or not _ends_turns(tokenizer, str(source)):
+        return ()
+    return (tokenizer.eos_token_id,)
+
+
+def stop_token_origins(name: str | Path, tokenizer: Any) -> dict[int, str]:
+    """The tokens that end answers of a checkpoint, and for each where that is written."""
+    found, file = find_model(base_of(named_target(name))), GENERATION_CONFIG_NAME
+    try:
+        config = GenerationConfig.from_pretrained(found)
+    except OSError:  # transformers does the same
+        file = CONFIG_NAME
+        config = GenerationConfig.from_pretrained(found, config_file_name=file, _from_model_config=True)
+    origins = dict.fromkeys(_as_ids(config.eos_token_id), file)
+    for token in turn_end_ids(tokenizer):
+        origins.setdefault(token, f"the tokenizer's {tokenizer.eos_token}, in chats: the template ends turns with it")
+    return origins
+
+
+def _as_ids(found: int | list[int] | None) -> tuple[int, ...]:
+    return () if found is None else (found,) if isinstance(found, int) else tuple(sorted(set(found)))
+
+
+@lru_cache(maxsize=16)
+def _ends_turns(tokenizer: Any, source: str) -> bool:  # noqa: ARG001  # a template can be replaced
+    """Whether the eos follows what the assistant said, in the middle of a chat or at its end."""
+    user, said = {"role": "user", "content": "eyas-question"}, {"role": "assistant", "content": _SAID}
+    for chat in ([user, said, user], [user, said]):
+        try:
+            text: str = tokenizer.apply_chat_template(chat, tokenize=False)
+        except Exception:  # noqa: BLE001  # templates raise whatever they like
+            continue
+        if text.rpartition(_SAID)[2].lstrip().startswith(tokenizer.eos_token):
+            return True
+    return False
