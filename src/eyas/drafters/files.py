@@ -153,8 +153,10 @@ def _indexed(index: Path) -> list[str]:
 
 
 def read_headers(path: Path) -> Headers:
-    """The headers of every safetensors file in the directory `path`."""
-    headers = headers_of(sorted(path.glob("*.safetensors")))
+    """The headers of every safetensors file in the directory `path`, but for an adapter's."""
+    headers = headers_of(
+        sorted(file for file in path.glob("*.safetensors") if file.name != "adapter_model.safetensors")
+    )
     headers.pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
     return headers
 

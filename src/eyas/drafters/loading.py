@@ -37,7 +37,7 @@ def load_drafter(
 
     `method` is the kind that the caller expects. A drafter trained for other weights than the target's is used, with a
     warning in the log: output stays lossless, but it may draft badly. Raises CheckpointError, ConfigError,
-    DrafterMismatchError, UsageError.
+    DrafterMismatchError, UnsupportedModelError, UsageError.
     """
     name = str(source)
     checkpoint = open_checkpoint(
@@ -47,6 +47,7 @@ def load_drafter(
         _LOG.warning("the drafter %s: %s", name, doubt)
     check_method(method, checkpoint.kind.name, name)
     check_fit(checkpoint.config, target, name)
+    target.check_taps(checkpoint.config.taps_of(target.num_layers))
     network = checkpoint.network(target).to(device=target.device, dtype=target.dtype)
     layout = best_layout(target.device, target.dtype)
     if layout is not None:

@@ -48,6 +48,8 @@ class ModelRunner:
     ) -> None:
         self.target, self.speculation, self.rule, self.controller = target, speculation, rule, controller
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
+        if self.drafter is not None:
+            target.check_taps(self.drafter.taps)
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""

@@ -6,7 +6,8 @@ computes the same when it is run in another way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import getmodule, signature
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
 from eyas.errors import UnsupportedModelError
 
@@ -136,6 +138,41 @@ def _refuse_own_positions(model_class: type[Any], kind: str, accepted: Collectio
         )
 
 
+def quantized_by(config: Any) -> str | None:
+    """The method that a checkpoint's weights are quantised with, as its config names it; None if they are not."""
+    settings = _quantization(config)
+    return None if settings is None else str(getattr(settings["quant_method"], "value", settings["quant_method"]))
+
+
+def refuse_quantization(config: Any) -> None:
+    """Raise UnsupportedModelError for a method that transformers doesn't know, which it takes for none, and LLM.int8.
+
+    In LLM.int8 a token's results depend on the others of its pass, so that no pass repeats another.
+    """
+    settings = _quantization(config)
+    if settings is None:
+        return
+    if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
+        raise UnsupportedModelError(
+            "the checkpoint is quantised by bitsandbytes in 8 bits with outliers (LLM.int8): which columns stay in 16 "
+            "bits depends on all tokens of a pass, so neither speculation nor a batch repeats plain decoding; use 4 "
+            "bits, torchao, or llm_int8_threshold 0"
+        )
+    if not AutoHfQuantizer.supports_quant_method(settings):
+        raise UnsupportedModelError(
+            f"the checkpoint is quantised by {quantized_by(config)}, which this transformers can't read; use one "
+            f"quantised by {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}, or the unquantised model"
+        )
+
+
+def _quantization(config: Any) -> dict[str, Any] | None:
+    """The settings that a config gives for quantised weights; None if it gives none."""
+    parts = (getattr(part, "quantization_config", None) for part in (config, config.get_text_config()))
+    found = next((part for part in parts if part is not None), None)
+    settings = found if found is None or isinstance(found, dict) else found.to_dict()
+    return None if settings is None else {"quant_method": "a method that isn't named", **settings}
+
+
 def context_limit(config: Any) -> int | None:
     """The longest sequence that a model takes; None if its config names none.
 
@@ -187,6 +224,39 @@ def logit_finish(config: Any) -> Callable[[Any], Any]:
         return out
 
     return finish
+
+
+@contextmanager
+def refused_where_it_fails(model: Any) -> Iterator[None]:
+    """Raise UnsupportedModelError, naming the model, for whatever it raises in the passes of the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, ImportError) as error:
+        method = quantized_by(model.config)
+        quantized = "" if method is None else f", quantised by {method},"
+        raise UnsupportedModelError(
+            f"{model.config.model_type}{quantized} can't run a pass with eyas's masks, positions and cache in "
+            f"{model.dtype} on {model.device}: {type(error).__name__}: {error}; "
+            + ("use another model" if method is None else "use the dtype it was quantised in, or the unquantised model")
+        ) from error
+
+
+def refuse_encoder(model: Any, token: Tensor) -> None:
+    """Raise UnsupportedModelError for a model whose tokens attend to later ones, tried with a `token` [1, 1]."""
+    if not reads_only_before(model, token):
+        raise UnsupportedModelError(
+            f"{model.config.model_type} is an encoder: its tokens attend to later ones; use a decoder, or set "
+            "is_decoder in its config if it was trained as one"
+        )
+
+
+def reads_only_before(model: Any, token: Tensor) -> bool:
+    """Whether a model's own pass gives a `token` [1, 1] the same logits whatever follows it, as decoders do."""
+    pairs = torch.cat([torch.cat([token, token]), torch.cat([token, token + 1])], dim=1)
+    first = model(input_ids=pairs, use_cache=False).logits[:, 0]
+    return logits_agree(first[1:], first[:1], first.dtype)
 
 
 def logits_agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:

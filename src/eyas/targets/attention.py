@@ -122,8 +122,16 @@ def intercept(model: Any) -> bool:
     name, inner, mask = wrapper
     AttentionInterface.register(name, partial(_ragged_attention, inner))
     AttentionMaskInterface.register(name, mask)
-    model.set_attn_implementation(name)
+    set_attention(model, name)
     return True
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Let a model's decoder use the attention of a name; the towers of a multimodal one keep theirs."""
+    config = model.config
+    text = config.get_text_config()
+    decoder = [key for key in config.sub_configs if getattr(config, key, None) is text]
+    model.set_attn_implementation(dict.fromkeys(["", *decoder], name))
 
 
 def _ragged_attention(

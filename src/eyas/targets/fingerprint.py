@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from eyas.targets.linears import PrepackedLinear
 
+_KEPT = "_eyas_fingerprints"
 SAMPLE = 1024
 """Number of values that are read of every tensor, from its beginning."""
 
@@ -18,9 +19,19 @@ def fingerprint(model: nn.Module) -> str:
     """A hash of every weight's name, shape and first 1024 values, as 16 hexadecimal digits.
 
     Values are taken in bfloat16, so a bfloat16 checkpoint has the same fingerprint when loaded as float32; prepacked
-    and fused linears make no difference.
+    and fused linears make no difference. Of a model with a merged adapter it is what `keep_fingerprints` kept.
     """
-    return _digest(_samples(model))
+    kept: tuple[str, str] | None = getattr(model, _KEPT, None)
+    return _digest(_samples(model)) if kept is None else kept[0]
+
+
+def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes) -> None:
+    """Fix both fingerprints of a model whose weights are about to change: those of now, mixed with a `change`'s hash.
+
+    Those of the changed weights would depend on the dtype in which they were changed.
+    """
+    found = (fingerprint(model), embedding_head_fingerprint(model, layers))
+    setattr(model, _KEPT, tuple(hashlib.sha256(one.encode() + change).hexdigest()[:16] for one in found))
 
 
 def embedding_head_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:
@@ -29,6 +40,9 @@ def embedding_head_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:
     It can be computed of a model of which no more was loaded (`load_embedding_and_head`), and still tells most
     fine-tunings apart.
     """
+    kept: tuple[str, str] | None = getattr(model, _KEPT, None)
+    if kept is not None:
+        return kept[1]
     prefix = next(name for name, module in model.named_modules() if module is layers)
     later = tuple(f"{prefix}.{i}." for i in range(1, len(layers)))
     return _digest(found for found in _samples(model) if not found[0].startswith(later))
@@ -46,11 +60,20 @@ def _digest(samples: Iterable[_Sample]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _parts(name: str, weight: Tensor) -> Iterator[_Sample]:
+    """The samples of a weight; of a quantised one (a tensor subclass) those of the tensors that it consists of."""
+    if hasattr(weight, "__tensor_flatten__") and type(weight) is not nn.Parameter:
+        for part in weight.__tensor_flatten__()[0]:
+            yield from _parts(f"{name}.{part}", getattr(weight, part))
+    else:
+        yield name, tuple(weight.shape), weight.flatten()[:SAMPLE]
+
+
 def _samples(model: nn.Module) -> Iterator[_Sample]:
     """The samples of every weight, a tied one once."""
     prepacked = {name: part for name, part in model.named_modules() if isinstance(part, PrepackedLinear)}
     for name, weight in model.named_parameters():
-        yield name, tuple(weight.shape), weight.detach().flatten()[:SAMPLE]
+        yield from _parts(name, weight.detach())
     for name, linear in prepacked.items():
         if not linear.tied:
             yield f"{name}.weight", (linear.out_features, linear.in_features), linear.first(SAMPLE)

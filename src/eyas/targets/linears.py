@@ -39,11 +39,16 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def prepack_linears(module: nn.Module, layout: Callable[[nn.Linear, bool], PrepackedLinear] | None = None) -> int:
-    """Replace every float `nn.Linear` below `module` by a prepacked one; returns how many were replaced.
+def prepack_linears(
+    module: nn.Module,
+    layout: Callable[[nn.Linear, bool], PrepackedLinear] | None = None,
+    dtype: torch.dtype | None = None,
+) -> int:
+    """Replace every plain float `nn.Linear` below `module` by a prepacked one; returns how many were replaced.
 
     `layout` makes the new ones of a linear and whether its weight is an embedding's: by default in oneDNN's layout.
-    Quantised weights stay as they are. Tied weights also stay row-major, for the embedding.
+    With a `dtype`, the only one that `layout` is for, weights in another stay as they are.
+    Quantised layers stay as they are, whoever made them. Tied weights also stay row-major, for the embedding.
     """
     made = layout or PrepackedLinear
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
@@ -51,13 +56,25 @@ def prepack_linears(module: nn.Module, layout: Callable[[nn.Linear, bool], Prepa
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and type(child.weight.data) is Tensor and child.weight.dtype in PREPACKABLE
+        if isinstance(child, nn.Linear) and _is_plain(child) and dtype in (None, child.weight.dtype)
     ]
     for parent, name, child in found:
         setattr(parent, name, made(child, id(child.weight) in shared))
         if id(child.weight) not in shared:
             child.weight = nn.Parameter(torch.empty(0), requires_grad=False)  # free it before the next is prepacked
     return len(found)
+
+
+def _is_plain(module: nn.Linear) -> bool:
+    """Whether a linear is a float one and computes as such.
+
+    Libraries quantise by subclassing the layer or its weight, by adding tensors to it or by replacing its `forward`.
+    """
+    if type(module) is not nn.Linear or type(module.weight.data) is not Tensor:
+        return False
+    added = [*module._buffers, *module._forward_hooks, *module._forward_pre_hooks]
+    own = set(module._parameters) == {"weight", "bias"} and not added and "forward" not in vars(module)
+    return own and module.weight.dtype in PREPACKABLE
 
 
 class PrepackedLinear(nn.Module):

@@ -18,10 +18,18 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from transformers.utils import logging as transformers_logging
 
 from eyas.assets import DEMO_TARGET, named_target
-from eyas.errors import ModelError, UnsupportedModelError, UsageError
+from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
-from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
+from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
+from eyas.targets.architecture import (
+    auto_class,
+    logits_agree,
+    model_class,
+    quantized_by,
+    refuse_quantization,
+    refuse_unsupported,
+)
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
@@ -70,6 +78,9 @@ def load_target(
         )
     config = read_config(name)
     refuse_unsupported(model_class(config), config)
+    method = quantized_by(config)
+    if method is not None and quantize:
+        raise UsageError(f"{name} is quantised by {method} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
 
     def loaded_in(chosen: torch.dtype) -> Target:
@@ -83,7 +94,13 @@ def load_target(
         return make(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
-    if dtype == "auto" and packing and attention is None and _half_may_be_native(name, torch_dtype, torch_device):
+    if (
+        dtype == "auto"
+        and packing
+        and attention is None
+        and method is None
+        and _half_may_be_native(name, torch_dtype, torch_device)
+    ):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
             return target
@@ -147,7 +164,7 @@ def _prepack(
         prepack_linears(model, lambda linear, shared: (NativeLinear if linear is head else Int8Linear)(linear, shared))
         _check_quantized(model, weights)
     elif layout is not None:
-        prepack_linears(model, layout)
+        prepack_linears(model, layout, dtype)
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
     if layout is not None:
@@ -198,7 +215,7 @@ def load_embedding_and_head(
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # transformers would list the layers left out
     try:
-        loaded = read_model(name, short, torch_dtype)
+        loaded = read_model(name, short, torch_dtype, partial=True)
     finally:
         transformers_logging.set_verbosity(verbosity)
     target = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
@@ -220,8 +237,17 @@ def _shortened(config: Any) -> Any:
 
 
 def read_config(name: str) -> Any:
-    """The transformers config of a local directory, a Hub id or `demo`. Raises ModelError if it can't be read."""
+    """The transformers config of a local directory, a Hub id or `demo`; of an adapter, that of its base model.
+
+    Raises ModelError if it can't be read.
+    """
     found = find_model(named_target(name))
+    adapter = find_adapter(found)
+    if adapter is not None and not adapter.beside:
+        try:
+            return read_config(adapter.base)
+        except (ModelError, MissingModelError) as error:
+            raise ModelError(f"the {adapter}, needs its base model: {error}") from error
     if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
         raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     try:
@@ -230,26 +256,37 @@ def read_config(name: str) -> Any:
         raise ModelError(f"can't read a model config at {name}: {error}") from error
 
 
-def read_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """The transformers model that `config` describes, with the weights of a directory or Hub id.
+def read_model(
+    name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False
+) -> Any:
+    """The transformers model that `config` describes, with the weights of a directory or Hub id, adapters merged.
 
-    Raises ModelError if weights can't be read or are missing.
+    `partial`: the config has fewer layers than there are weights. Raises ModelError if weights can't be read or are
+    missing, or a library for quantised ones is.
     """
+    refuse_quantization(config)
+    adapter = find_adapter(name)
+    if adapter is not None:
+        check_peft(adapter)
+    beside = {} if adapter is None or not adapter.beside else {"adapter_kwargs": {"subfolder": "merged-below"}}
     try:
         loaded, report = auto_class(config).from_pretrained(
-            name,
+            name if adapter is None else adapter.base,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
             output_loading_info=True,
+            **beside,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         missing = ", ".join(sorted(report["missing_keys"])[:5])
         raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
-    return loaded
+    if getattr(loaded, "_hf_peft_config_loaded", False):
+        raise UnsupportedModelError(f"{name} has an adapter on the Hub: download it, and give its directory")
+    return loaded if adapter is None else merge_adapter(loaded, adapter, partial)
 
 
 def resolve_device(name: str | torch.device | None) -> torch.device:
@@ -276,8 +313,8 @@ def resolve_dtype(
 
     `auto` is what the checkpoint of `model` (a directory, a Hub id or `demo`) says: its config's dtype, else its
     tensors'. Two exceptions are float32: the embedded demo, and half precision on a CPU that has no kernels for it
-    (`eyas.runtime.cpu_computes_in`). `device` None is the accelerator if there is one. Raises UsageError for unknown
-    names and ModelError for unreadable checkpoints.
+    (`eyas.runtime.cpu_computes_in`), unless the weights are quantised and so made for their dtype. `device` None is
+    the accelerator if there is one. Raises UsageError for unknown names and ModelError for unreadable checkpoints.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -291,7 +328,8 @@ def resolve_dtype(
         return torch.float32
     found = _checkpoint_dtype(name)
     on_cpu = (device or resolve_device(None)).type == "cpu"
-    return torch.float32 if on_cpu and not cpu_computes_in(found) else found
+    slow = on_cpu and quantized_by(read_config(name)) is None and not cpu_computes_in(found)
+    return torch.float32 if slow else found
 
 
 def _checkpoint_dtype(name: str) -> torch.dtype:
@@ -318,6 +356,7 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
 
 def _weight_file(name: str) -> str:
     """The first safetensors file of a local directory or Hub id."""
+    name = base_of(name)
     index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     file = SAFE_WEIGHTS_NAME
     if index is not None:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from eyas.errors import CacheMemoryError
+from eyas.errors import CacheMemoryError, UnsupportedModelError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 
@@ -226,6 +226,19 @@ class ShapeProbe(Cache):  # type: ignore[misc]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0
+
+    def of_layers(self, config: Any) -> list[tuple[KVShape, KVShape]]:
+        """The shapes of all layers but the last ones that share the keys of others.
+
+        Raises UnsupportedModelError for layers that cached nothing.
+        """
+        cached = range(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
+        if sorted(self.shapes) != list(cached):
+            raise UnsupportedModelError(
+                f"{config.model_type}: only {len(self.shapes)} of {len(cached)} layers use the key-value cache; a "
+                "state kept elsewhere can't be rolled back after a rejected guess"
+            )
+        return [self.shapes[i] for i in cached]
 
 
 def _shape(states: Tensor) -> KVShape:

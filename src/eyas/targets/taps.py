@@ -8,13 +8,15 @@ Shapes: B rows, S positions, A taps, Ht target hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from eyas.errors import RequestError, UnsupportedModelError
 from eyas.targets.architecture import FULL, attention_plan
 
 
@@ -63,18 +65,38 @@ def _full_attention_boundaries(config: Any) -> list[int]:
     return [i + 1 for i, kind in enumerate(types) if kind == FULL]
 
 
+def odd_taps(caught: Sequence[Tensor], size: int) -> dict[int, list[int]]:
+    """The boundaries of a pass over one token where no state [1, 1, size] was caught, and the shape of what was."""
+    return {k: list(state.shape) for k, state in enumerate(caught) if state.shape != (1, 1, size)}
+
+
+def check_boundaries(taps: Sequence[int], final: int, odd: Mapping[int, list[int]]) -> None:
+    """Raise RequestError for taps beyond the `final` boundary or that repeat, UnsupportedModelError for `odd` ones."""
+    if not all(0 <= k <= final for k in taps) or len(set(taps)) != len(taps):
+        raise RequestError(
+            f"taps {list(taps)} must be distinct boundaries between 0 and {final} (after the final norm)"
+        )
+    found = ", ".join(f"{odd[k]} at {k}" for k in taps if k in odd)
+    if found:
+        raise UnsupportedModelError(
+            f"a drafter can't read this model's states at taps {list(taps)}: those of one token have the shapes "
+            f"{found}, not that of a single vector; decode without a drafter, or with one that reads other taps"
+        )
+
+
 @contextmanager
 def caught_taps(base: nn.Module, layers: nn.ModuleList, boundaries: Sequence[int]) -> Iterator[list[Tensor]]:
     """Within the block, one forward pass fills the list with its taps, each [B, S, Ht], in order of `boundaries`.
 
-    The pass may be that of the `base` model or of the model around it. No other layer's states are held.
+    The pass may be that of the `base` model or of the model around it. No other layer's states are held. A boundary
+    that the pass doesn't cross gives an empty tensor.
     """
     found: dict[int, Tensor] = {}
     handles = [_hook(base, layers, boundary, found) for boundary in set(boundaries)]
     caught: list[Tensor] = []
     try:
         yield caught
-        caught.extend(found[boundary] for boundary in boundaries)
+        caught.extend(found.get(boundary, torch.empty(0)) for boundary in boundaries)
     finally:
         for handle in handles:
             handle.remove()
@@ -82,14 +104,21 @@ def caught_taps(base: nn.Module, layers: nn.ModuleList, boundaries: Sequence[int
 
 def _hook(base: nn.Module, layers: nn.ModuleList, boundary: int, found: dict[int, Tensor]) -> Any:
     """Put what passes a boundary into `found`; returns the hook's handle."""
+    config: Any = base.config
+    active: int | None = getattr(config.get_text_config(), "altup_active_idx", None)
+
+    def stream(state: Tensor) -> Tensor:
+        """The residual stream; of several (AltUp: Gemma 3n) the one that the layers compute with."""
+        return state if active is None or state.dim() < 4 else state[active]
+
     if boundary >= len(layers):
 
         def leaving(_module: nn.Module, _args: Any, output: Any) -> None:
-            found[boundary] = output if isinstance(output, Tensor) else output[0]
+            found[boundary] = stream(output if isinstance(output, Tensor) else output[0])
 
         return (layers[-1] if boundary == len(layers) else base).register_forward_hook(leaving)
 
     def entering(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        found[boundary] = args[0] if args else kwargs["hidden_states"]
+        found[boundary] = stream(args[0] if args else kwargs.get("hidden_states", torch.empty(0)))
 
     return layers[boundary].register_forward_pre_hook(entering, with_kwargs=True)

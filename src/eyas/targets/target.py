@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eyas.errors import EyasError, RequestError, UnsupportedModelError
+from eyas.errors import EyasError, UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
@@ -25,13 +25,15 @@ from eyas.targets.architecture import (
     decoder_layers,
     logit_finish,
     logits_agree,
+    refuse_encoder,
     refuse_unsupported,
+    refused_where_it_fails,
 )
-from eyas.targets.attention import RaggedLayout, intercept, use_layout
+from eyas.targets.attention import RaggedLayout, intercept, set_attention, use_layout
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
-from eyas.targets.taps import caught_taps
+from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
 from eyas.tree import DraftTree, NodeLogits
 
 _LOG = logging.getLogger("eyas")
@@ -80,11 +82,11 @@ class Target:
 
     model: Any
     cache_slots: int = 0
-    """Slots of the cache to begin with; `resize` changes them."""
+    """Slots of the cache to begin with."""
     ragged: bool = True
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
     native: NativeDecoder | None = None
-    """Runs the passes instead of the model's modules. Turned off if it doesn't compute what they do."""
+    """Runs the passes instead of the modules. Turned off if it doesn't compute what they do."""
 
     def __post_init__(self) -> None:
         refuse_unsupported(type(self.model), self.model.config)
@@ -99,27 +101,26 @@ class Target:
         self.layers = decoder_layers(self.model, self.num_layers)
         self._plan = attention_plan(self.config)
         self._finish = logit_finish(self.config)
-        self._probe()
-        self._choose_passes()
+        with refused_where_it_fails(self.model):
+            self._probe()
+            self._choose_passes()
         self.resize(self.cache_slots)
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Run one token to find out what each layer caches and whether `head` reproduces the model's logits."""
+        """Run one token: what each layer caches, what can be tapped, whether `head` gives the model's logits."""
         probe = ShapeProbe()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
         mask = self._masks(zero[0], 0, zero[:, :, None] == 0, zero)
-        out = self.model(
-            input_ids=token, attention_mask=mask, position_ids=zero, past_key_values=probe, use_cache=True,
-            output_hidden_states=False,
-        )  # fmt: skip
-        if sorted(probe.shapes) != list(range(self.num_layers)):
-            raise UnsupportedModelError(
-                f"{self.config.model_type}: only {len(probe.shapes)} of {self.num_layers} layers use the key-value "
-                "cache; a state kept elsewhere can't be rolled back after a rejected guess"
-            )
-        self._shapes = [probe.shapes[i] for i in range(self.num_layers)]
+        with caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1)) as caught:
+            out = self.model(
+                input_ids=token, attention_mask=mask, position_ids=zero, past_key_values=probe, use_cache=True,
+                output_hidden_states=False,
+            )  # fmt: skip
+        self._odd_taps = odd_taps(caught, self.hidden_size)
+        refuse_encoder(self.model, token)
+        self._shapes = probe.of_layers(self.config)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
             self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
@@ -140,7 +141,7 @@ class Target:
             self.ragged = True
             if not self._agrees(expected):
                 self.ragged = False
-                self.model.set_attn_implementation(own)
+                set_attention(self.model, own)
 
     def _agrees(self, expected: Tensor) -> bool:
         """Whether the trial runs, and gives the expected logits but for rounding."""
@@ -224,13 +225,8 @@ class Target:
         return NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows
 
     def check_taps(self, taps: Sequence[int]) -> None:
-        """Raise RequestError for boundaries that this model doesn't have, or that repeat."""
-        bad = [k for k in taps if not 0 <= k <= self.final_boundary]
-        if bad or len(set(taps)) != len(taps):
-            raise RequestError(
-                f"taps {list(taps)} must be distinct boundaries between 0 and {self.final_boundary} "
-                "(after the final norm)"
-            )
+        """Raise RequestError for boundaries that don't exist or repeat, UnsupportedModelError for unreadable ones."""
+        check_boundaries(taps, self.final_boundary, self._odd_taps)
 
     def prefill(
         self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
@@ -369,7 +365,7 @@ class Target:
         """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
         if not caught:
             return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
-        return torch.stack(list(caught), dim=2)
+        return torch.stack(list(caught), dim=2).to(self.dtype)
 
     def _masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor) -> Any:
         """The additive mask [R, 1, Q, K] of a pass, or one for each attention type where the model mixes them."""

@@ -18,6 +18,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 from eyas.assets import named_target
 from eyas.errors import ModelError
 from eyas.hub import find_model
+from eyas.targets.adapters import base_of, tokenizer_source
 
 _FILES = (
     "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
@@ -33,7 +34,7 @@ def load_tokenizer(name: str | Path) -> Any:
 
     transformers would invent an empty one for some models. Raises ModelError if it can't be read or knows no text.
     """
-    found = find_model(named_target(name))
+    found = find_model(tokenizer_source(named_target(name)))
     try:
         if not any(_has(found, file) for file in _FILES):
             return None
@@ -73,7 +74,7 @@ def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
 
 def stop_token_origins(name: str | Path, tokenizer: Any) -> dict[int, str]:
     """The tokens that end answers of a checkpoint, and for each where that is written."""
-    found, file = find_model(named_target(name)), GENERATION_CONFIG_NAME
+    found, file = find_model(base_of(named_target(name))), GENERATION_CONFIG_NAME
     try:
         config = GenerationConfig.from_pretrained(found)
     except OSError:  # transformers does the same

@@ -229,8 +229,10 @@ def _generation_stops(model: str) -> list[int]:
     """The end token ids in the target's generation config; empty if it has none."""
     from transformers import GenerationConfig
 
+    from eyas.targets.adapters import base_of
+
     try:
-        stops: Any = GenerationConfig.from_pretrained(find_model(named_target(model))).eos_token_id
+        stops: Any = GenerationConfig.from_pretrained(find_model(base_of(named_target(model)))).eos_token_id
     except OSError:
         return []
     return [stops] if isinstance(stops, int) else list(stops or ())

@@ -14,6 +14,7 @@ from eyas.drafters.loading import local_directory
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError
 from eyas.hub import find_model
+from eyas.targets.adapters import find_adapter
 
 _HUB_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
 
@@ -35,6 +36,9 @@ def locate(source: str) -> Located:
     named = gguf_in(path)
     if named is not None:
         return Located({}, named)
+    adapter = find_adapter(path)
+    if adapter is not None and not adapter.beside:
+        return locate(adapter.base)
     if path.exists():
         return Located(_config(path), path)
     try:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from eyas.drafters.files import Headers
 from eyas.errors import ModelError, UnsupportedModelError
+from eyas.targets.adapters import check_peft, find_adapter
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
 from eyas.targets.loading import read_config
 from eyas.targets.taps import default_taps
@@ -69,6 +70,8 @@ class TargetReport(Report):
     chat_template: bool
     stop_ids: dict[int, str]
     """The tokens that end answers -> where that is written."""
+    adapter: str | None = None
+    """The adapter that is merged into the weights at load."""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -109,6 +112,13 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         report.attention = dict(attention_plan(text).windows)
     except UnsupportedModelError as error:
         report.problems.append(str(error))
+    adapter = find_adapter(name)
+    if adapter is not None:
+        report.adapter = str(adapter)
+        try:
+            check_peft(adapter)
+        except UnsupportedModelError as error:
+            report.problems.append(str(error))
     if headers is not None and not headers.files:
         pickles = f"only pickles ({', '.join(headers.pickles)})" if headers.pickles else "no weights"
         report.problems.append(f"{pickles}: targets are loaded from safetensors only")

@@ -1,0 +1,290 @@
+"""Which causal language models of transformers work: every class that it registers, tried with tiny random weights.
+
+    python -m benchmarks.architectures [--only llama,gemma2] [--output FILE.json] [--page docs/models.md]
+
+Each model type is made as small as its config allows, saved, loaded as users load it and decoded in float32: plainly,
+which must equal `transformers.generate`, and with an oracle drafter that is right most of the time
+(`tests/tiny.py`), in batches, greedily and sampled, which must equal plain decoding. Types are taken from the output
+file where it has them, unless they are named by `--only`. Exits with 1 where an answer differs or a raw error comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as REGISTERED
+
+from benchmarks.architecture_sizes import SIZES, SPECIAL
+from eyas.cli.common.display import output
+from eyas.engine import Engine, Speculation
+from eyas.errors import EyasError
+from eyas.files import write_json, write_text
+from eyas.targets import Target, load_target
+from eyas.targets.architecture import model_class, refuse_unsupported
+from eyas.tree import parse_tree
+from eyas.types import Completion, Request, SamplingParams, Stats
+from tests import tiny
+
+EQUAL, PLAIN, REFUSED, UNTRIED, BROKEN = "equal", "plain only", "refused", "not tried", "broken"
+MEANINGS = {
+    EQUAL: "plain decoding equals `transformers.generate`, speculation equals plain decoding, every token",
+    PLAIN: "plain decoding equals `transformers.generate`; a drafter is refused",
+    REFUSED: "can't be a target; eyas says why before it reads weights or at load",
+    UNTRIED: "no small model of this type could be made, or transformers itself can't generate with it",
+    BROKEN: "a bug: an answer differs, or an error says nothing",
+}
+LARGEST, SECONDS = 30_000_000, 300
+"""Most parameters of a model that is tried, and the longest that one may take."""
+MARKS = "<!-- architectures: begin -->", "<!-- architectures: end -->"
+
+
+class NotTriedError(Exception):
+    """No model of this type could be made, or there is nothing to compare it with."""
+
+
+@dataclass
+class Row:
+    """What became of a model type."""
+
+    kind: str
+    """transformers' `model_type`."""
+    model: str
+    """The class."""
+    result: str
+    """A key of `MEANINGS`."""
+    reason: str = ""
+    """Why it was refused, not tried or broken."""
+    tokens: int = 0
+    """Number of tokens that speculation emitted."""
+    accept_length: float = 0.0
+    """Tokens for each pass of the target."""
+
+
+def tiny_config(kind: str) -> Any:
+    """The smallest config of a model type."""
+    special = SPECIAL.get(kind, {})
+    assert isinstance(special, dict)
+    return _shrunk(CONFIG_MAPPING[kind], special)
+
+
+def _shrunk(config_class: Any, special: dict[str, Any]) -> Any:
+    """A config with small sizes wherever its class has a size, also below it."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config_class):
+        below = config_class.sub_configs.get(field.name)
+        if below is not None and dataclasses.is_dataclass(below):
+            values[field.name] = _shrunk(below, special.get(field.name, {})).to_dict()
+        elif below is not None and field.name in special:
+            values[field.name] = special[field.name]
+        elif field.name == "is_decoder":
+            values[field.name] = True
+        elif field.name in SIZES and field.default is not None:
+            values[field.name] = SIZES[field.name]
+        elif field.name.endswith(("_token_id", "_token_index")) and isinstance(field.default, int):
+            values[field.name] = 2
+    return config_class(**{**values, **{k: v for k, v in special.items() if k not in config_class.sub_configs}})
+
+
+def build(config: Any, scale: float) -> Any:
+    """A random model whose weights are scaled up, so that what it says wanders."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(scale)
+        else:
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def wandering(config: Any, prompts: Sequence[Sequence[int]]) -> tuple[Any, list[list[int]]]:
+    """A random model and its greedy continuations of 16 tokens, which aren't the same token over and over."""
+    with torch.device("meta"):
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config, dtype=torch.float32).parameters())
+    if size > LARGEST:
+        raise NotTriedError(f"its smallest config here has {size:,} parameters")
+    for scale in (14.0, 5.0, 30.0, 2.0, 1.0):
+        model = build(config, scale)
+        said = [tiny.continuation(model, prompt, 16) for prompt in prompts]
+        finite = torch.isfinite(tiny.full_forward(model, prompts[0]).logits).all()
+        if finite and all(len(set(one)) > 3 for one in said):
+            return model, said
+    raise NotTriedError("no random weights were found with which it says different things")
+
+
+def try_type(kind: str, folder: Path) -> Row:
+    """Make, save, load and decode a model of a type."""
+    row = Row(kind, REGISTERED[kind], UNTRIED)
+    prompts = tiny.prompts(9, 5, 14)
+    if isinstance(why := SPECIAL.get(kind), str):
+        return dataclasses.replace(row, reason=why)
+    try:
+        with _limited(), _quiet():
+            for made in (CONFIG_MAPPING[kind], lambda: tiny_config(kind)):  # the usual config may be refused already
+                config = made()
+                try:
+                    refuse_unsupported(model_class(config), config)
+                except EyasError as error:
+                    return dataclasses.replace(row, result=REFUSED, reason=str(error))
+            model, said = wandering(config, prompts)
+            model.save_pretrained(folder)
+    except Exception as error:  # noqa: BLE001  # whatever transformers raises: there is no model to try
+        reason = str(error) if isinstance(error, NotTriedError) else f"{type(error).__name__}: {error}"
+        return dataclasses.replace(row, reason=reason)
+    try:
+        with _limited():
+            return _decoded(row, load_target(folder, dtype="float32", device="cpu"), prompts, said)
+    except EyasError as error:
+        return dataclasses.replace(row, result=REFUSED, reason=str(error))
+    except Exception as error:  # noqa: BLE001  # what a user would see as a traceback
+        return dataclasses.replace(row, result=BROKEN, reason=f"{type(error).__name__}: {error}")
+
+
+def _decoded(row: Row, target: Target, prompts: Sequence[Sequence[int]], said: Sequence[list[int]]) -> Row:
+    requests = [
+        Request(tuple(prompt), SamplingParams(max_tokens=16, temperature=heat, seed=5, ignore_eos=True))
+        for heat in (0.0, 0.8)
+        for prompt in prompts
+    ]
+    plain = [Engine(target).generate([request])[0] for request in requests]
+    if [done.token_ids for done in plain[: len(said)]] != said:
+        return dataclasses.replace(row, result=BROKEN, reason="plain decoding differs from transformers.generate")
+    pooled = Stats()
+    try:
+        for tree, batch in (("chain:3", 1), ("dynamic:4,3,9", 4)):
+            for one, other in zip(plain, _speculated(target, requests, plain, tree, batch), strict=True):
+                pooled.merge(other.stats)
+                if one.token_ids != other.token_ids:
+                    return dataclasses.replace(row, result=BROKEN, reason=f"{tree} differs from plain decoding")
+    except EyasError as error:
+        return dataclasses.replace(row, result=PLAIN, reason=str(error))
+    return dataclasses.replace(row, result=EQUAL, tokens=pooled.tokens, accept_length=round(pooled.accept_length, 2))
+
+
+def _speculated(
+    target: Target, requests: Sequence[Request], plain: Sequence[Completion], tree: str, batch: int
+) -> list[Completion]:
+    sequences = [[*request.prompt, *done.token_ids] for request, done in zip(requests, plain, strict=True)]
+    layers = target.num_layers
+    taps = tuple(sorted({0, layers // 2, layers}))
+    drafter = tiny.OracleDrafter(sequences, taps, omit=0.2, vocab_size=target.vocab_size, strict=False)
+    engine = Engine(target, speculation=Speculation(drafter, parse_tree(tree)), batch_size=batch)
+    return engine.generate(requests)
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise TimeoutError after `SECONDS`."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it took more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what transformers says of models that nobody will use."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield
+
+
+def try_all(kinds: Sequence[str], known: dict[str, Row], file: Path | None) -> list[Row]:
+    """The rows of all types, in the order of their names; those of `kinds` are tried, and written one by one."""
+    for number, kind in enumerate(kinds, 1):
+        with TemporaryDirectory() as folder:
+            row = try_type(kind, Path(folder))
+            known[kind] = row = dataclasses.replace(row, reason=row.reason.replace(folder, "MODEL"))
+        gc.collect()
+        output().print(f"{number}/{len(kinds)} {kind}: {row.result} {row.reason[:200]}", highlight=False, markup=False)
+        if file is not None:
+            write_json(file, report(known.values()))
+    return sorted(known.values(), key=lambda row: row.kind)
+
+
+def report(rows: Any) -> dict[str, Any]:
+    """What the output file says."""
+    ordered = sorted(rows, key=lambda row: row.kind)
+    return {"transformers": transformers.__version__, "torch": torch.__version__, "rows": [asdict(r) for r in ordered]}
+
+
+def read_report(file: Path) -> dict[str, Row]:
+    """The rows of an output file by model type; none where there is no file."""
+    if not file.exists():
+        return {}
+    return {row["kind"]: Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))["rows"]}
+
+
+def version_of(file: Path) -> str:
+    """The version of transformers that an output file is of."""
+    version: str = json.loads(file.read_text(encoding="utf-8"))["transformers"]
+    return version
+
+
+def page_section(rows: Sequence[Row], version: str) -> str:
+    """The Markdown between the page's marks."""
+    counts = {result: [row for row in rows if row.result == result] for result in MEANINGS}
+    lines = [f"{len(rows)} model types of transformers {version}:", "", "| result | types | meaning |", "|---|---|---|"]
+    lines += [f"| {result} | {len(found)} | {MEANINGS[result]} |" for result, found in counts.items() if found]
+    lines += ["", "| model type | result | tokens a pass | why |", "|---|---|---|---|"]
+    for row in rows:
+        accepted = f"{row.accept_length:.2f}" if row.tokens else ""
+        lines.append(f"| `{row.kind}` | {row.result} | {accepted} | {_cell(row.reason)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a table: one line, no bars, not too long."""
+    line = " ".join(text.split()).replace("|", "/")
+    return line if len(line) <= 160 else line[:157].rsplit(" ", 1)[0] + " ..."
+
+
+def write_page(page: Path, section: str) -> None:
+    """Put a section between the marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    write_text(page, f"{before}{MARKS[0]}\n{section}\n{MARKS[1]}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="model types with commas between them; tried anew")
+    parser.add_argument("--output", type=Path, help="JSON, written after each type; types that it has are kept")
+    parser.add_argument("--page", type=Path, help="the page whose table is replaced")
+    options = parser.parse_args()
+    known = {} if options.output is None else read_report(options.output)
+    kinds = options.only.split(",") if options.only else [kind for kind in REGISTERED if kind not in known]
+    if unknown := [kind for kind in kinds if kind not in REGISTERED]:
+        parser.error(f"unknown model types: {', '.join(unknown)}")
+    rows = try_all(kinds, known, options.output)
+    if options.page is not None:
+        write_page(options.page, page_section(rows, transformers.__version__))
+    sys.exit(any(row.result == BROKEN for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Checkpoints that others quantised: their layers are left alone, what can't be run is refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor, nn
+
+from eyas.engine import Engine, Speculation
+from eyas.errors import ModelError, UnsupportedModelError, UsageError
+from eyas.targets import load_target
+from eyas.targets.fingerprint import fingerprint
+from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
+from eyas.targets.loading import resolve_dtype
+from eyas.tree import parse_tree
+from eyas.types import Request, SamplingParams
+
+from .. import tiny
+
+CPU = torch.device("cpu")
+
+
+class Int8Weight(Tensor):
+    """A weight as torchao has them: a tensor of others, with few operations."""
+
+    data8: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, weight: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)  # type: ignore[attr-defined]
+
+    def __init__(self, weight: Tensor) -> None:
+        self.scale = weight.abs().amax(1, keepdim=True) / 127
+        self.data8 = (weight / self.scale).round().to(torch.int8)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["data8", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"Int8Weight: {func}")
+
+
+class QuantizedLinear(nn.Linear):
+    """A layer as bitsandbytes has them."""
+
+
+def layers() -> nn.ModuleDict:
+    """A plain linear, and others that compute something else than one does."""
+    with torch.no_grad():
+        made = nn.ModuleDict({name: nn.Linear(16, 16) for name in ("plain", "subclass", "scaled", "wrapped", "hooked")})
+        made["another"] = QuantizedLinear(16, 16)
+        made["subclass"].weight = nn.Parameter(Int8Weight(made["subclass"].weight), requires_grad=False)
+        made["scaled"].register_buffer("scale", torch.ones(16))
+        made["wrapped"].forward = lambda x: x
+        made["hooked"].register_forward_hook(lambda _module, _args, output: output * 2)
+        made["bf16"] = nn.Linear(16, 16, dtype=torch.bfloat16)
+    return made.requires_grad_(False)
+
+
+@pytest.mark.skipif(not can_prepack(CPU, torch.float32), reason="this CPU has no prepacked kernels")
+def test_only_plain_linears_are_prepacked() -> None:
+    made = layers()
+    assert prepack_linears(made, PrepackedLinear, torch.float32) == 1
+    assert [name for name, layer in made.items() if isinstance(layer, PrepackedLinear)] == ["plain"]
+
+
+def test_fingerprints_read_the_tensors_that_a_quantised_weight_consists_of() -> None:
+    made = layers()
+    before = fingerprint(made)
+    made["subclass"].weight.data8[3, 3] += 1  # type: ignore[union-attr, index]
+    assert fingerprint(made) != before
+
+
+def save(folder: Path, method: str, **settings: Any) -> Path:
+    """A bfloat16 checkpoint whose config says that it is quantised."""
+    tiny.build_model("llama").to(torch.bfloat16).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": method, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_method_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    """transformers would warn and read the weights as plain ones."""
+    with pytest.raises(UnsupportedModelError, match="quantised by secret8, which this transformers can't read"):
+        load_target(save(tmp_path, "secret8"), device="cpu")
+
+
+def test_results_that_depend_on_the_pass_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"LLM\.int8.* depends on all tokens of a pass"):
+        load_target(save(tmp_path, "bitsandbytes", load_in_8bit=True), device="cpu")
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ModelError, match=r"can't load the target .*bitsandbytes"):
+        load_target(save(tmp_path, "bitsandbytes", load_in_4bit=True), device="cpu")
+
+
+def test_quantised_weights_keep_their_dtype_and_are_not_quantised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path, "torchao")
+    monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda dtype: dtype == torch.float32)
+    assert resolve_dtype("auto", folder, CPU) == torch.bfloat16
+    monkeypatch.setattr("eyas.targets.loading.kernels", lambda: object())
+    with pytest.raises(UsageError, match="is quantised by torchao already: leave quantize out"):
+        load_target(folder, device="cpu", quantize="int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+@pytest.mark.filterwarnings("ignore")  # torchao's
+def test_torchao_checkpoints_are_decoded_losslessly(tmp_path: Path, name: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao isn't installed")
+    tiny.build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "float")
+    config = tf.TorchAoConfig(getattr(quantization, name)())
+    quantized = tf.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "float", quantization_config=config, dtype=torch.bfloat16
+    )
+    quantized.save_pretrained(tmp_path / "quantized")
+    target = load_target(tmp_path / "quantized", device="cpu", dtype="auto")
+    assert target.dtype == torch.bfloat16
+    assert len({fingerprint(one) for one in (target.model, quantized, load_target(tmp_path / "float").model)}) == 2
+    own = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "quantized", dtype=torch.bfloat16)
+    tokens = tiny.prompts(9)[0]
+    gap = tiny.full_forward(target.model, tokens).logits - tiny.full_forward(own, tokens).logits
+    assert gap.abs().max() <= 0.05 * tiny.full_forward(own, tokens).logits.abs().max()
+
+    requests = [Request(tuple(p), SamplingParams(max_tokens=12, ignore_eos=True)) for p in tiny.prompts(9, 5, 12)]
+    plain = [Engine(target).generate([one])[0].token_ids for one in requests]
+    drafter = tiny.OracleDrafter(
+        [[*one.prompt, *said] for one, said in zip(requests, plain, strict=True)], (0, 2, 4), strict=False
+    )
+    engine = Engine(target, speculation=Speculation(drafter, parse_tree("chain:3")))
+    done = engine.generate(requests)
+    assert [one.token_ids for one in done] == plain
+    assert sum(one.stats.tokens for one in done) > sum(len(p) for p in plain) / 2
