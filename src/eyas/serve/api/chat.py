@@ -48,6 +48,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
         context=context.max_model_len,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        default_seed=context.settings.seed,
         grammar=grammar,
         chat=True,
     )

@@ -44,6 +44,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         context=context.max_model_len,
         max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
+        default_seed=context.settings.seed,
         grammar=grammar,
     )
     generation = await Generation.start(

@@ -92,11 +92,17 @@ def encode_request(
     context: int | None,
     max_tokens: int | None,
     logprobs: int | None,
+    default_seed: int | None,
     grammar: GrammarSpec | None = None,
     chat: bool = False,
 ) -> EncodedRequest:
-    """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`."""
-    seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
+    """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`.
+
+    A body without a seed gets `default_seed`, or one that is drawn.
+    """
+    seed = default_seed if body.seed is None else body.seed
+    if seed is None:
+        seed = secrets.randbelow(_JAVASCRIPT_SAFE)
     n = body.n or 1
     sequences: list[Request] = []
     for prompt in prompts:
