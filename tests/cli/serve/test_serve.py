@@ -41,6 +41,13 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
         (["--log-format", "xml"], "'xml' is not one of"),
         (["--port", "70000"], "--port"),
         (["--max-running", "0"], "--max-running"),
+        (["--seed", "-1"], "--seed"),
+        (["--root-path", "eyas"], "--root-path eyas: write the beginning of a URL's path, such as /eyas"),
+        (["--root-path", "/a?b"], "--root-path /a?b"),
+        (["--ssl-keyfile", __file__], "needs its certificate: give --ssl-certfile"),
+        (["--ssl-certfile", __file__], "no certificate and unencrypted key in PEM"),
+        (["--ssl-certfile", "nowhere.pem"], "does not exist"),
+        (["--chat-template", "nowhere.jinja"], "does not exist"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_loaded(run: Run, options: list[Any], message: str) -> None:

@@ -60,7 +60,7 @@ def create_app(
         description="An OpenAI-compatible API that decodes speculatively, without changing a token.",
         docs_url=None,
         redoc_url=None,
-        root_path=settings.root_path,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
     )
     observer = observer or Observers()
     context = app.state.context = ServerContext(thread, settings, observer)
