@@ -52,7 +52,7 @@ def test_stream(client: OpenAI) -> None:
 def test_stream_helper(client: OpenAI) -> None:
     with client.chat.completions.stream(messages=MESSAGES, max_tokens=24, **GREEDY) as stream:
         text = "".join(event.delta for event in stream if event.type == "content.delta")
-        assert text == chat(24) == stream.get_final_completion().choices[0].message.content
+        assert text == chat(24) == stream.current_completion_snapshot.choices[0].message.content
 
 
 def test_async_streams_side_by_side() -> None:
