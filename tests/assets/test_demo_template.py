@@ -114,6 +114,13 @@ def test_a_required_call_of_the_demo_is_well_formed_and_its_result_is_taken(serv
     assert after["message"]["content"]
 
 
+def test_a_function_that_is_named_is_called_once(server: Live) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    choice = ask(server, messages=[ASKED], tool_choice=named, parallel_tool_calls=None)
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == "tool_calls"
+
+
 def test_the_file_is_the_template_of_new_tokenizers() -> None:
     from eyas.train.lm.tokenizer import CHAT_TEMPLATE
 
