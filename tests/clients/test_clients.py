@@ -18,8 +18,8 @@ from eyas.assets import DEMO_TARGET
 
 from .environments import FOLDER, HERE, VERSIONS, python_of
 
-pytestmark = pytest.mark.slow
 INSIDE = HERE / "inside"
+PAGE = HERE.parents[1] / "docs" / "serve.md"
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +52,15 @@ def test_every_client_has_cases() -> None:
     assert {path.stem for path in INSIDE.glob("cases_*.py")} == {f"cases_{_module(name)}" for name in VERSIONS}
 
 
+def test_the_page_names_the_versions_that_are_run() -> None:
+    rows = re.search(r"^\| client \|.*\n\|---.*\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows
+    named = [row.split("|")[1].split() for row in rows[1].splitlines()]
+    clients = [next(each for each in packages if not each.startswith("torch==")) for packages in VERSIONS.values()]
+    assert named == [re.sub(r"\[.*\]", "", each).split("==") for each in clients]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("client", VERSIONS)
 def test_client(client: str, url: str, tmp_path: Path) -> None:
     python = python_of(client)
