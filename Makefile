@@ -8,7 +8,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
 # processes that share the tests
 WORKERS ?= 2
 
-.PHONY: install demo pipeline engines gpu wheel test lint types unit slow format clean
+.PHONY: install demo pipeline engines clients gpu wheel test lint types unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +30,11 @@ engines: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m benchmarks.engines \
 	  $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
 	  --output benchmarks/results/$(shell date +%F)/engines.json --page docs/formats.md
+
+# client libraries, unmodified, against a server of the demo pair; their environments are made under .clients
+clients: install
+	$(RUN)/python tests/clients/environments.py
+	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow -rA tests/clients
 
 # everything worth knowing of eyas on a GPU: at most nine minutes, run again to go on; without a GPU: make gpu DEVICE=cpu
 # GPU_PYTHON is another Python that has the dependencies, where nothing can be installed

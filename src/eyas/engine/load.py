@@ -14,6 +14,7 @@ from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
 from eyas.errors import UsageError
 from eyas.targets import load_target, load_tokenizer
+from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
 from eyas.types import Limits
 from eyas.verify import WalkRule
@@ -40,6 +41,7 @@ def load(
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
     costs: str | Path | None = None,
+    chat_template: str | Path | None = None,
 ) -> Engine:
     """An engine for `model`, speculating with `draft_model` if one is given.
 
@@ -48,8 +50,8 @@ def load(
     pays. `costs` is a file that keeps those measurements for the next time. `method` is the drafter kind that is
     expected; None = whatever the files hold. `rule` replaces the lossless walk. `batch_size` sequences run at once,
     or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for the demo and for CPUs that are slow in
-    half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a CPU. Raises ModelError,
-    CheckpointError, DrafterMismatchError, UsageError.
+    half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in
+    place of the tokenizer's own template. Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     if draft_model is None and tree is not None:
         raise UsageError("a tree needs a drafter to grow it: give a draft model")
@@ -57,6 +59,7 @@ def load(
     if costs is not None and auto is None:
         raise UsageError("costs are measured for --tree auto only: leave them out, or ask for auto")
     spec = parse_tree(tree) if isinstance(tree, str) and auto is None else None if isinstance(tree, str) else tree
+    template = None if chat_template is None else read_chat_template(chat_template)
     target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled, quantize=quantize)
     speculation = controller = None
     if draft_model is not None:
@@ -71,7 +74,7 @@ def load(
             speculation = Speculation(drafter, None, coupled)
     return Engine(
         target,
-        load_tokenizer(model),
+        load_tokenizer(model, template),
         speculation,
         batch_size=batch_size,
         limits=limits,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends
@@ -30,7 +31,7 @@ _LARGE = 1 << 18
 
 
 class ServeSettings(StrictModel):
-    """Names, keys and limits of one server: what its operator decides. None of them changes a token."""
+    """Names, keys and limits of one server: what its operator decides. But for `seed`, none of them changes a token."""
 
     model_names: tuple[str, ...] = Field(min_length=1)
     """The names that requests may use for the model."""
@@ -65,6 +66,14 @@ class ServeSettings(StrictModel):
     """How long running requests may go on after SIGTERM."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API (CORS); `*` = any."""
+    root_path: str = ""
+    """The path under which a proxy shows the server; requests come with it or without it."""
+    ssl_certfile: Path | None = None
+    """A certificate in PEM to serve HTTPS with; None = HTTP."""
+    ssl_keyfile: Path | None = None
+    """The certificate's key; None = it is in the certificate's file."""
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    """The seed of requests that have none; None = drawn for each."""
 
 
 @dataclass

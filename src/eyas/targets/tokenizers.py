@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from eyas.assets import named_target
-from eyas.errors import ModelError
+from eyas.errors import ModelError, UsageError
 from eyas.hub import find_model
 from eyas.targets.adapters import base_of, tokenizer_source
 
@@ -29,14 +31,17 @@ _SAID = "eyas-answer"
 """What the assistant says in the chat that shows how a template ends turns."""
 
 
-def load_tokenizer(name: str | Path) -> Any:
+def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
     """The tokenizer of a local directory, a Hub id or `demo`; None if there are no tokenizer files.
 
-    transformers would invent an empty one for some models. Raises ModelError if it can't be read or knows no text.
+    transformers would invent an empty one for some models. `chat_template` replaces the tokenizer's own. Raises
+    ModelError if it can't be read or knows no text, UsageError for a template without a tokenizer.
     """
     found = find_model(tokenizer_source(named_target(name)))
     try:
         if not any(_has(found, file) for file in _FILES):
+            if chat_template is not None:
+                raise UsageError(f"{name} has no tokenizer, so a chat template can't be used: leave it out")
             return None
         tokenizer = AutoTokenizer.from_pretrained(found)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
@@ -47,7 +52,23 @@ def load_tokenizer(name: str | Path) -> Any:
             f"the tokenizer of {name} has no vocabulary but special tokens: add the file that holds it, such as "
             "tokenizer.json, or remove tokenizer_config.json to use token ids alone"
         )
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def read_chat_template(file: str | Path) -> str:
+    """The source of the chat template in a file. Raises UsageError if it can't be read or isn't a Jinja template."""
+    try:
+        source = Path(file).read_text(encoding="utf-8")
+        render_jinja_template([[]], chat_template=source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"can't read the chat template {file}: {error}") from error
+    except TemplateSyntaxError as error:
+        raise UsageError(f"the chat template {file} isn't valid Jinja: line {error.lineno}: {error.message}") from error
+    except Exception:  # noqa: BLE001  # a template may refuse an empty chat, and raises whatever it likes
+        return source
+    return source
 
 
 def _has(name: str, file: str) -> bool:

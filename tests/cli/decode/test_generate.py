@@ -118,6 +118,21 @@ def test_a_model_without_tokenizer_answers_ids_and_says_what_text_needs(run: Run
     assert "has no tokenizer files" in run("chat", tmp_path / "model", "--method", "none").stderr
 
 
+def test_another_chat_template(decode: Run, pair: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "shout.jinja"
+    file.write_text("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    (row,) = objects(decode("--prompt", "How many?", "--json", "--chat-template", file))
+    assert row["token_ids"] == expected(pair, encode_text(tokenizer(), "HOW MANY?"))
+    file.write_text("{% for m in messages %}\n{{ m.content }")
+    refused = decode("--prompt", "How many?", "--chat-template", file)
+    assert refused.exit_code == 2
+    assert f"the chat template {file} isn't valid Jinja: line 2" in refused.stderr
+    file.write_bytes(b"\xff")
+    assert "can't read the chat template" in decode("--prompt", "Hm?", "--chat-template", file).stderr
+    file.unlink()
+    assert "does not exist" in decode("--prompt", "Hm?", "--chat-template", file).stderr
+
+
 def test_text_goes_to_standard_output_and_figures_to_standard_error(decode: Run) -> None:
     result = decode("--prompt", "How many?")
     (row,) = objects(decode("--prompt", "How many?", "--json"))

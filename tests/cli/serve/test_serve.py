@@ -41,6 +41,9 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
         (["--log-format", "xml"], "'xml' is not one of"),
         (["--port", "70000"], "--port"),
         (["--max-running", "0"], "--max-running"),
+        (["--seed", "-1"], "--seed"),
+        (["--ssl-certfile", "nowhere.pem"], "does not exist"),
+        (["--chat-template", "nowhere.jinja"], "does not exist"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_loaded(run: Run, options: list[Any], message: str) -> None:
@@ -63,6 +66,21 @@ def test_a_context_beyond_the_models_is_refused_before_weights_are_read(monkeypa
     for fits in (2048, 100, None):
         with pytest.raises(Opened):
             _load(target, DraftOptions(), CapacityOptions(max_model_len=fits))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--root-path", "eyas"], "--root-path eyas: write the beginning of a URL's path, such as /eyas"),
+        (["--root-path", "/a?b"], "--root-path /a?b"),
+        (["--ssl-keyfile", __file__], "needs its certificate: give --ssl-certfile"),
+        (["--ssl-certfile", __file__], "no certificate and unencrypted key in PEM"),
+    ],
+)
+def test_settings_of_a_server_are_refused_before_it_listens(run: Run, options: list[Any], message: str) -> None:
+    result = run("serve", "--model", "demo", "--port", 0, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_an_address_that_is_taken_is_told(run: Run) -> None:

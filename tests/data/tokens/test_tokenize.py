@@ -16,6 +16,9 @@ from eyas.text.chats import Chat, Message, exchange
 from eyas.text.template import encode_chat
 from eyas.train.lm.tokenizer import CHAT_TEMPLATE
 
+UNMARKED = CHAT_TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+WRITTEN = "message['content'] or ''"
+"""Where the template writes what the assistant said."""
 CHAT = Chat(
     id="x",
     messages=(
@@ -48,19 +51,18 @@ def test_mask_matches_the_oracle(tokenizer: Any) -> None:
 
 def test_a_template_without_generation_marks_gives_the_same_mask(tokenizer: Any) -> None:
     plain = copy.deepcopy(tokenizer)
-    plain.chat_template = CHAT_TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    plain.chat_template = UNMARKED
     marked, unmarked = tokenize_chat(tokenizer, CHAT), tokenize_chat(plain, CHAT)
     assert (marked.tokens == unmarked.tokens).all()
     assert (marked.loss_mask == unmarked.loss_mask).all()
 
 
 def test_a_template_that_changes_words_is_refused(tokenizer: Any) -> None:
-    plain = CHAT_TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     odd = copy.deepcopy(tokenizer)
-    odd.chat_template = plain.replace("message['content'] + '<|end|>'", "message['content'] | urlencode + '<|end|>'")
+    odd.chat_template = UNMARKED.replace(WRITTEN, "message['content'] | urlencode")
     with pytest.raises(ModelError, match=r"put \{% generation %\} and \{% endgeneration %\} around"):
         tokenize_chat(odd, CHAT)
-    odd.chat_template = plain.replace("message['content'] + '<|end|>'", "message['content'][:26] + '<|end|>'")
+    odd.chat_template = UNMARKED.replace(WRITTEN, "message['content'][:26]")
     tokenize_chat(odd, exchange("short", "Short?", "Yes."))
     with pytest.raises(RowError, match="answers can't be told from prompts: chat x: the chat template changes"):
         tokenize_chat(odd, exchange("x", "Long?", "Yes, it is so very long that it is cut."))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.cli.common.options import ChatTargetOptions, DraftOptions
 from eyas.cli.serve.elsewhere import OWN_OPTIONS
 from eyas.cli.serve.serve import CapacityOptions, ServerOptions
 from eyas.errors import UsageError
@@ -23,6 +23,16 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "port": (8001, "--port 8001", "--port 8001", "--port 8001"),
     "api_key": (["a", "b"], "--api-key a b", REFUSED, "--api-key a,b"),
     "served_model_name": (["a", "b"], "--served-model-name a b", REFUSED, "--alias a,b"),
+    "root_path": ("/a", "--root-path /a", "--fastapi-root-path /a", REFUSED),
+    "ssl_certfile": ("c.pem", "--ssl-certfile c.pem", REFUSED, "--ssl-cert-file c.pem"),
+    "ssl_keyfile": ("k.pem", "--ssl-keyfile k.pem", REFUSED, "--ssl-key-file k.pem"),
+    "seed": (3, "--seed 3", "--random-seed 3", "--seed 3"),
+    "chat_template": (
+        "t.jinja",
+        "--chat-template t.jinja",
+        "--chat-template t.jinja",
+        "--jinja --chat-template-file t.jinja",
+    ),
     "allow_origin": (["x"], '--allowed-origins ["x"]', REFUSED, "--cors-origins x"),
     "allow_host": (["x"], REFUSED, REFUSED, REFUSED),
     "parse_special_tokens": (True, REFUSED, REFUSED, REFUSED),
@@ -51,7 +61,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
 
 
 def test_the_table_has_every_option() -> None:
-    groups = (TargetOptions, DraftOptions, ServerOptions, CapacityOptions)
+    groups = (ChatTargetOptions, DraftOptions, ServerOptions, CapacityOptions)
     assert {field.name for group in groups for field in fields(group)} == set(TABLE) | set(OWN_OPTIONS)
 
 

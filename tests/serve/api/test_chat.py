@@ -243,3 +243,10 @@ def test_users_wait_in_queues_of_their_own(ask: Ask, engine: FakeEngine) -> None
         ask(CHAT, messages=HELLO, user=user)
     ask(CHAT, messages=HELLO, safety_identifier="ann")
     assert engine.keys[0] == engine.keys[2] != engine.keys[1]
+
+
+def test_a_request_without_a_seed_gets_the_server_s(ask: Ask, engine: FakeEngine) -> None:
+    settings = {"seed": 11}
+    answers = [ask(CHAT, settings, messages=HELLO, max_tokens=2, n=2, **body).json() for body in ({}, {}, {"seed": 3})]
+    assert [answer["eyas"]["seed"] for answer in answers] == [11, 11, 3]
+    assert [request.params.seed for request in engine.requests] == [11, 12, 11, 12, 3, 4]

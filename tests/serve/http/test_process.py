@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from ssl import SSLContext
 from typing import Any
 
 import httpx
@@ -25,15 +26,17 @@ BODY = {"model": "m", "prompt": "Natalia", "temperature": 0}
 class Process:
     """One server."""
 
-    def __init__(self, *options: Any, log: Path, program: Sequence[str] = ("-m", "eyas")) -> None:
-        self.log = log
+    def __init__(
+        self, *options: Any, log: Path, program: Sequence[str] = ("-m", "eyas"), verify: SSLContext | bool = True
+    ) -> None:
+        self.log, self._verify = log, verify
         command = [*program, "serve", "--port", "0", "--served-model-name", "m", *options]
         self.process = Fork(command, env={**os.environ, "EYAS_API_KEY": ""}, stdout=log, stderr=log)
         found = None
         while found is None:
             assert self.process.poll() is None, self.said
             time.sleep(0.02)
-            found = re.search(r"http://[0-9.]+:[0-9]+", self.said)
+            found = re.search(r"https?://[0-9.]+:[0-9]+", self.said)
         self.url = found.group()
 
     @property
@@ -48,7 +51,7 @@ class Process:
             assert time.monotonic() < until
             assert self.process.poll() is None, self.said
             with suppress(httpx.HTTPError):
-                seen.append(httpx.get(f"{self.url}/health").status_code)
+                seen.append(httpx.get(f"{self.url}/health", verify=self._verify).status_code)
             time.sleep(0.02)
         return seen
 
@@ -64,12 +67,14 @@ class Process:
 
     def complete(self, tokens: int) -> httpx.Response:
         body = {**BODY, "max_tokens": tokens, "ignore_eos": True}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, verify=self._verify)
 
 
 @contextmanager
-def process(*options: Any, log: Path, program: Sequence[str] = ("-m", "eyas")) -> Iterator[Process]:
-    made = Process(*options, log=log, program=program)
+def process(
+    *options: Any, log: Path, program: Sequence[str] = ("-m", "eyas"), verify: SSLContext | bool = True
+) -> Iterator[Process]:
+    made = Process(*options, log=log, program=program, verify=verify)
     try:
         yield made
     finally:

@@ -178,6 +178,10 @@ _DEVICES = (
 _MEMORY = "the cache grows as it is needed; --max-cached-tokens limits it"
 _PREFIXES = "--prefix-tokens limits what is kept of prompts that begin alike, 0 switches it off"
 _QUANTISED = f"weights are used as --dtype says, quantised ones can't be run; leave it out, {_ELSEWHERE}"
+_TOOLS = (
+    "tools may be called wherever the chat template shows them, in the style that it shows; leave it out, or give "
+    "another template with --chat-template"
+)
 _CODE = "no code of a checkpoint is run, only models that transformers knows; leave it out"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("--tensor-parallel-size", "--tp", "--tp-size"), _DEVICES),
@@ -190,6 +194,13 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("--enforce-eager", "--disable-cuda-graph"), "a target runs eagerly unless --compile is given"),
     "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens that are read between two rounds",
     "--ctx-size": "--max-model-len limits a sequence, --max-cached-tokens all of them together",
+    **dict.fromkeys(("--enable-auto-tool-choice", "--tool-call-parser", "--jinja"), _TOOLS),
+    **dict.fromkeys(
+        ("--reasoning-parser", "--enable-reasoning"), "reasoning stays in the text of the answer; leave it out"
+    ),
+    "--guided-decoding-backend": "grammars are enforced by llguidance; leave it out",
+    "--disable-log-requests": "the texts of requests are never logged; leave it out",
+    "--disable-log-stats": "--log-interval 0 switches the lines of statistics off",
     "--n-gpu-layers": "a model runs on one device as a whole: --device cuda",
 }
 """Options of other engines that have no counterpart -> what to do."""

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from eyas.assets import named_drafter, named_target
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import note
-from eyas.cli.common.options import DrafterFileOptions, DraftOptions, RuntimeOptions, SamplingOptions, TargetOptions
+from eyas.cli.common.options import (
+    ChatTargetOptions,
+    DrafterFileOptions,
+    DraftOptions,
+    RuntimeOptions,
+    SamplingOptions,
+    TargetOptions,
+)
 from eyas.drafters.kinds import NAMES as KINDS
 from eyas.errors import CheckpointError, ModelError, UsageError
 from eyas.hub import find_model
@@ -149,6 +156,7 @@ def open_engine(
         draft_weights=draft.draft_weights,
         ignore_config_keys=draft.ignore_config_key,
         method=None if draft.method == "none" else draft.method,
+        chat_template=target.chat_template if isinstance(target, ChatTargetOptions) else None,
     )
 
 

@@ -73,6 +73,19 @@ class TargetOptions(RuntimeOptions):
 
 
 @dataclass(frozen=True)
+class ChatTargetOptions(TargetOptions):
+    """The target of verbs that answer chats, and how it reads them."""
+
+    chat_template: Annotated[
+        Path | None,
+        Option(
+            "--chat-template", "--chat-template-file",
+            exists=True, dir_okay=False, help="A Jinja file in place of the model's own chat template.",
+        ),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True)
 class MaybeTargetOptions(RuntimeOptions):
     """The target, for verbs that can do without one."""
 

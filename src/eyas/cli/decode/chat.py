@@ -10,13 +10,13 @@ from typer import Option
 
 from eyas.cli.common.build import note_plain, open_engine, sampling_params
 from eyas.cli.common.display import StreamedText, note, stats_line
-from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
+from eyas.cli.common.options import ChatTargetOptions, DraftOptions, SamplingOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import RequestError, UsageError
 
 
 def chat(
-    target: TargetOptions,
+    target: ChatTargetOptions,
     draft: DraftOptions,
     sampling: SamplingOptions,
     system: Annotated[str | None, Option(help="System message.")] = None,

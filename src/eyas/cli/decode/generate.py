@@ -13,7 +13,7 @@ from typer import Option
 
 from eyas.cli.common.build import note_plain, open_engine, sampling_params
 from eyas.cli.common.display import StreamedText, note, row_bar, stats_line
-from eyas.cli.common.options import BatchSize, DraftOptions, Json, MaybePromptFile, SamplingOptions, TargetOptions
+from eyas.cli.common.options import BatchSize, ChatTargetOptions, DraftOptions, Json, MaybePromptFile, SamplingOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import RequestError, UsageError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    target: TargetOptions,
+    target: ChatTargetOptions,
     draft: DraftOptions,
     sampling: SamplingOptions,
     prompt: Annotated[

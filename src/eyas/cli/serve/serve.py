@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from eyas.cli.common.build import check_engine, open_engine, tree_text
-from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.cli.common.options import ChatTargetOptions, DraftOptions, TargetOptions
 from eyas.cli.common.verb import INTERRUPTED, Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
 from eyas.errors import UsageError
@@ -39,6 +39,25 @@ class ServerOptions:
     served_model_name: Annotated[
         list[str], Option(help="What requests call the model; may be repeated (default: --model, and its last part).")
     ] = field(default_factory=list)
+    root_path: Annotated[str, Option(help="The path under which a proxy shows the server, such as /eyas.")] = ""
+    ssl_certfile: Annotated[
+        Path | None,
+        Option(
+            "--ssl-certfile", "--ssl-cert-file",
+            exists=True, dir_okay=False, help="Serve HTTPS with this certificate (PEM, its chain after it).",
+        ),
+    ] = None  # fmt: skip
+    ssl_keyfile: Annotated[
+        Path | None,
+        Option(
+            "--ssl-keyfile", "--ssl-key-file",
+            exists=True, dir_okay=False, help="The certificate's key (default: in the certificate's file).",
+        ),
+    ] = None  # fmt: skip
+    seed: Annotated[
+        int | None,
+        Option("--seed", "--random-seed", min=0, help="The seed of requests that have none (default: drawn for each)."),
+    ] = None
     allow_origin: Annotated[
         list[str], Option(help="A web origin that may call the API, * for any; may be repeated.")
     ] = field(default_factory=list)
@@ -97,7 +116,7 @@ class CapacityOptions:
 
 
 def serve(
-    target: TargetOptions,
+    target: ChatTargetOptions,
     draft: DraftOptions,
     server: ServerOptions,
     capacity: CapacityOptions,
@@ -122,7 +141,7 @@ def serve(
     keep_few_kernels()
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
-        from eyas.serve.http.run import bind, run_server
+        from eyas.serve.http.run import bind, check_certificate, run_server
         from eyas.serve.observe.logs import Logs, log_listening
         from eyas.serve.observe.metrics import Metrics
         from eyas.serve.observe.stderr import open_stderr
@@ -134,6 +153,7 @@ def serve(
 
     open_stderr(server.log_format)
     settings = _settings(target, server, capacity)
+    check_certificate(settings)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
     observer = Observers([metrics, logs, gauges])
@@ -141,7 +161,8 @@ def serve(
     thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
-    log_listening(settings.model_names[0], f"http://{host}:{port}", loading)
+    scheme = "http" if server.ssl_certfile is None else "https"
+    log_listening(settings.model_names[0], f"{scheme}://{host}:{port}{settings.root_path}", loading)
     code = 0
     try:
         run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
@@ -216,4 +237,16 @@ def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOp
         parse_special_tokens=server.parse_special_tokens,
         max_connections=server.max_connections,
         idle_seconds=server.idle_seconds,
+        root_path=_checked_root_path(server.root_path),
+        ssl_certfile=server.ssl_certfile,
+        ssl_keyfile=server.ssl_keyfile,
+        seed=server.seed,
     )
+
+
+def _checked_root_path(path: str) -> str:
+    """The path without a slash at its end. Raises UsageError for what can't be the beginning of a URL's path."""
+    stripped = path.rstrip("/")
+    if stripped and (not stripped.startswith("/") or set(stripped) & set(" ?#%")):
+        raise UsageError(f"--root-path {path}: write the beginning of a URL's path, such as /eyas")
+    return stripped

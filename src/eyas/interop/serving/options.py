@@ -89,6 +89,11 @@ def _llama_length(_name: str, value: int, given: Options) -> list[str]:
 _EVERYWHERE: dict[str, Translator] = {"host": _one("--host"), "port": _port, "log_format": _choice({"text": []})}
 VLLM: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _many("--api-key"),
+    "chat_template": _one("--chat-template"),
+    "root_path": _one("--root-path"),
+    "seed": _one("--seed"),
+    "ssl_certfile": _one("--ssl-certfile"),
+    "ssl_keyfile": _one("--ssl-keyfile"),
     "served_model_name": _many("--served-model-name"),
     "allow_origin": lambda _name, origins, _given: ["--allowed-origins", json.dumps(origins)],
     "drain_seconds": lambda _name, seconds, _given: ["--shutdown-timeout", str(math.ceil(seconds))],
@@ -101,6 +106,9 @@ VLLM: dict[str, Translator] = _EVERYWHERE | {
 }
 SGLANG: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _single("--api-key"),
+    "chat_template": _one("--chat-template"),
+    "root_path": _one("--fastapi-root-path"),
+    "seed": _one("--random-seed"),
     "served_model_name": _single("--served-model-name"),
     "dtype": _one("--dtype"),
     "device": _sglang_device,
@@ -114,6 +122,10 @@ SGLANG: dict[str, Translator] = _EVERYWHERE | {
 }
 LLAMA_CPP: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _joined("--api-key"),
+    "chat_template": lambda _name, file, _given: ["--jinja", "--chat-template-file", str(file)],
+    "seed": _one("--seed"),
+    "ssl_certfile": _one("--ssl-cert-file"),
+    "ssl_keyfile": _one("--ssl-key-file"),
     "served_model_name": _joined("--alias"),
     "allow_origin": _joined("--cors-origins"),
     "device": _llama_device,

@@ -66,6 +66,7 @@ async def start_chat(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         bad_words=bad_words,
+        default_seed=context.settings.seed,
         grammar=grammar,
         chat=True,
     )

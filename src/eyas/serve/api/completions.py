@@ -48,6 +48,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         logprobs=body.logprobs,
         prompt_logprobs=body.scored_alternatives,
         bad_words=bad_words,
+        default_seed=context.settings.seed,
         grammar=grammar,
     )
     echoes: list[Echo] = []

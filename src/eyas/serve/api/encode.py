@@ -119,6 +119,7 @@ def encode_request(
     context: int | None,
     max_tokens: int | None,
     logprobs: int | None,
+    default_seed: int | None,
     prompt_logprobs: int | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: GrammarSpec | None = None,
@@ -127,9 +128,11 @@ def encode_request(
     """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`.
 
     `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities. `bad_words` are those of
-    the body as `bad_word_ids` makes them.
+    the body as `bad_word_ids` makes them. A body without a seed gets `default_seed`, or one that is drawn.
     """
-    seed = secrets.randbelow(_JAVASCRIPT_SAFE) if body.seed is None else body.seed
+    seed = default_seed if body.seed is None else body.seed
+    if seed is None:
+        seed = secrets.randbelow(_JAVASCRIPT_SAFE)
     n = body.n or 1
     sequences: list[Request] = []
     for prompt in prompts:

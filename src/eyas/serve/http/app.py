@@ -60,6 +60,7 @@ def create_app(
         description="An OpenAI-compatible API that decodes speculatively, without changing a token.",
         docs_url=None,
         redoc_url=None,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
     )
     observer = observer or Observers()
     context = app.state.context = ServerContext(thread, settings, observer)
@@ -84,7 +85,22 @@ def create_app(
         )
     app.add_middleware(RequestHeadMiddleware, bound=settings.host, allowed=settings.allowed_hosts)
     app.add_middleware(RequestIdMiddleware, refused=observer.refused, known=ENDPOINTS.__contains__)
+    if settings.root_path:
+        app.add_middleware(RootPathMiddleware, root_path=settings.root_path)
     return app
+
+
+class RootPathMiddleware:
+    """ASGI middleware for a proxy that keeps its own prefix: everything within sees the path after the prefix."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app, self._root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._root_path or path.startswith(f"{self._root_path}/"):
+            scope = {**scope, "path": path.removeprefix(self._root_path) or "/"}
+        await self._app(scope, receive, send)
 
 
 class RequestIdMiddleware:

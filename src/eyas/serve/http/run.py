@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import ssl
 from types import FrameType
 from typing import Any
 
@@ -74,6 +75,22 @@ def connection_limit(wanted: int | None) -> int:
     return min(wanted or _MOST_CONNECTIONS, room)
 
 
+def check_certificate(settings: ServeSettings) -> None:
+    """Raise UsageError unless the certificate and its key, if there are any, can be read and belong together."""
+    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+    if certificate is None:
+        if key is not None:
+            raise UsageError(f"--ssl-keyfile {key} needs its certificate: give --ssl-certfile, too")
+        return
+    try:  # an encrypted key would be asked for on the terminal: no password opens none
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        files = f"--ssl-certfile {certificate}" + ("" if key is None else f" --ssl-keyfile {key}")
+        raise UsageError(
+            f"{files}: no certificate and unencrypted key in PEM that belong together ({error.strerror or error})"
+        ) from error
+
+
 def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
     """Serve until a signal (SIGTERM, Ctrl-C) ends it; raises EyasError if the engine fails.
 
@@ -109,6 +126,8 @@ class Server(uvicorn.Server):
             lifespan="off",
             timeout_keep_alive=settings.idle_seconds,  # type: ignore[arg-type]  # fractions are fine
             timeout_graceful_shutdown=_LINGER_SECONDS,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
         )
         super().__init__(config)
         self._thread, self._settings = thread, settings

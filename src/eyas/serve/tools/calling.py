@@ -209,7 +209,8 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
     if style is None:
         message = "this model's chat template shows no tools, or writes calls in a way that can't be read here"
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
-    parallel = body.parallel_tool_calls is not False
+    # who names a function wants one call of it, as at OpenAI and in vLLM
+    parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice)
     grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
     return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, _call_tokens(style, tokenizer))
 

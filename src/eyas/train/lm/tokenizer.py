@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from eyas.assets import DEMO_TARGET
+
 DOCUMENT_END = "<|endoftext|>"
 TURN_END = "<|end|>"
 ROLES = ("system", "user", "assistant")
@@ -19,17 +21,7 @@ SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# The generation marks enclose what the assistant wrote, end token included, which gives the loss mask.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}"
-    "{{ '<|assistant|>' }}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}"
-    "{% else %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
-    "{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+CHAT_TEMPLATE = (DEMO_TARGET / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:

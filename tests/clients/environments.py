@@ -1,0 +1,66 @@
+"""Environments of client libraries, one each under .clients: `make clients` makes those that aren't there.
+
+    python tests/clients/environments.py [CLIENT ...]
+
+What an environment holds is pinned in versions.yaml; one whose pins have changed is made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / ".clients"
+VERSIONS: dict[str, list[str]] = yaml.safe_load((HERE / "versions.yaml").read_text(encoding="utf-8"))
+"""Client -> the packages that are installed for it."""
+PYTEST, UV = "pytest==9.2.0", "uv==0.13.9"
+"""What runs a client's cases within its environment, and what installs it: in seconds, where pip takes minutes."""
+
+
+def python_of(client: str) -> Path | None:
+    """The Python of a client's environment; None if it isn't there, or was made with other versions."""
+    made = FOLDER / client / "made.json"
+    if not made.exists() or json.loads(made.read_text(encoding="utf-8")) != [PYTEST, *VERSIONS[client]]:
+        return None
+    return FOLDER / client / "bin" / "python"
+
+
+def make(client: str) -> None:
+    """Make a client's environment; the last file that is written says which versions it holds."""
+    folder, packages = FOLDER / client, [PYTEST, *VERSIONS[client]]
+    python, uv = folder / "bin" / "python", FOLDER / "uv" / "bin" / "uv"
+    if not uv.exists():
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--target", FOLDER / "uv", UV)
+    if folder.exists():  # half made, or of other versions
+        shutil.rmtree(folder)
+    run(uv, "venv", "--quiet", "--python", sys.executable, folder)
+    for torch in [package for package in packages if package.startswith("torch==")]:
+        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", torch)
+    run(uv, "pip", "install", "--quiet", "--python", python, *packages)
+    (folder / "made.json").write_text(json.dumps(packages), encoding="utf-8")
+
+
+def run(*command: str | Path) -> None:
+    """Run a command; its failure ends the program."""
+    subprocess.run([str(part) for part in command], check=True)
+
+
+def main() -> None:
+    """Make what is missing, one environment after the other."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(VERSIONS)} (default: all)")
+    for client in parser.parse_args().clients or VERSIONS:
+        if python_of(client) is None:
+            print(f"making {FOLDER / client}", flush=True)
+            make(client)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""HTTPS: a server with a certificate of its own, and certificates that are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from eyas.errors import UsageError
+from eyas.serve.context import ServeSettings
+from eyas.serve.http.run import check_certificate
+
+from ...pairs import Pair
+from .test_process import process
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, isn't here")
+
+
+class Files(NamedTuple):
+    """Two certificates for this machine, each signed by itself."""
+
+    certificate: Path
+    key: Path
+    encrypted_key: Path
+    other_key: Path
+    both: Path
+    """Certificate and key in one file."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("tls")
+    made = Files(*(folder / f"{name}.pem" for name in Files._fields))
+
+    def openssl(*arguments: object) -> None:
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+    for key in (made.other_key, made.key):
+        openssl(*"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=eyas -addext subjectAltName=IP:127.0.0.1".split(),
+                "-keyout", key, "-out", made.certificate)  # fmt: skip
+    openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", made.key, "-out", made.encrypted_key)
+    made.both.write_bytes(made.certificate.read_bytes() + made.key.read_bytes())
+    return made
+
+
+def test_a_server_with_a_certificate_speaks_https_and_nothing_else(pair: Pair, files: Files, tmp_path: Path) -> None:
+    options = ("--model", pair.model, "--ssl-certfile", files.certificate, "--ssl-keyfile", files.key)
+    trust = ssl.create_default_context(cafile=str(files.certificate))
+    with process(*options, log=tmp_path / "log", verify=trust) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        server.ready()
+        assert server.complete(5).json()["usage"]["completion_tokens"] == 5
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(server.url.replace("https", "http") + "/health")
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{server.url}/health")
+
+
+WRONG: dict[str, tuple[Callable[[Files], tuple[Path | None, Path | None]], str]] = {
+    "no certificate": (lambda files: (None, files.key), "needs its certificate: give --ssl-certfile"),
+    "another's key": (lambda files: (files.certificate, files.other_key), "belong together"),
+    "an encrypted key": (lambda files: (files.certificate, files.encrypted_key), "unencrypted key"),
+    "no key": (lambda files: (files.certificate, None), "--ssl-certfile"),
+    "no PEM": (lambda _: (Path(__file__), None), "in PEM"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_certificates_that_cannot_be_used_are_refused(files: Files, case: str) -> None:
+    choose, message = WRONG[case]
+    certificate, key = choose(files)
+    with pytest.raises(UsageError, match=message):
+        check_certificate(ServeSettings(model_names=("m",), ssl_certfile=certificate, ssl_keyfile=key))
+
+
+def test_certificate_and_key_may_be_one_file(files: Files) -> None:
+    check_certificate(ServeSettings(model_names=("m",), ssl_certfile=files.both))
