@@ -70,6 +70,7 @@ def test_tokenize_continues_it_too(ask: Ask) -> None:
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, "aren't ranked"),
         (COMPLETIONS, {"prompt": "a", "best_of": 1, "n": 2}, "less than n"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "annotations": []}]}, "annotations"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "provider_specific_fields": {}}]}, "only an assistant's"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "reasoning": "b"}]}, "only an assistant reasons"),
         (
             CHAT,
@@ -91,7 +92,8 @@ def test_best_of_one_is_what_there_is(ask: Ask) -> None:
 def test_what_an_answer_carried_may_be_sent_back() -> None:
     answer = {"role": "assistant", "content": "Seven.", "refusal": None}
     plain = prompt_of([*HELLO, answer, *HELLO])
-    assert prompt_of([*HELLO, {**answer, "annotations": [{"type": "url_citation"}]}, *HELLO]) == plain
+    for unseen in ({"annotations": [{"type": "url_citation"}]}, {"provider_specific_fields": {"refusal": None}}):
+        assert prompt_of([*HELLO, {**answer, **unseen}, *HELLO]) == plain
     thought = {"reasoning": "6 + 1"}
     as_reasoning = prompt_of([*HELLO, {**answer, **thought}, *HELLO])
     assert as_reasoning == prompt_of([*HELLO, {**answer, "reasoning_content": "6 + 1"}, *HELLO])

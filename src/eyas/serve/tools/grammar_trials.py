@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import queue
-import select
+import selectors
 import subprocess
 import sys
 import weakref
@@ -163,7 +163,9 @@ class GrammarChild:
             self._process.stdin.flush()
         except BrokenPipeError:
             return False
-        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        with selectors.DefaultSelector() as selector:  # a server with many connections has numbers beyond select's
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            ready = selector.select(seconds)
         answered = bool(ready) and self._process.stdout.readline() == "\n"
         if not answered and ready:  # its output was closed: it is ending
             self._process.wait()

@@ -66,6 +66,9 @@ class RequestMessage(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = Field(default=None, description="vLLM's newer name of reasoning_content")
     annotations: list[Any] | None = Field(default=None, description="of an answer sent back; the model doesn't see it")
+    provider_specific_fields: dict[str, Any] | None = Field(
+        default=None, description="what litellm adds to an answer that it sends back; the model doesn't see it"
+    )
     tool_calls: list[RequestToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -80,8 +83,9 @@ class RequestMessage(RequestModel):
     def _fields_fit_the_role(self) -> RequestMessage:
         if self.reasoning not in (None, self.reasoning_content) and self.reasoning_content is not None:
             raise ValueError("reasoning and reasoning_content are the same: send one of them")
-        if self.annotations is not None and self.role != "assistant":
-            raise ValueError(f"only an assistant's messages have annotations, not a {self.role}'s")
+        for name in ("annotations", "provider_specific_fields"):
+            if getattr(self, name) is not None and self.role != "assistant":
+                raise ValueError(f"only an assistant's messages have {name}, not a {self.role}'s")
         self.as_message()
         return self
 
