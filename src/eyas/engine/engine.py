@@ -4,10 +4,9 @@
 decode by a round, and what came of it is handed out as chunks. `generate` and the streams are loops over steps. Not
 thread-safe: one thread owns an engine.
 
-When a step fails: a sequence that can't be started ends with `error`, the others go on. When a pass itself fails, all
-in slots end with `error` and those waiting go on. When memory runs out, for the cache or in a pass, the sequences are
-read again, fewer at a time and in smaller passes; one that can't be run even alone ends with `error`. A step that is
-interrupted (Ctrl-C) loses what the slots hold and nothing else: the next step reads the sequences again.
+When a step fails: a sequence that can't be started ends with `error`; when a pass itself fails, all in slots do. When
+memory runs out, they are read again, fewer at a time and in smaller passes; one that can't be run even alone ends with
+`error`. A step that is interrupted (Ctrl-C) loses what the slots hold: the next one reads the sequences again.
 """
 
 from __future__ import annotations
@@ -55,16 +54,14 @@ class Engine:
         """
         if limits is not None and batch_size is not None:
             raise UsageError("batch_size and limits both say how many sequences run: give one of them")
-        if batch_size is not None and batch_size < 1:
-            raise UsageError(f"batch size must be at least 1, got {batch_size}")
-        if prefill_chunk < 1:
-            raise UsageError(f"prefill chunk must be at least 1, got {prefill_chunk}")
+        for name, value in (("batch size", batch_size), ("prefill chunk", prefill_chunk)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}")
         if controller is not None and speculation is None:
             raise UsageError("a controller plans drafts: it needs a drafter")
         self.target, self.tokenizer, self.speculation = target, tokenizer, speculation
-        self.rule, self.controller = rule or SeededWalk(), controller
         self.limits = limits or Limits(max_running=batch_size or 1)
-        self.batch_size = self.limits.max_running
+        self.rule, self.controller, self.batch_size = rule or SeededWalk(), controller, self.limits.max_running
         self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
         self.outcome: RoundOutput | None = None
         """The output of the last step's round; None if it had none."""
@@ -294,16 +291,13 @@ class Engine:
         """Let the caches grow to what those in slots need, `staging` columns of a round included."""
         scheduler = self._scheduler
         running = len(scheduler.in_slots)
-        expected = min(running + len(scheduler.waiting), scheduler.passes.rows)
-        if scheduler.room.cover(running, scheduler.columns(staging), expected):
+        if scheduler.room.cover(running, scheduler.columns(staging), scheduler.expected):
             self._runner.reshape(scheduler.room)
 
     def _shrink(self) -> None:
         """Give back cache memory when nothing is left to run."""
-        if not self._scheduler.busy:
-            self._scheduler.passes.restore()
-            if self._scheduler.room.shrink():
-                self._runner.reshape(self._scheduler.room)
+        if not self._scheduler.busy and self._scheduler.shrink():
+            self._runner.reshape(self._scheduler.room)
 
     @property
     def idle(self) -> bool:

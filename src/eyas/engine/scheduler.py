@@ -77,6 +77,16 @@ class Scheduler:
         """Whether any sequence is waiting or in a slot."""
         return bool(self.decoding or self.prefilling or self.waiting)
 
+    @property
+    def expected(self) -> int:
+        """Number of sequences that will be in slots when those that wait have come, as far as passes take them."""
+        return min(len(self.in_slots) + len(self.waiting), self.passes.rows)
+
+    def shrink(self) -> bool:
+        """Forget what memory allowed when nothing is left to run; whether the caches should be made smaller."""
+        self.passes.restore()
+        return self.room.shrink()
+
     def submit(self, sequence: SequenceState) -> None:
         """Queue a new sequence. RequestError if it could never fit, QueueFullError if too many wait."""
         limit = self.room.limit
