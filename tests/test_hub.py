@@ -13,7 +13,8 @@ import eyas.hub
 from eyas.drafters.loading import local_directory
 from eyas.errors import MissingModelError, ModelError
 from eyas.hub import find_model
-from eyas.targets.loading import load_tokenizer, read_config, resolve_dtype
+from eyas.targets.loading import read_config, resolve_dtype
+from eyas.targets.tokenizers import load_tokenizer
 
 from .pairs import save_target
 

@@ -63,7 +63,7 @@ def assert_alike(found: list[dict[str, float]], expected: list[dict[str, float]]
 
 def decoded(*arguments: str) -> list[dict[str, Any]]:
     """Of every prompt the tokens, and how many rounds accepted so many drafted ones."""
-    asked = ("--prompt-file", "prompts.jsonl", "--max-new-tokens", "24", "--batch-size", "3", "--json")
+    asked = ("--prompt-file", "prompts.jsonl", "--max-new-tokens", "24", "--batch-size", "3", "--raw", "--json")
     lines = eyas("generate", "--model", "target", "--dtype", "float32", *asked, *arguments).splitlines()
     return [
         {"tokens": row["token_ids"], "accepted": row["stats"]["accepted_histogram"]} for row in map(json.loads, lines)

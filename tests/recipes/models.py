@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eyas.targets import Target
 from eyas.targets.architecture import context_limit
-from eyas.train.lm.tokenizer import train_tokenizer
+from eyas.train.lm.corpus import train_tokenizer
 
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
@@ -108,6 +108,7 @@ class ConfigOnly:
 
     config: Any
     check_taps = Target.check_taps
+    _odd_taps: ClassVar[dict[int, list[int]]] = {}
 
     @classmethod
     def of(cls, name: str, folder: Path) -> ConfigOnly:

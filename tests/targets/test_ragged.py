@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -156,6 +158,8 @@ class OwnAttention(LlamaAttention):
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         k, v = (repeat_kv(x, self.num_key_value_groups) for x in (k, v))
+        if attention_mask is None:  # transformers' own pass leaves it out
+            attention_mask = torch.full((q.shape[2], k.shape[2]), -math.inf).triu(1)
         if self.wrong and q.shape[0] != k.shape[0]:
             k, v, attention_mask = k[:1], v[:1], attention_mask[:1, :, :1]
         scores = q @ k.transpose(2, 3) * self.scaling + attention_mask

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eyas.text.chats import exchange, write_chats
+from eyas.train.lm.corpus import train_tokenizer
 from eyas.train.lm.lm import LmModelConfig, build_lm
-from eyas.train.lm.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ def test_bad_options(run: Run, options: Options, whole: Path, tmp_path: Path) ->
         (("--taps", "two"), "write auto, or boundaries such as 2,16,29", 2),
         (("--taps", "1,99"), "boundaries between 0 and 5", 2),
         (("--taps", "5"), "use --final all", 1),
-        (("--states", "int4"), "write float32, bf16, fp8", 2),
+        (("--states", "int4"), "'int4' is not one of", 2),
         (("--final", "top"), "top:K such as top:64", 2),
         (("--final", "top:0"), "top:K such as top:64", 2),
     ):

@@ -50,4 +50,4 @@ def test_bad_plans(run: Run, tmp_path: Path) -> None:
         result = run("plan", path, *work, *options)
         assert result.exit_code == 2, result.output
         assert words in result.stderr
-    assert run("plan", tmp_path / "none", *work).exit_code == 1
+    assert run("plan", tmp_path / "none", *work).exit_code == 2

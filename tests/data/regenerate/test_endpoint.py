@@ -246,7 +246,7 @@ def test_settings_must_stay(tmp_path: Path) -> None:
     chats, output = write_questions(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
     with endpoint() as server:
         regenerate(chats, output, answerer(server))
-        with pytest.raises(UsageError, match="model was 'big', now 'small'"):
+        with pytest.raises(UsageError, match=r"model was 'big', is 'small' \(--model\)"):
             regenerate(chats, output, answerer(server, ASK.model_copy(update={"model": "small"})))
         with pytest.raises(UsageError, match="turns was 'last', now 'all'"):
             regenerate(chats, output, answerer(server), RewriteRule("all"))

@@ -61,7 +61,7 @@ def generated(chats: list[Chat]) -> list[tuple[tuple[int, ...], tuple[tuple[int,
         question = Rewrite(chat, RewriteRule()).question()
         assert question is not None
         params = PARAMS.model_copy(update={"seed": question.seed(PARAMS.seed)})
-        (done,) = plain.generate([Request(prompt, params)])
+        (done,) = plain.generate([Request(prompt, params, chat=True)])
         tokens = (*prompt, *done.token_ids)
         found.append((tokens, ((len(prompt), len(tokens)),), done.text))
     return found
@@ -101,7 +101,7 @@ def test_all_turns_equal_asking_one_by_one(tmp_path: Path, tree: str | None) -> 
             question = rewrite.question()
             assert question is not None
             seed = replace(question, turn=turn).seed(PARAMS.seed)
-            (done,) = plain.generate([Request(prompt, PARAMS.model_copy(update={"seed": seed}))])
+            (done,) = plain.generate([Request(prompt, PARAMS.model_copy(update={"seed": seed}), chat=True)])
             messages.append(Message(role="assistant", content=done.text))
             last = (*prompt, *done.token_ids)
         assert new.messages == tuple(messages)

@@ -132,7 +132,13 @@ def test_tools_are_refused_where_they_can_not_be_served() -> None:
     assert "nobody" in error(ask(qwen(CALL), tool_choice=nobody), 400)["message"]
     error(ask(qwen(CALL), response_format={"type": "json_object"}), 400)
     messages = [{"role": "user", "content": "x"}]
-    plain = run(post(FakeEngine(), CHAT, {"model": "tiny", "messages": messages, "tools": [WEATHER]}))
+    plain = run(
+        post(
+            FakeEngine(chars=templated("{{ messages[0].content }}")),
+            CHAT,
+            {"model": "tiny", "messages": messages, "tools": [WEATHER]},
+        )
+    )
     assert error(plain, 400)["param"] == "tools"
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 
 from eyas.data.regenerate.completions import as_sent, sampling_fields
 from eyas.errors import DataError
-from eyas.targets.tokenizers import turn_end_ids
 from eyas.text.chats import Message
 from eyas.text.prompts import BadRow, PromptRow, read_prompts
 from eyas.text.template import encode_chat, encode_text, has_chat_template
@@ -135,6 +134,8 @@ def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = 
         messages.append(Message(role="user", content=turn))
     if tokenizer is not None:
         prompt: dict[str, Any] = {"prompt": list(encode_chat(tokenizer, messages))}
+        from eyas.targets.tokenizers import turn_end_ids  # with torch: wrong loads are refused without it
+
         eos_ids = turn_end_ids(tokenizer)  # that it is a chat can't be seen from its ids
         return Item(name, TEXT, prompt | {"stop_token_ids": list(eos_ids)} if eos_ids else prompt)
     return Item(name, CHAT, {"messages": [as_sent(message) for message in messages]})

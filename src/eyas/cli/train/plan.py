@@ -48,7 +48,7 @@ def plan(
     devices: Annotated[int, Option(min=1, help="How many such devices.")] = 1,
     batch_size: Annotated[int, Option(min=1, help="Chats that a device answers together.")] = 32,
 ) -> None:
-    """Estimate what a drafter costs in bytes and hours: answers, states, training.
+    """Estimate what a drafter costs in bytes and hours.
 
     Says what speedup to expect, too. Only the model's config is read.
     """

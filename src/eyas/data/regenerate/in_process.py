@@ -37,7 +37,7 @@ class EngineAnswerer:
             "target": fingerprint(target.model),
             "chat_template": hashlib.sha256(template.encode()).hexdigest()[:16],
             "dtype": str(target.dtype).removeprefix("torch."),
-            "sampling": self._params.model_dump(mode="json"),
+            "sampling": {k: v for k, v in self._params.model_dump(mode="json").items() if k != "bad_words_ids" or v},
             **({} if self._max_length is None else {"max_length": self._max_length}),
         }
 

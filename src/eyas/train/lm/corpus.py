@@ -1,5 +1,7 @@
 """The demo target's corpus: maths chats, chats made from the standard library, and plain source, tokenized and packed.
 
+Its tokenizer is a small byte-level BPE, with a chat template that other engines load unchanged.
+
 Chats of the given file are held out by id, those of the standard library by module, together with its source: a
 function whose source is trained on would not be a held-out prompt.
 """
@@ -14,22 +16,38 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from eyas.assets import DEMO_TARGET
 from eyas.config import StrictModel
 from eyas.data.chats.stdlib import LibraryModule, chats_of, library_modules
 from eyas.data.tokens.tokenize import TokenRow, pack, tokenize_chat, tokenize_document
 from eyas.errors import DataError
 from eyas.files import writing_folder
 from eyas.text.chats import Chat, held_out, read_chats
-from eyas.train.lm.tokenizer import DOCUMENT_END, train_tokenizer
 
 Source = Literal["chats", "library", "source"]
 """The given chats, chats made from the standard library, and its plain source."""
 
 HELD_OUT_SHARE = 0.02
 _WEIGHTS: dict[Source, float] = {"chats": 0.45, "library": 0.35, "source": 0.20}
+
+
+DOCUMENT_END = "<|endoftext|>"
+TURN_END = "<|end|>"
+ROLES = ("system", "user", "assistant")
+SPECIALS = (DOCUMENT_END, TURN_END, *(f"<|{role}|>" for role in ROLES))
+
+# The split used by Qwen2: words with their leading space, digits one by one (arithmetic stays regular),
+# runs of spaces whole (Python indentation), and blank lines with the line break they end in.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CHAT_TEMPLATE = (DEMO_TARGET / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 class CorpusConfig(StrictModel):
@@ -155,3 +173,31 @@ class Mixture:
         epoch, offset = divmod(index, len(self._blocks[source]))
         order = np.random.default_rng([self._seed, source, epoch]).permutation(len(self._blocks[source]))
         return self._blocks[source][int(order[offset])]
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """A BPE tokenizer with `vocab_size` entries, special tokens first; fewer if the texts don't have enough merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=DOCUMENT_END,
+        additional_special_tokens=[f"<|{role}|>" for role in ROLES],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
