@@ -248,7 +248,7 @@ def test_settings_must_stay(tmp_path: Path) -> None:
         regenerate(chats, output, answerer(server))
         with pytest.raises(UsageError, match=r"model was 'big', is 'small' \(--model\)"):
             regenerate(chats, output, answerer(server, ASK.model_copy(update={"model": "small"})))
-        with pytest.raises(UsageError, match="turns was 'last', now 'all'"):
+        with pytest.raises(UsageError, match="turns was 'last', is 'all'"):
             regenerate(chats, output, answerer(server), RewriteRule("all"))
         regenerate(chats, output, answerer(server, concurrency=1))  # how it is reached is free
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 from eyas.serve.api.schema.chat import ChatCompletionResponse
 
 from ...data.templates import templated
+from ...pairs import tokenizer
 from ..conftest import post, run
 from ..fakes import FakeEngine
 from ..http.test_errors import error
@@ -132,13 +134,9 @@ def test_tools_are_refused_where_they_can_not_be_served() -> None:
     assert "nobody" in error(ask(qwen(CALL), tool_choice=nobody), 400)["message"]
     error(ask(qwen(CALL), response_format={"type": "json_object"}), 400)
     messages = [{"role": "user", "content": "x"}]
-    plain = run(
-        post(
-            FakeEngine(chars=templated("{{ messages[0].content }}")),
-            CHAT,
-            {"model": "tiny", "messages": messages, "tools": [WEATHER]},
-        )
-    )
+    toolless = copy.deepcopy(tokenizer())
+    toolless.chat_template = "{{ messages[0].content }}"
+    plain = run(post(FakeEngine(chars=toolless), CHAT, {"model": "tiny", "messages": messages, "tools": [WEATHER]}))
     assert error(plain, 400)["param"] == "tools"
 
 
