@@ -15,6 +15,7 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
+from eyas.drafters.base import Drafter
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kinds.eagle3 import Eagle3Network
@@ -208,7 +209,7 @@ class OraclePairs(NamedTuple):
     unread: int = 0
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Proposes the recorded continuations, at random ranks among wrong tokens, and now and then leaves them out.
 
     So rounds accept nothing, a part, or everything, on paths all over the tree. It also keeps every tap it is shown,
@@ -225,7 +226,7 @@ class OracleDrafter:
         strict: bool = True,
     ) -> None:
         """`strict`: a sequence may not leave its recorded continuation; else its drafts are wrong from there on."""
-        self.taps = taps
+        self._taps_read = taps
         self._device, self._strict = device, strict
         self.seen: list[tuple[list[int], Tensor]] = []
         """(tokens after the first, their taps [n, A, Ht]) of every sequence that left its slot."""
@@ -234,6 +235,18 @@ class OracleDrafter:
         self._vocab_size = vocab_size
         self._random = torch.Generator().manual_seed(7)
         self.resize(0)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._taps_read
+
+    @property
+    def max_fanout(self) -> int:
+        return self._vocab_size
+
+    @property
+    def default_tree(self) -> str | None:
+        return None
 
     @property
     def slots(self) -> int:
@@ -246,6 +259,12 @@ class OracleDrafter:
     def reshape(self, slots: int, columns: int) -> None:  # noqa: ARG002
         more = range(slots - len(self._tokens))
         self._tokens, self._taps = (kept[:slots] + [[] for _ in more] for kept in (self._tokens, self._taps))
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        pass
+
+    def finish(self, slot: int) -> None:
+        pass
 
     def length(self, slot: int) -> int:
         return len(self._tokens[slot])

@@ -70,7 +70,7 @@ def test_the_tree_is_the_caller_s_then_the_drafter_s_then_the_default(model: Pat
 def test_a_tree_needs_a_drafter_large_enough(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a tree needs a drafter"):
         load(model, tree="chain:3")
-    with pytest.raises(UsageError, match="asks for 8 children, the draft vocabulary has 5"):
+    with pytest.raises(UsageError, match="asks for 8 children, the drafter can offer 5"):
         load(model, drafter(tmp_path, draft_vocab_size=5), device="cpu", tree="dynamic:3,8,20")
 
 

@@ -33,6 +33,14 @@ class Drafter(Protocol):
         """The boundaries of the target that it reads: taps (aux hidden states)."""
 
     @property
+    def max_fanout(self) -> int:
+        """The most children that it can offer of a node, such as the size of its vocabulary."""
+
+    @property
+    def default_tree(self) -> str | None:
+        """The spec of the trees that it drafts best; None = nothing is known."""
+
+    @property
     def slots(self) -> int:
         """How many sequences it has room for."""
 
@@ -41,6 +49,15 @@ class Drafter(Protocol):
 
     def reshape(self, slots: int, columns: int) -> None:
         """Change to `slots` slots of `columns` columns; keep what lies in both shapes."""
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        """A sequence with this prompt starts in an empty slot; its pairs follow, from the first one on.
+
+        No pair has the prompt's first token. What is learnt of a sequence may serve sequences of the same `owner` only.
+        """
+
+    def finish(self, slot: int) -> None:
+        """The sequence in a slot is complete; the slot is emptied after this."""
 
     def length(self, slot: int) -> int:
         """How many pairs a slot holds, deferred ones included."""

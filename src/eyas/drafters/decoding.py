@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.drafters.base import Drafter
 from eyas.drafters.deferred_pairs import DeferredPairs
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
@@ -57,20 +58,38 @@ class _Stage(NamedTuple):
     """That of rows whose tokens lie end to end."""
 
 
-class NetworkDrafter:
+class NetworkDrafter(Drafter):
     """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
     def __init__(self, network: DraftNetwork, taps: tuple[int, ...]) -> None:
         """Decode with `network`, which reads the boundaries `taps` of the target. There are no slots yet."""
         self.network = network
-        self.taps = taps
+        self._taps = taps
         self._ids = network.target_ids
         self._decoder = network.decoder()
         self.resize(0)
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        return self._taps
+
+    @property
+    def max_fanout(self) -> int:
+        return self.network.config.draft_vocab_size
+
+    @property
+    def default_tree(self) -> str | None:
+        return self.network.config.default_tree
+
+    @property
     def slots(self) -> int:
         return self._cache.slots
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        """Nothing to do: all that a network reads comes in pairs."""
+
+    def finish(self, slot: int) -> None:
+        """Nothing to do: a network learns nothing from answers."""
 
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device

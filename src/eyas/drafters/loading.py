@@ -11,9 +11,11 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter
+from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.registry import WEIGHTLESS
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import use_huge_pages
@@ -23,6 +25,27 @@ from eyas.targets.linears import prepack_linears
 from eyas.targets.native.linears import best_layout
 
 _LOG = logging.getLogger("eyas")
+
+
+def open_drafter(
+    source: str | Path | None,
+    target: Target,
+    *,
+    weights: str | None = None,
+    ignore_config_keys: Collection[str] = (),
+    method: str | None = None,
+) -> Drafter:
+    """The drafter of a `method` without weights, or else what `load_drafter` makes of `source`.
+
+    Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the source.
+    """
+    if method in WEIGHTLESS:
+        if source is not None:
+            raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
+        return WEIGHTLESS[method](target)
+    if source is None:
+        raise UsageError(f"method {method} needs a drafter: give a draft model")
+    return load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=method)
 
 
 def load_drafter(

@@ -268,7 +268,7 @@ class Engine:
     def _leave(self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]) -> None:
         """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps what they hold."""
         if gone:
-            self._runner.cache_prefix([one for one in gone if one.finish_reason != "error"], tail=True)
+            self._runner.keep(gone)
             slots = [sequence.slot for sequence in gone if sequence.slot is not None]
             self._runner.move(slots, drop(gone))
 

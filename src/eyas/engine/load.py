@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.loading import load_drafter
+from eyas.drafters.base import Drafter
+from eyas.drafters.loading import open_drafter
 from eyas.engine.controller import make_controller
 from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
@@ -43,18 +43,19 @@ def load(
     costs: str | Path | None = None,
     chat_template: str | Path | None = None,
 ) -> Engine:
-    """An engine for `model`, speculating with `draft_model` if one is given.
+    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files such as `ngram`.
 
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
     `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
-    pays. `costs` is a file that keeps those measurements for the next time. `method` is the drafter kind that is
-    expected; None = whatever the files hold. `rule` replaces the lossless walk. `batch_size` sequences run at once,
-    or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for the demo and for CPUs that are slow in
-    half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in
-    place of the tokenizer's own template. Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
+    pays. `costs` is a file that keeps those measurements for the next time. With a `draft_model`, `method` is the kind
+    that it must be; None = whatever the files hold. `rule` replaces the lossless walk. `batch_size` sequences run at
+    once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for the demo and for CPUs that are
+    slow in half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a CPU. `chat_template` is a Jinja
+    file in place of the tokenizer's own template. Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
-    if draft_model is None and tree is not None:
-        raise UsageError("a tree needs a drafter to grow it: give a draft model")
+    speculates = draft_model is not None or method is not None
+    if not speculates and tree is not None:
+        raise UsageError("a tree needs a drafter to grow it: give a draft model, or a method that needs none")
     auto = tree if isinstance(tree, str) and is_auto(tree) else None
     if costs is not None and auto is None:
         raise UsageError("costs are measured for --tree auto only: leave them out, or ask for auto")
@@ -62,8 +63,8 @@ def load(
     template = None if chat_template is None else read_chat_template(chat_template)
     target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled, quantize=quantize)
     speculation = controller = None
-    if draft_model is not None:
-        drafter = load_drafter(
+    if speculates:
+        drafter = open_drafter(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method
         )
         if auto is None:
@@ -83,12 +84,9 @@ def load(
     )
 
 
-def tree_for(drafter: NetworkDrafter, tree: TreeSpec | None) -> TreeSpec:
-    """`tree`, or the drafter's own default; refused if it asks for more children than there are draft tokens."""
-    config = drafter.network.config
-    spec = tree or parse_tree(config.default_tree or DEFAULT_TREE)
-    if spec.max_fanout > config.draft_vocab_size:
-        raise UsageError(
-            f"the tree asks for {spec.max_fanout} children, the draft vocabulary has {config.draft_vocab_size}"
-        )
+def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
+    """`tree`, or the drafter's own default; refused if it asks for more children than the drafter can offer."""
+    spec = tree or parse_tree(drafter.default_tree or DEFAULT_TREE)
+    if spec.max_fanout > drafter.max_fanout:
+        raise UsageError(f"the tree asks for {spec.max_fanout} children, the drafter can offer {drafter.max_fanout}")
     return spec

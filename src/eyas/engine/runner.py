@@ -113,6 +113,8 @@ class ModelRunner:
         assert sequence.slot is not None
         request = sequence.request
         self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
+        if self.drafter is not None and request.speculate:
+            self.drafter.begin(sequence.slot, request.prompt, sequence.key)
         if self.prefixes is not None and not sequence.unscored:  # what is cached isn't read, and so isn't scored
             sequence.cached = self.prefixes.load(sequence)
 
@@ -129,6 +131,19 @@ class ModelRunner:
                 if not out_of_memory(error):
                     raise
                 self.prefixes.clear()
+
+    def keep(self, leaving: Collection[SequenceState]) -> None:
+        """Keep what may be of use to others of sequences whose slots are about to be freed."""
+        self.cache_prefix([one for one in leaving if one.finish_reason != "error"], tail=True)
+        if self.drafter is None or not self.held:
+            return
+        for sequence in leaving:
+            if (
+                sequence.finish_reason in ("stop", "length")
+                and sequence.request.speculate
+                and sequence.slot is not None
+            ):
+                self.drafter.finish(sequence.slot)
 
     def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
         """Empty the freed slots, then move sequences to close the gaps."""

@@ -77,7 +77,7 @@ def test_a_tree_slower_than_plain_is_written_only_by_force(
         (("--tree-nodes", "100", "--chain", ""), "no tree to try"),
         (("--plot", "t.gif"), "plots are written as .svg"),
         (("--output", "no/where.json"), "there is no directory no"),
-        (("--tree-top-k", "150"), "150 children, the draft vocabulary has 120"),
+        (("--tree-top-k", "150"), "150 children, the drafter can offer 120"),
         (("--force",), "--force is about --write"),
         (("--draft-model", "some/id", "--write"), "--write changes config.json of a local directory"),
     ],

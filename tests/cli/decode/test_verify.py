@@ -86,7 +86,7 @@ def test_a_row_that_cannot_run_is_named_and_the_rest_compared(certify: Run) -> N
         (("--batch-sizes", "1.5"), "--batch-sizes 1.5"),
         (("--batch-sizes", "0"), "--batch-sizes 0"),
         (("--tree", "bush:3"), "unknown tree 'bush:3'"),
-        (("--tree", "dynamic:2,200,300"), "asks for 200 children, the draft vocabulary has 120"),
+        (("--tree", "dynamic:2,200,300"), "asks for 200 children, the drafter can offer 120"),
     ],
 )
 def test_a_bad_grid_is_a_usage_error(certify: Run, options: tuple[str, str], message: str) -> None:

@@ -122,7 +122,7 @@ def _engines(
     engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
     for name in drafters:
         drafter = load_drafter(name, target, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
-        own, costs = drafter.network.config.default_tree or DEFAULT_TREE, None
+        own, costs = drafter.default_tree or DEFAULT_TREE, None
         for text, spec in (specs or {own: parse_tree(own)}).items():
             label = text if len(drafters) == 1 else f"{name} {text}"
             tree, controller = None, None

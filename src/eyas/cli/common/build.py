@@ -19,6 +19,7 @@ from eyas.cli.common.options import (
     TargetOptions,
 )
 from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import CheckpointError, ModelError, UsageError
 from eyas.hub import find_model
 from eyas.tree import is_auto
@@ -62,10 +63,9 @@ def tree_text(options: DraftOptions) -> str | None:
     if options.method == "none" or options == DraftOptions():
         _refuse_draft_options(options)
         return None
-    if options.method is not None:
-        _check_method(options.method)
-    if options.draft_model is None:
+    if options.draft_model is None and options.method not in WEIGHTLESS:
         raise UsageError(f"{_given_flags(options)} needs a drafter: give --draft-model, or leave it out")
+    check_method(options.method, options.draft_model)
     if options.num_speculative_tokens is None:
         check_tree(options.tree)
         return options.tree
@@ -90,7 +90,7 @@ def check_tree(text: str | None) -> None:
 def note_plain(options: DraftOptions) -> None:
     """Tell somebody who gave no option about drafting that nothing is drafted."""
     if options == DraftOptions():
-        note("note: plain decoding, as no drafter is given (--draft-model)")
+        note("note: plain decoding, as no drafter is given (--draft-model, or --method ngram, which needs none)")
 
 
 def check_target(name: str, runtime: RuntimeOptions) -> None:
@@ -210,9 +210,14 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _check_method(method: str) -> None:
-    if method not in KINDS:
-        raise UsageError(f"unknown method {method!r}: write {', '.join(KINDS)} or none")
+def check_method(method: str | None, draft_model: str | None) -> None:
+    """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
+    if method not in (None, *KINDS, *WEIGHTLESS):
+        raise UsageError(f"unknown method {method!r}: write {', '.join((*KINDS, *WEIGHTLESS))} or none")
+    if draft_model is None and method not in WEIGHTLESS:
+        raise UsageError(f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WEIGHTLESS)}")
+    if draft_model is not None and method in WEIGHTLESS:
+        raise UsageError(f"--method {method} needs no drafter: leave out --draft-model, or the method")
 
 
 def _refuse_draft_options(options: DraftOptions) -> None:

@@ -119,7 +119,10 @@ class DraftOptions(DrafterFileOptions):
     ] = None
     method: Annotated[
         str | None,
-        Option(help="The kind that the drafter must be, such as eagle3 (default: any); none: plain decoding."),
+        Option(
+            help="ngram drafts without a drafter's files; else the kind that the drafter must be, such as eagle3 "
+            "(default: any); none: plain decoding."
+        ),
     ] = None
     num_speculative_tokens: Annotated[
         str | None,

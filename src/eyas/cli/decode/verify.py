@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
+from eyas.cli.common.build import check_drafter, check_method, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output
 from eyas.cli.common.options import (
     Coupled,
@@ -30,7 +30,7 @@ from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
     from eyas.bench.offline.certificate import Certificate, Divergence
-    from eyas.drafters.decoding import NetworkDrafter
+    from eyas.drafters.base import Drafter
     from eyas.tree import TreeSpec
 
 
@@ -44,8 +44,11 @@ class VerifyTargetOptions(TargetOptions):
 def verify(
     target: VerifyTargetOptions,
     files: DrafterFileOptions,
-    draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
     prompt_file: PromptFile,
+    draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
+    method: Annotated[
+        str | None, Option(help="ngram drafts without a drafter's files; else the drafter's kind.")
+    ] = None,
     tree: Trees = [],  # noqa: B006  # copied by typer
     temperatures: Annotated[str, Option(help="Comma-separated.")] = "0,0.7,1",
     batch_sizes: Annotated[str, Option(help="Comma-separated.")] = "1,4",
@@ -68,9 +71,11 @@ def verify(
     for text in tree:
         read_tree(text)
     check_target(target.model, target)
-    check_drafter(draft_model, files)
+    check_method(method, draft_model)
+    if draft_model is not None:
+        check_drafter(draft_model, files)
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier
-    from eyas.drafters.loading import load_drafter
+    from eyas.drafters.loading import open_drafter
     from eyas.targets import load_tokenizer
     from eyas.text.prompts import read_prompts
     from eyas.tree import parse_tree
@@ -79,13 +84,15 @@ def verify(
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
-    drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
+    drafter = open_drafter(
+        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method
+    )
     certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
     cells = []
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
         cells.append(cell)
-    certificate = Certificate(target.model, draft_model, loaded.dtype, cells)
+    certificate = Certificate(target.model, draft_model or str(method), loaded.dtype, cells)
     for error in certificate.errors:
         note(f"error: {error}")
     if json:
@@ -102,12 +109,12 @@ def _numbers(text: str, option: str) -> list[float]:
         raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
 
 
-def _trees(given: dict[str, TreeSpec], drafter: NetworkDrafter) -> dict[str, TreeSpec]:
+def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
     """The given trees for this drafter; if there are none, a chain and the drafter's own."""
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.tree import parse_tree
 
-    own = drafter.network.config.default_tree or DEFAULT_TREE
+    own = drafter.default_tree or DEFAULT_TREE
     trees = given or {text: parse_tree(text) for text in ("chain:4", own)}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 

@@ -16,6 +16,7 @@ from eyas.cli.common.build import check_engine, open_engine, tree_text
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, TargetOptions
 from eyas.cli.common.verb import INTERRUPTED, Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
+from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
@@ -177,7 +178,8 @@ def serve(
 
 def _with_default_tree(draft: DraftOptions) -> DraftOptions:
     """With a drafter and no tree, `--tree auto`: trees sized by measured cost."""
-    if draft.draft_model is not None and draft.tree is None and draft.num_speculative_tokens is None:
+    drafts = draft.draft_model is not None or draft.method in WEIGHTLESS
+    if drafts and draft.tree is None and draft.num_speculative_tokens is None:
         return replace(draft, tree="auto")
     return draft
 
@@ -196,7 +198,7 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
     )
     began = time.monotonic()
     engine = open_engine(target, draft, limits=limits)
-    log_loaded(engine, draft.draft_model, tree_text(draft), time.monotonic() - began)
+    log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()
     gc.freeze()

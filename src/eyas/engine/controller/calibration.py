@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine.controller.controller import WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.targets import Target
@@ -82,6 +81,8 @@ class _Bench:
         drafter.resize(batch_size)
         target.cache.reserve(self._long + 64)
         self._sampler = Sampler(batch_size, target.vocab_size, target.device)
+        for slot in range(batch_size):
+            drafter.begin(slot, [0], "")
         self._read(range(batch_size), 1)
 
     def measure(self, seconds: float) -> Runs:
@@ -166,11 +167,15 @@ class _Bench:
             yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
 
     def _tree(self, nodes: int) -> DraftTree:
-        """A drafted tree of one row with `nodes` nodes, or fewer if the drafter offers fewer."""
+        """A tree of one row with `nodes` nodes, as many on each level as the beam is wide."""
         if not nodes:
             return DraftTree.empty(1, self._target.device)
-        spec = SharedTree(1 if nodes <= self._width else 2, self._width, nodes)
-        return self._drafter.draft(range(1), spec, self._coupling(1))
+        steps = torch.arange(nodes, device=self._target.device).unsqueeze(0)
+        parents, tokens = (steps - self._width).clamp(min=-1), steps % self._target.vocab_size
+        levels = -(-nodes // self._width)
+        return DraftTree(
+            tokens, parents, -steps.float(), torch.ones_like(parents, dtype=torch.bool), levels, counted=nodes
+        )
 
     def _pass(self, rows: int, tree: DraftTree, columns: int) -> float:
         """Seconds of verifying a tree and walking it, without committing anything."""
@@ -263,14 +268,14 @@ def _curve(points: dict[int, float]) -> Curve:
 
 
 def make_controller(
-    target: Target, drafter: NetworkDrafter, text: str, batch_size: int, costs: Path | CostTable | None = None
+    target: Target, drafter: Drafter, text: str, batch_size: int, costs: Path | CostTable | None = None
 ) -> Controller:
     """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
     `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
     which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used.
     """
-    offered = drafter.network.config.draft_vocab_size
+    offered = drafter.max_fanout
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
     if not isinstance(costs, CostTable):
         costs = costs_for(target, drafter, batch_size, costs)
@@ -282,11 +287,11 @@ def make_controller(
     )
 
 
-def costs_for(target: Target, drafter: NetworkDrafter, batch_size: int, saved: Path | None = None) -> CostTable:
+def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:
     """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved."""
     if saved is not None and saved.exists():
         return CostTable.read(saved, describe(target, drafter))
-    table = calibrate(target, drafter, batch_size, drafter.network.config.draft_vocab_size)
+    table = calibrate(target, drafter, batch_size, drafter.max_fanout)
     if saved is not None:
         table.save(saved)
     return table

@@ -79,12 +79,12 @@ def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: f
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "passes": "transformers" if target.native is None else "native",
-        "drafter": drafter or "none: plain decoding",
+        "drafter": "none: plain decoding" if engine.speculation is None else drafter,
         "max_running": engine.limits.max_running,
         "cache_tokens": engine.limits.max_cached_tokens or "what memory allows",
         "context": target.max_length or "no limit",
     }
-    if drafter is not None:
+    if engine.speculation is not None:
         fields["tree"] = tree or "the drafter's own"
     if controller is not None:
         table = controller.table

@@ -1,0 +1,121 @@
+"""Continuations that were found on the host, such as a copied passage, as draft trees of any shape.
+
+Shapes: B rows, W frontier nodes, K children wanted of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.static import StaticTree
+
+_ABSENT = -1e4
+"""The log-probability of children that don't exist, where a shape wants more than there are."""
+
+
+@dataclass
+class Proposal:
+    """A tree of continuations of one row: parents come before their children, siblings are best first."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    """The index of each node's parent; -1 = the root."""
+    logprobs: list[float] = field(default_factory=list)
+    """The log-probability of each step, not of the whole path."""
+
+    @staticmethod
+    def chain(tokens: Sequence[int], logprob: float) -> Proposal:
+        """One continuation, all steps of which are equally probable."""
+        return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), [logprob] * len(tokens))
+
+    def children(self) -> list[list[int]]:
+        """The children of the root, then of each node, in their order."""
+        found: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for node, parent in enumerate(self.parents):
+            found[parent + 1].append(node)
+        return found
+
+
+def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) -> DraftTree:
+    """Trees of the shape `spec` that hold what the proposals [B] have, and nothing else; an empty one gives no nodes.
+
+    They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete.
+    """
+    if not any(proposal.tokens for proposal in proposals):
+        return DraftTree.empty(len(proposals), device)
+    chain = isinstance(spec, StaticTree) and spec.max_fanout == 1
+    tree = _chains(spec.depth, proposals) if chain else _grown(spec, proposals)
+    if device.type == "cpu":
+        return tree
+    tokens, parents, logprob, valid = (
+        part.to(device) for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
+    )
+    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=int(tree.valid.sum()))
+
+
+def _chains(depth: int, proposals: Sequence[Proposal]) -> DraftTree:
+    """Each row's best path, at most `depth` long: what `_grown` does for chains, without its tensors a level."""
+    paths: list[list[int]] = []
+    for proposal in proposals:
+        path: list[int] = []
+        node, children = -1, proposal.children()
+        while children[node + 1] and len(path) < depth:
+            node = children[node + 1][0]
+            path.append(node)
+        paths.append(path)
+    width = max(map(len, paths))
+    tokens, logprob = torch.zeros(len(paths), width, dtype=torch.int64), torch.zeros(len(paths), width)
+    steps = torch.arange(width)
+    for row, (path, proposal) in enumerate(zip(paths, proposals, strict=True)):
+        tokens[row, : len(path)] = torch.tensor([proposal.tokens[node] for node in path], dtype=torch.int64)
+        logprob[row, : len(path)] = torch.tensor([proposal.logprobs[node] for node in path])
+    counts = [len(path) for path in paths]
+    valid = steps < torch.tensor(counts).unsqueeze(1)
+    parents = (steps - 1).masked_fill(~valid, -1)
+    return DraftTree(tokens, parents, logprob.cumsum(1), valid, width, counted=sum(counts))
+
+
+def _grown(spec: TreeSpec, proposals: Sequence[Proposal]) -> DraftTree:
+    """Grow the trees level by level; children that a proposal lacks are taken out again."""
+    children = [proposal.children() for proposal in proposals]
+    growth = spec.start(len(proposals), torch.device("cpu"), [bool(proposal.tokens) for proposal in proposals])
+    nodes: list[list[int | None]] = [[-1] for _ in proposals]  # the frontier [B][W]; None = it isn't there
+    for _ in range(spec.depth):
+        offered = [
+            [[] if node is None else below[node + 1][: growth.fanout] for node in row]
+            for row, below in zip(nodes, children, strict=True)
+        ]
+        frontier = growth.expand(*_tensors(offered, proposals, growth.fanout))
+        if frontier is None:
+            break
+        nodes = [
+            [_chosen(found[parent], proposal.tokens, token) for token, parent in zip(*chosen, strict=True)]
+            for found, proposal, *chosen in zip(
+                offered, proposals, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True
+            )
+        ]
+    tree = growth.tree()
+    valid = tree.valid & (tree.logprob > _ABSENT / 2)
+    return replace(tree, valid=valid, counted=None, shared_ancestors=None).compact()
+
+
+def _tensors(offered: list[list[list[int]]], proposals: Sequence[Proposal], fanout: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and tokens [B, W, K] of the nodes offered [B][W], with absent ones in place of missing ones."""
+    logprobs, tokens = [], []
+    for proposal, row in zip(proposals, offered, strict=True):
+        for found in row:
+            missing = fanout - len(found)
+            logprobs.append([*(proposal.logprobs[node] for node in found), *[_ABSENT] * missing])
+            tokens.append([*(proposal.tokens[node] for node in found), *[-1] * missing])
+    shape = (len(proposals), len(offered[0]), fanout)
+    return torch.tensor(logprobs).view(shape), torch.tensor(tokens).view(shape)
+
+
+def _chosen(found: list[int], tokens: list[int], token: int) -> int | None:
+    """The node among siblings that has a token."""
+    return next((node for node in found if tokens[node] == token), None)
