@@ -11,13 +11,14 @@ from rich.table import Table
 from eyas.bench.accuracy.compare import MethodAccuracy, TextDifference, difference_dict
 from eyas.bench.accuracy.tasks import AccuracyTask
 from eyas.bench.offline.certificate import Divergence
+from eyas.bench.report.page import DataTable, Section, Text
 
 DEFINITIONS = (
     "strict-match, flexible-extract: the answer's number is the reference's, as lm-evaluation-harness finds it: after "
     "`####`, or the last one.",
     "pass@1: the program made of the answer passes the problem's unit tests.",
-    "±: standard error of the share, sqrt(p (1 - p) / (n - 1)). It is about other problems of the same sort, not about the "
-    "methods: equal answers have equal scores.",
+    "±: standard error of the share, sqrt(p (1 - p) / (n - 1)). It is about other problems of the same sort, not about "
+    "the methods: equal answers have equal scores.",
     "equal: answers that are the baseline's, token for token; of a server, character for character.",
     "near-tie: two answers part where the target scores both tokens almost alike, so that rounding decides.",
     "cut off: answers as long as --max-new-tokens allows, which may have been right later.",
@@ -97,7 +98,7 @@ def _answers(task: AccuracyTask, one: MethodAccuracy, *, everything: bool) -> li
 
 def accuracy_rows(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads and rows of the table: a row for every metric of every method on every task."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for line in lines:
         compared, other = line["compared"], line["differences"]
         equal = f"{line['equal']}/{compared}" + (f", {line['near_ties']} near-ties" if line["near_ties"] else "")
@@ -113,6 +114,17 @@ def accuracy_rows(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], 
 def _right(found: Mapping[str, Any], problems: int) -> tuple[str, str]:
     share = f"{100 * found['share']:.1f}% ± {100 * found['standard_error']:.1f}"
     return f"{found['right']}/{problems}", share
+
+
+def accuracy_section(content: Mapping[str, Any]) -> Section:
+    """The section of a report page, from the JSON form."""
+    settings, heads_and_rows = content["settings"], accuracy_rows(content["lines"])
+    asked = f"{settings['model'] or 'servers'}, temperature {settings['sampling']['temperature']:g}"
+    found = "no answer differs" if content["equal"] else "ANSWERS DIFFER"
+    return Section(
+        "Answers with and without speculation",
+        [Text(f"{asked}: {found}."), DataTable(*heads_and_rows), Text(" ".join(content["definitions"]), faint=True)],
+    )
 
 
 def accuracy_table(lines: Sequence[Mapping[str, Any]], title: str) -> Table:

@@ -1,9 +1,10 @@
 """Programs that models wrote, run in a subprocess with limits: what they do ends with them.
 
-A program runs in a Python of its own, in a session of its own, with an empty environment, in a temporary directory, with
-limits of processor time, memory, file size and processes (none can be started), and is killed with all it started when
-its time is over. Where Linux gives us namespaces (util-linux's `unshare`), it has no network, sees no other process, and
-all files but those of its directory, which is in memory, are read-only. `Sandbox.isolated` says whether that holds.
+A program runs in a Python of its own, in a session of its own, with an empty environment, in a temporary directory,
+with limits of processor time, memory, file size and processes (none can be started), and is killed with all it started
+when its time is over. Where Linux gives us namespaces (util-linux's `unshare`), it has no network, sees no other
+process, and all files but those of its directory, which is in memory, are read-only. `Sandbox.isolated` says whether
+that holds.
 
 This is a guard against accidents and mischief of generated code, not a prison for attackers: those need a virtual
 machine. A program counts as passed only if it ran to its end, which it proves with a random number that it isn't given.
@@ -82,16 +83,16 @@ class Sandbox:
         self.isolated = self._can_isolate() if isolated is None else isolated
         if not self.isolated and isolated is None and self._superuser:
             raise UsageError(
-                "here programs can be contained by resource limits only, which don't hold for root: run eyas as another "
-                "user, or where `unshare --net --pid --mount true` works, or leave out --execute"
+                "here programs can be contained by resource limits only, which don't hold for root: run eyas as "
+                "another user, or where `unshare --net --pid --mount true` works, or leave out --execute"
             )
 
     def describe(self) -> str:
         """What holds programs back here, as a sentence."""
         limits = self.limits
         common = (
-            f"each at most {limits.seconds:g} s and {limits.memory_bytes >> 20} MiB of memory, no processes of its own, "
-            "an empty environment"
+            f"each at most {limits.seconds:g} s and {limits.memory_bytes >> 20} MiB of memory, no processes of its "
+            "own, an empty environment"
         )
         if self.isolated:
             return f"programs are run in namespaces of their own: no network, other files read-only; {common}"

@@ -1,7 +1,7 @@
 """Tasks with right answers: files of problems, the prompts made of them, and metrics that score an answer.
 
-Files come in two forms: the data set's own, and the prompt files that EAGLE's evaluations use, where a problem is the
-only one of `turns` and its right answer the first `reference`.
+Files come in three forms: the data set's own; the prompt files that EAGLE's evaluations use, where a problem is the only
+one of `turns` and its right answer the first `reference`; and chats of a question and its answer, as in training data.
 """
 
 from __future__ import annotations
@@ -62,10 +62,21 @@ def _problem(line: str, file: str, number: int) -> ProblemRow:
         raise DataError(f"{where}: no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise DataError(f"{where}: a row is a JSON object")
+    fields |= _as_turns(fields.get("messages"), where)
     if len(fields.get("turns") or ()) > 1:
         raise DataError(f"{where}: it has several turns: a problem of this task is answered at once")
     named = (fields[key] for key in ("task_id", "id", "question_id") if fields.get(key) is not None)
     return ProblemRow(str(next(named, number)), where, fields)
+
+
+def _as_turns(messages: Any, where: str) -> dict[str, Any]:
+    """A chat of a question and its answer as `turns` and `reference`; nothing if there is no chat."""
+    if messages is None:
+        return {}
+    texts = [(turn.get("role"), turn.get("content")) for turn in messages if isinstance(turn, dict)]
+    if [role for role, _ in texts] != ["user", "assistant"]:
+        raise DataError(f"{where}: messages: a problem is one question of a user and one answer of the assistant")
+    return {"turns": [texts[0][1]], "reference": [texts[1][1]]}
 
 
 class AccuracyTask(ABC):

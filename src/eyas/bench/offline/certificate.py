@@ -147,6 +147,7 @@ class Certifier:
         cell.tokens, cell.accept_length = pooled.tokens, round(pooled.accept_length, 4)
         return cell
 
+
 @dataclass(frozen=True)
 class Certificate:
     """All cells of the grid, and the pair they are about."""

@@ -138,7 +138,7 @@ def accuracy(
         for one in tasks:
             judge = engines.get(PLAIN)
             results += measure_accuracy(one, answering, baseline, params, judge=judge, chat=chat, advance=advance)
-    settings = {
+    settings: dict[str, Any] = {
         "model": target.model,
         "dtype": None if loaded is None else str(loaded.dtype).removeprefix("torch."),
         "draft_model": draft_model,
@@ -155,7 +155,8 @@ def accuracy(
     write_report(content, json, output_)
     if not json:
         console = output()
-        console.print(accuracy_table(content["lines"], ", ".join(filter(None, (target.model, settings["dtype"])))))
+        title = "Servers" if loaded is None else f"{target.model}, {settings['dtype']}"
+        console.print(accuracy_table(content["lines"], title))
         for each in results:
             for difference in each.differences:
                 console.print(describe_difference(each, difference))

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from eyas.engine import Engine
     from eyas.types import SamplingParams
 
-_OURS = ("draft_model", "method", "tree", "coupled", *(f.name for g in (RuntimeOptions, DrafterFileOptions) for f in fields(g)))
+_GROUPS = (RuntimeOptions, DrafterFileOptions)
+_OURS = ("draft_model", "method", "tree", "coupled", *(each.name for group in _GROUPS for each in fields(group)))
 """Options about an engine in this process."""
 ENDPOINT, BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
 
