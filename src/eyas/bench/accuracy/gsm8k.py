@@ -37,7 +37,8 @@ class GradeSchoolMaths(AccuracyTask):
         examples = [] if shots_file is None else read_problems(shots_file, shots)
         if len(examples) < shots:
             raise DataError(f"{shots_file} has {len(examples)} rows: {shots} examples were asked for")
-        for row in self.rows:
+        for row in self.rows:  # what is missing is said before anything runs
+            _question(row)
             _right_answer(row)
         self._examples = "".join(f"{_asked(row)} {_reference(row)}\n\n" for row in examples)
         self._shots = shots

@@ -1,7 +1,7 @@
 """Tasks with right answers: files of problems, the prompts made of them, and metrics that score an answer.
 
-Files come in three forms: the data set's own; the prompt files that EAGLE's evaluations use, where a problem is the only
-one of `turns` and its right answer the first `reference`; and chats of a question and its answer, as in training data.
+Files come in three forms: the data set's own; the prompt files that EAGLE's evaluations use, where a problem is the
+only one of `turns` and its right answer the first `reference`; and chats of a question and its answer.
 """
 
 from __future__ import annotations
