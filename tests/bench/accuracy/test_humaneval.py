@@ -40,7 +40,7 @@ RIGHT = [
     "    return half(half(x))\n\nprint(quarter(1))\nassert False\n",
     "    return half(half(x))\ndef other():\n    return 1\nassert False\n",
     "Here it is:\n```python\ndef quarter(x):\n    return half(half(x))\n```\nIt halves twice.",
-    "```\nassert False\n```\nor rather\n```python\nasync def nothing(): pass\ndef quarter(x):\n    return math.floor(x) / 4\n```",
+    "```\nassert False\n```\nor rather\n```python\nclass No: pass\ndef quarter(x):\n    return math.floor(x) / 4\n```",
     "```python\n    return half(half(x))\n```",
     "```py\ndef quarter(x):\n    return x / 4\n",
 ]
@@ -104,7 +104,7 @@ def test_prompts(tmp_path: Path) -> None:
 
 
 def test_bad_rows(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="code.jsonl:1: no `test` and `entry_point`, so there is nothing to execute"):
+    with pytest.raises(UsageError, match=r"code\.jsonl:1: no `test` and `entry_point`, so there is nothing to execute"):
         code(tmp_path, EAGLE, sandbox=Counted())
     with pytest.raises(DataError, match="`prompt` is missing"):
         code(tmp_path, {"task_id": "x", "test": TEST})

@@ -160,7 +160,7 @@ def test_a_server_that_fails(run: Run, maths: Path) -> None:
     assert "error: gsm8k, endpoint: maths.jsonl:1: 503" in result.stderr
 
 
-def test_the_report_page_shows_it(run: Run, pair: Pair, maths: Path, tmp_path: Path) -> None:
+def test_the_report_page_shows_it(run: Run, pair: Pair, maths: Path) -> None:
     from eyas.bench.accuracy.report import accuracy_section
     from eyas.bench.report.page import render
 
