@@ -134,7 +134,7 @@ def test_two_servers_and_code_that_is_run(run: Run, code: Path, maths: Path, tmp
     assert shares == {"baseline": 1.0, "endpoint": 0.0}
     assert lines["gsm8k", "endpoint"]["metrics"]["strict-match"]["right"] == 1
     assert (lines["gsm8k", "endpoint"]["equal"], lines["humaneval", "endpoint"]["equal"]) == (2, 0)
-    assert "from character 33 on '2\\n```', baseline '1\\n```'" in differ.stdout
+    assert "from character 32 on '2\\n```', baseline '1\\n```'" in differ.stdout
     assert (alike.exit_code, alone.exit_code) == (0, 0), alike.output
     assert "EQUAL: all 3 answers" in alike.stdout
     assert "NOTHING COMPARED" in alone.stdout

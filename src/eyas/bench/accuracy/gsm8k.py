@@ -40,13 +40,13 @@ class GradeSchoolMaths(AccuracyTask):
         for row in self.rows:  # what is missing is said before anything runs
             _question(row)
             _right_answer(row)
-        self._examples = "".join(f"{_asked(row)} {_reference(row)}\n\n" for row in examples)
+        self._examples = "".join(f"{_harness_prompt(row)} {_reference(row)}\n\n" for row in examples)
         self._shots = shots
 
     def prompt(self, row: ProblemRow, *, chat: bool) -> str:
         """The harness's text; with no examples, a prompt file's question is sent to models of chats as it stands."""
         as_it_stands = chat and not self._examples and "turns" in row.fields
-        return _question(row) if as_it_stands else self._examples + _asked(row)
+        return _question(row) if as_it_stands else self._examples + _harness_prompt(row)
 
     def score(self, row: ProblemRow, answer: str) -> dict[str, bool]:
         """Both metrics of an answer."""
@@ -77,7 +77,7 @@ def _plain(number: str) -> str:
     return number.lower()
 
 
-def _asked(row: ProblemRow) -> str:
+def _harness_prompt(row: ProblemRow) -> str:
     return f"Question: {_question(row)}\nAnswer:"
 
 

@@ -119,11 +119,11 @@ def _right(found: Mapping[str, Any], problems: int) -> tuple[str, str]:
 def accuracy_section(content: Mapping[str, Any]) -> Section:
     """The section of a report page, from the JSON form."""
     settings, heads_and_rows = content["settings"], accuracy_rows(content["lines"])
-    asked = f"{settings['model'] or 'servers'}, temperature {settings['sampling']['temperature']:g}"
+    what = f"{settings['model'] or 'servers'}, temperature {settings['sampling']['temperature']:g}"
     found = "no answer differs" if content["equal"] else "ANSWERS DIFFER"
     return Section(
         "Answers with and without speculation",
-        [Text(f"{asked}: {found}."), DataTable(*heads_and_rows), Text(" ".join(content["definitions"]), faint=True)],
+        [Text(f"{what}: {found}."), DataTable(*heads_and_rows), Text(" ".join(content["definitions"]), faint=True)],
     )
 
 
