@@ -11,6 +11,7 @@ import torch
 from benchmarks.lookahead import decode_by_paper
 from eyas.drafters.weightless.lookahead import LookaheadDrafter, first_guesses
 from eyas.engine import Engine, Speculation
+from eyas.engine.controller import make_controller
 from eyas.engine.load import tree_for
 from eyas.errors import UsageError
 from eyas.tree import parse_tree
@@ -85,11 +86,21 @@ def test_output_is_that_of_plain_decoding_on_other_architectures(name: str) -> N
     assert [done.token_ids for done in engine(SMALL, name, batch_size=4).generate(asked)] == plain
 
 
-def test_nothing_changes_where_the_cache_is_too_small_for_all() -> None:
+def test_nothing_changes_for_sequences_that_are_preempted() -> None:
     asked = requests(16, 0.7)
     plain = [done.token_ids for done in Engine(tiny.target()).generate(asked)]
-    made = engine(limits=Limits(max_running=4, cache_tokens=150))
-    assert [done.token_ids for done in made.generate(asked)] == plain
+    made, answers = engine(batch_size=4), [list[int]() for _ in asked]
+    for request in asked:
+        made.submit(request)
+    steps = 0
+    while made._unfinished:
+        if steps == 8:  # another engine takes the slots
+            Engine(made.target).generate(asked[:1])
+        for chunk in made.step():
+            answers[chunk.index] += chunk.token_ids
+        steps += 1
+    assert answers == plain
+    assert made.state().preempted_total > 0
     made.check_invariants()
 
 
@@ -183,5 +194,7 @@ def test_other_trees_are_refused_and_so_are_its_trees_for_others() -> None:
         tree_for(drafter, parse_tree("chain:4"))
     with pytest.raises(UsageError, match="go together"):
         tree_for(tiny.eagle3_drafter(), parse_tree("lookahead:5,3,4"))
+    with pytest.raises(UsageError, match="needs its whole window"):
+        make_controller(tiny.target(), drafter, "auto", 1)
     with pytest.raises(UsageError, match="ngram must be at least 3"):
         LookaheadDrafter(torch.device("cpu"), tiny.VOCAB, 5, 2, 4)
