@@ -3,7 +3,7 @@
 The restatement shares nothing with eyas: it knows no trees, no masks and no slots. Every guess's successor is computed
 from the text and the guess's own path, so it is slow and plain. It decodes greedily, one sequence at a time.
 
-    python -m benchmarks.lookahead MODEL --prompt-file EDITING.jsonl [--sizes 15,5,15] [--limit 8] [--max-new-tokens 128]
+    python -m benchmarks.lookahead MODEL --prompt-file FILE.jsonl [--sizes 15,5,15] [--limit 8] [--max-new-tokens 128]
 """
 
 from __future__ import annotations

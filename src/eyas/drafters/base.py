@@ -92,7 +92,7 @@ class Drafter(Protocol):
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
         """The target's `logits` of the tree that was drafted, for drafters that learn from more than what is committed.
 
-        Comes after the round's host sync, before the committed pairs. Nothing is done with them unless a drafter does.
+        Comes after the round's host sync, before the committed pairs.
         """
 
     def truncate(self, slot: int, length: int) -> None:

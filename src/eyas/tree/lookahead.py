@@ -70,7 +70,7 @@ class Branches(NamedTuple):
 
 def lookahead_trees(branches: Sequence[Branches | None], device: torch.device) -> DraftTree:
     """The trees of all rows [B]: a row's scratch nodes, level by level, then its candidates; None = no nodes."""
-    rows = [_Row() if branch is None else _row(branch) for branch in branches]
+    rows = [_RowNodes() if branch is None else _row(branch) for branch in branches]
     sizes = [len(row[0]) for row in rows]
     if not any(sizes):
         return DraftTree.empty(len(rows), device)
@@ -90,7 +90,7 @@ def lookahead_trees(branches: Sequence[Branches | None], device: torch.device) -
     )
 
 
-class _Row(NamedTuple):
+class _RowNodes(NamedTuple):
     """The nodes of one row, as columns."""
 
     tokens: Sequence[int] = ()
@@ -99,7 +99,7 @@ class _Row(NamedTuple):
     """0 for scratch nodes."""
 
 
-def _row(branches: Branches) -> _Row:
+def _row(branches: Branches) -> _RowNodes:
     first, *further = branches.levels
     tokens, parents = [*first], [*range(-1, len(first) - 1)]
     above = [-1, *range(len(first))]  # the nodes of the level above by column, beginning with the root
@@ -118,4 +118,4 @@ def _row(branches: Branches) -> _Row:
                 parents.append(parent)
                 depths.append(depth)
             parent = node
-    return _Row(tokens, parents, depths)
+    return _RowNodes(tokens, parents, depths)

@@ -121,7 +121,9 @@ def test_nothing_changes_under_a_grammar_which_has_no_say_in_the_window() -> Non
     spec = GrammarSpec("regex", r"[0-9]{1,3}(\.[0-9]{1,3}){3}( +[a-z]+)*")
     asked = [
         Request(tuple(prompt), SamplingParams(max_tokens=30, temperature=heat, seed=i), grammar=held)
-        for i, (prompt, heat, held) in enumerate(zip(repetitive(7, 4, 9, 5), (0.0, 0.8) * 2, (spec, spec, None, spec)))
+        for i, (prompt, heat, held) in enumerate(
+            zip(repetitive(7, 4, 9, 5), (0.0, 0.8) * 2, (spec, spec, None, spec), strict=True)
+        )
     ]
     plain = [done.token_ids for done in Engine(target, pairs.tokenizer(), batch_size=4).generate(asked)]
     drafter = LookaheadDrafter(target.device, target.vocab_size, *SMALL)

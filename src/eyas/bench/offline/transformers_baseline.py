@@ -48,9 +48,9 @@ class TransformersBaseline:
         stats = Stats()
         while unanswered := [dialogue for dialogue in dialogues if dialogue.open]:
             requests = [(dialogue, dialogue.next_request(self._engine, params)) for dialogue in unanswered]
-            asked = [(dialogue, request) for dialogue, request in requests if request is not None]
-            completions = self._generate([request for _, request in asked]) if asked else []
-            for (dialogue, _), completion in zip(asked, completions, strict=True):
+            running = [(dialogue, request) for dialogue, request in requests if request is not None]
+            completions = self._generate([request for _, request in running]) if running else []
+            for (dialogue, _), completion in zip(running, completions, strict=True):
                 dialogue.answer(completion)
             stats.merge(pooled(completions) if completions else Stats())
         return GroupRun(
@@ -70,9 +70,9 @@ class TransformersBaseline:
             mask[row, width - len(request.prompt) :] = 1
         params, device = requests[0].params, self.model.device
         limit, room = params.max_tokens, self._engine.target.max_length
-        ends = set(params.stop_token_ids)
+        stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
-            ends.update(*(self._engine.end_ids(request) for request in requests))
+            stop_ids.update(*(self._engine.end_ids(request) for request in requests))
         began, passed = time.perf_counter(), list[float]()
 
         def note(*_: object) -> None:
@@ -87,7 +87,7 @@ class TransformersBaseline:
                 attention_mask=mask.to(device),
                 max_new_tokens=limit if room is None else min(limit, room - width),
                 do_sample=False,
-                eos_token_id=sorted(ends) or None,
+                eos_token_id=sorted(stop_ids) or None,
                 pad_token_id=0,
             )
             answers = out[:, width:].tolist()  # waits for the device
@@ -95,14 +95,14 @@ class TransformersBaseline:
             hook.remove()
         prefill, decode = passed[0] - began, time.perf_counter() - passed[0]
         return [
-            self._completion(request, tokens, ends, prefill, decode)
+            self._completion(request, tokens, stop_ids, prefill, decode)
             for request, tokens in zip(requests, answers, strict=True)
         ]
 
     def _completion(
-        self, request: Request, tokens: list[int], ends: set[int], prefill: float, decode: float
+        self, request: Request, tokens: list[int], stop_ids: set[int], prefill: float, decode: float
     ) -> Completion:
-        stop = next((count for count, token in enumerate(tokens, 1) if token in ends), None)
+        stop = next((count for count, token in enumerate(tokens, 1) if token in stop_ids), None)
         tokens = tokens[:stop]
         stats = Stats(tokens=len(tokens), prefill_tokens=1, prefill_seconds=prefill, decode_seconds=decode)
         for _ in tokens[1:]:

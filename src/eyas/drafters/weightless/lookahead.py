@@ -41,7 +41,7 @@ class LookaheadWindow:
         return len(self.levels) == self.spec.depth
 
     @property
-    def asked(self) -> range:
+    def awaited(self) -> range:
         """The tree's nodes whose successors are the next level: those of the last level."""
         stop = sum(map(len, self.levels))
         # while a level is added the others stay, and the column that the next root takes is dropped from all
@@ -49,7 +49,7 @@ class LookaheadWindow:
         return range(stop - len(self.levels[-1]) + skipped, stop)
 
     def advance(self, root: int, successors: list[int]) -> None:
-        """Move up, given what the target says follows the `asked` nodes of a pass that began with `root`."""
+        """Move up, given what the target says follows the `awaited` nodes of a pass that began with `root`."""
         if not self.filled:
             self.levels = [*(level[1:] for level in self.levels), successors]
             return
@@ -144,11 +144,11 @@ class LookaheadDrafter(HistoryDrafter):
             for row, (slot, drafted) in enumerate(zip(rows, drafting, strict=True))
             if drafted and (window := self._windows[slot]) is not None
         ]
-        at = [(row, 1 + node) for row, _, window in windows for node in window.asked]
+        at = [(row, 1 + node) for row, _, window in windows for node in window.awaited]
         row_index, nodes = torch.tensor(at, device=logits.index.device).unbind(1)
         best = iter(logits.rows[logits.index[row_index, nodes]].max(dim=1).indices.tolist())
         for _, slot, window in windows:
-            window.advance(self._tokens[slot][-1], [next(best) for _ in window.asked])
+            window.advance(self._tokens[slot][-1], [next(best) for _ in window.awaited])
 
 
 def make(target: Target) -> LookaheadDrafter:
