@@ -110,12 +110,13 @@ def _numbers(text: str, option: str) -> list[float]:
 
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
-    """The given trees for this drafter; if there are none, a chain and the drafter's own."""
+    """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.tree import parse_tree
 
     own = drafter.default_tree or DEFAULT_TREE
-    trees = given or {text: parse_tree(text) for text in ("chain:4", own)}
+    names = (own,) if own.startswith("lookahead:") else ("chain:4", own)
+    trees = given or {text: parse_tree(text) for text in names}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 
 
