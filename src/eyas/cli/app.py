@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 import eyas
 from eyas.cli.bench.bench import bench
 from eyas.cli.bench.checkpoints import checkpoints
+from eyas.cli.bench.methods import methods
 from eyas.cli.bench.report import report
 from eyas.cli.bench.serve import serve as bench_serve
 from eyas.cli.bench.trees import trees
@@ -50,8 +51,15 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure drafters, checkpoints, draft trees and servers.",
-        {"measure": bench, "checkpoints": checkpoints, "trees": trees, "serve": bench_serve, "report": report},
+        "Measure drafters, methods of drafting, checkpoints, draft trees and servers.",
+        {
+            "measure": bench,
+            "methods": methods,
+            "checkpoints": checkpoints,
+            "trees": trees,
+            "serve": bench_serve,
+            "report": report,
+        },
     ),
 }
 """Group -> its help and its verbs."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from eyas.engine import Engine
     from eyas.engine.controller import ControllerState
     from eyas.targets import Target
-    from eyas.tree import TreeSpec
 
 
 def bench(
@@ -64,15 +63,13 @@ def bench(
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.report import lines_of, means, report_dict, table_of
     from eyas.bench.offline.runner import Plan, measure, read_tasks
-    from eyas.tree import is_auto, parse_tree
 
-    specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     batch_size = measuring.batch_size
     tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
     engines, settings, what = {}, plan_settings(measuring, params), f"batch {batch_size}"
     if target.model is not None:
         loaded = open_target(target.model, target)
-        engines = _engines(loaded, target.model, draft_model, specs, files, coupled is not False, batch_size)
+        engines = _engines(loaded, target.model, draft_model, tree, files, coupled is not False, batch_size)
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
         what = f"{target.model}, {settings['dtype']}, {what}"
@@ -104,35 +101,29 @@ def _engines(
     target: Target,
     model: str,
     drafters: list[str],
-    specs: dict[str, TreeSpec | None],
+    trees: list[str],
     files: DrafterFileOptions,
     coupled: bool,
     batch_size: int,
 ) -> dict[str, Engine]:
-    """An engine for plain decoding and for every drafter with every tree, on one target; a None tree is automatic."""
+    """An engine for plain decoding and for every drafter with every tree, on one target; no trees = its own."""
+    from eyas.bench.offline.methods import drafting_engine
     from eyas.bench.offline.runner import PLAIN
     from eyas.drafters.loading import load_drafter
-    from eyas.engine import Engine, Speculation
-    from eyas.engine.controller import costs_for, make_controller
-    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.engine import Engine
+    from eyas.engine.controller import costs_for
+    from eyas.engine.load import DEFAULT_TREE
     from eyas.targets import load_tokenizer
-    from eyas.tree import parse_tree
+    from eyas.tree import is_auto
 
     tokenizer = load_tokenizer(model)
     engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
     for name in drafters:
         drafter = load_drafter(name, target, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
-        own, costs = drafter.default_tree or DEFAULT_TREE, None
-        for text, spec in (specs or {own: parse_tree(own)}).items():
+        costs = costs_for(target, drafter, batch_size) if any(map(is_auto, trees)) else None
+        for text in trees or [drafter.default_tree or DEFAULT_TREE]:
             label = text if len(drafters) == 1 else f"{name} {text}"
-            tree, controller = None, None
-            if spec is None:
-                costs = costs or costs_for(target, drafter, batch_size)
-                controller = make_controller(target, drafter, text, batch_size, costs)
-            else:
-                tree = tree_for(drafter, spec)
-            speculation = Speculation(drafter, tree, coupled)
-            engines[label] = Engine(target, tokenizer, speculation, batch_size=batch_size, controller=controller)
+            engines[label] = drafting_engine(target, tokenizer, drafter, text, batch_size, coupled, costs)
     return engines
 
 

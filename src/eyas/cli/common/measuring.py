@@ -84,6 +84,22 @@ def may_write(choice: Selection, force: bool) -> list[str]:
     return [f"the pick was not written: {choice.doubt}. --force writes it all the same"]
 
 
+def plain_numbers(text: str, option: str) -> list[float]:
+    """A comma-separated list of at least one number, whatever they are."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
+
+
+def read_temperatures(text: str, option: str) -> list[float]:
+    """A comma-separated list of temperatures."""
+    found = plain_numbers(text, option)
+    if not all(0 <= temperature < math.inf for temperature in found):
+        raise UsageError(f"{option} {text}: a temperature is a number, at least 0")
+    return found
+
+
 def numbers(text: str, option: str) -> list[float]:
     """A comma-separated list of numbers above 0; an empty text is an empty list."""
     try:
