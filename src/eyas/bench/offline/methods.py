@@ -6,13 +6,17 @@ here knows any method: what there is comes from the registry of drafters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eyas.bench.memory import held_bytes
+import torch
+
 from eyas.bench.offline.runner import PLAIN
 from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import PROVENANCE
@@ -27,6 +31,8 @@ from eyas.errors import EyasError, UsageError
 from eyas.targets import Target
 from eyas.tree import is_auto, parse_tree
 
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
+"""What belongs to the program, not to an object of it."""
 UNITED = "+"
 """What stands between the two parts of a hybrid's name."""
 
@@ -60,7 +66,7 @@ class Seed(NamedTuple):
 
 
 SEEDS = (
-    Seed("speculative", "lm", "chain:4"),
+    Seed("speculative", "draft_model", "chain:4"),
     Seed("mtp", "mtp", "chain:3"),
     Seed("medusa", "medusa", "static:mc_sim_7b_63"),
     Seed("lookahead", "lookahead", None),
@@ -230,3 +236,28 @@ def drafting_engine(
         return Engine(target, tokenizer, speculation, batch_size=batch_size)
     controller = make_controller(target, drafter, tree, batch_size, costs)
     return Engine(target, tokenizer, Speculation(drafter, None, coupled), batch_size=batch_size, controller=controller)
+
+
+def held_bytes(owner: object, besides: object = None) -> int:
+    """The bytes of all that `owner` refers to, each counted once, without what `besides` refers to as well.
+
+    A tensor counts with its whole storage, of which it may be a part.
+    """
+    shared = dict(_holdings(besides))
+    return sum(size for key, size in dict(_holdings(owner)).items() if key not in shared)
+
+
+def _holdings(root: object) -> Iterator[tuple[tuple[str, int], int]]:
+    """What can be reached from an object: where each part lies, and its size."""
+    seen, waiting = set[int](), [root]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or isinstance(found, _CODE):
+            continue
+        seen.add(id(found))
+        if isinstance(found, torch.Tensor):
+            storage = found.untyped_storage()
+            yield (str(storage.device), storage.data_ptr()), storage.nbytes()
+        else:
+            yield ("object", id(found)), sys.getsizeof(found)
+            waiting += gc.get_referents(found)
