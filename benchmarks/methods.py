@@ -37,8 +37,8 @@ def _parts(name: str, report: Mapping[str, Any]) -> list[str]:
     sampling = settings["sampling"]
     penalty = sampling["frequency_penalty"]
     setting = (
-        f"**{name}**: `{Path(settings['model']).name}`, {settings['dtype']}, batch {settings['batch_size']}, answers of "
-        f"up to {sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}, "
+        f"**{name}**: `{Path(settings['model']).name}`, {settings['dtype']}, batch {settings['batch_size']}, answers "
+        f"of up to {sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}, "
         f"{settings['repeats']} repeats; {machine['cpu']}, {machine['threads']} threads. {report['equality']}"
     )
     parts = [setting, *(_figures(report, heat) for heat in settings["temperatures"]), _costs(report)]

@@ -52,8 +52,8 @@ def test_the_page_has_what_the_results_say() -> None:
 def test_a_report_in_tables() -> None:
     made = section([("a day, methods_wide", REPORT)])
     for words in (
-        "**a day, methods_wide**: `wide`, bfloat16, batch 1, answers of up to 64 tokens, frequency penalty 0.5, 3 repeats; "
-        "a processor, 2 threads. Every answer is the same.",
+        "**a day, methods_wide**: `wide`, bfloat16, batch 1, answers of up to 64 tokens, frequency penalty 0.5, "
+        "3 repeats; a processor, 2 threads. Every answer is the same.",
         "| T = 0 | gsm8k | mean | efficiency | drafting | equal answers |",
         "| `none` | 20.0 tokens/s | 20.0 tokens/s |  | 25% | 7 of 8 |",
         "| `eagle3` | 1.90x (1.80 to 1.95), 3.00 | 1.50x, 2.50 | 0.60 | 25% | 7 of 8 |",

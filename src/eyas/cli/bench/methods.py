@@ -98,8 +98,8 @@ def methods(
     )
     opened, failed = opener.open(choices)
     skipped += failed
-    for one in skipped:
-        note(f"can't run {one.name}: {one.reason}")
+    for name, reason in skipped:
+        note(f"can't run {name}: {reason}")
     if not opened:
         raise UsageError("none of these methods can run here: there is nothing to compare with plain decoding")
     engines = opener.plain() | {one.choice.name: one.engine for one in opened}
