@@ -25,6 +25,7 @@ from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
 from eyas.targets import load_target
+from eyas.types import Request, SamplingParams
 
 from ...pairs import save_drafter, save_target, tokenizer
 
@@ -94,6 +95,14 @@ def test_opening_says_why_not_and_what_training_took(tmp_path: Path) -> None:
     assert [one.training for one in opened][:2] == [None, {"steps": 30, "seconds": 90.0, "rows": 7}]
     assert opened[1].drafter is opened[2].drafter
     assert opened[0].weights == pytest.approx(opened[1].weights, rel=0.1)
+    request = Request(tuple(tokenizer()("clips in May").input_ids), SamplingParams(max_tokens=8))
+    for one in opened[:2]:  # the second holds the target's slots when it is weighed
+        one.engine.generate([request])
+    for one in opened[:2]:
+        one.weigh(target)
+        cache = one.engine.speculation.drafter._cache  # type: ignore[union-attr,attr-defined]
+        assert cache.nbytes() <= one.cache < cache.nbytes() + 100_000
+        assert cache.nbytes() > 0
     assert [each.name for each in skipped] == ["wrong", "wide", "gone"]
     assert "eagle3 drafter, not eagle1" in skipped[0].reason
     assert "200 children" in skipped[1].reason
@@ -109,14 +118,15 @@ def test_tensors_count_with_their_storage_and_once() -> None:
     one = torch.zeros(1000)
     held = held_bytes(Holder(whole=one, part=one[:10], again=[one]))
     assert 4000 <= held < 8000
+    assert held_bytes(Holder(far=Holder(tensor=one)), beyond=one) < 2000
     assert held_bytes(Holder(network=nn.Linear(100, 100))) >= 4 * 10100
 
 
 def test_what_another_holds_too_is_its_own() -> None:
     lent, table = torch.zeros(10000), {(n, n + 1): n for n in range(1000, 2000)}
     owner = Holder(embedding=lent, table=table)
-    assert 50_000 < held_bytes(owner, besides=Holder(weights=[lent])) < held_bytes(owner) - 39_000
-    assert held_bytes(owner, besides=[lent, table]) < 2000
+    assert 50_000 < held_bytes(owner, Holder(weights=[lent])) < held_bytes(owner) - 39_000
+    assert held_bytes(owner, [lent, table]) < 2000
 
 
 def test_the_program_is_nobodys() -> None:

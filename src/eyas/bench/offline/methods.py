@@ -152,7 +152,7 @@ class OpenedMethod:
 
     def weigh(self, target: Target) -> None:
         """Find out what the drafter holds now."""
-        self.cache = max(self.cache, held_bytes(self.drafter, target) - self.weights)
+        self.cache = max(self.cache, drafter_bytes(self.drafter, target) - self.weights)
 
     @cached_property
     def training(self) -> dict[str, Any] | None:
@@ -217,7 +217,7 @@ class MethodOpener:
             drafter = open_drafter(
                 choice.source, self.target, ignore_config_keys=self.ignore_config_keys, method=choice.method
             )
-            self._drafters[key] = drafter, held_bytes(drafter, self.target)
+            self._drafters[key] = drafter, drafter_bytes(drafter, self.target)
         return self._drafters[key]
 
 
@@ -238,18 +238,24 @@ def drafting_engine(
     return Engine(target, tokenizer, Speculation(drafter, None, coupled), batch_size=batch_size, controller=controller)
 
 
-def held_bytes(owner: object, besides: object = None) -> int:
-    """The bytes of all that `owner` refers to, each counted once, without what `besides` refers to as well.
+def drafter_bytes(drafter: Drafter, target: Target) -> int:
+    """The bytes that a drafter holds and its target doesn't; who runs on the target's slots now is neither's."""
+    lent = [part for name, part in vars(target).items() if name != "holder"]
+    return held_bytes(drafter, lent, beyond=target)
 
-    A tensor counts with its whole storage, of which it may be a part.
+
+def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int:
+    """The bytes of all that `owner` refers to, each counted once, without what is `lent` to it.
+
+    A tensor counts with its whole storage, of which it may be a part. References to `beyond` are not followed.
     """
-    shared = dict(_holdings(besides))
-    return sum(size for key, size in dict(_holdings(owner)).items() if key not in shared)
+    shared = dict(_holdings(lent, beyond))
+    return sum(size for key, size in dict(_holdings(owner, beyond)).items() if key not in shared)
 
 
-def _holdings(root: object) -> Iterator[tuple[tuple[str, int], int]]:
+def _holdings(root: object, beyond: object) -> Iterator[tuple[tuple[str, int], int]]:
     """What can be reached from an object: where each part lies, and its size."""
-    seen, waiting = set[int](), [root]
+    seen, waiting = {id(beyond)}, [root]
     while waiting:
         found = waiting.pop()
         if id(found) in seen or isinstance(found, _CODE):
