@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure drafters, methods of drafting, checkpoints, draft trees and servers.",
+        "Measure drafters, methods, checkpoints, trees and servers.",
         {
             "measure": bench,
             "methods": methods,
