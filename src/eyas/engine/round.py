@@ -67,6 +67,8 @@ class RoundOutput(NamedTuple):
     """Drafting, reading of deferred pairs included; on an accelerator the host's part of it."""
     pass_seconds: float = 0.0
     """Verifying and walking until the host sync; on an accelerator with what was still to be drafted."""
+    observe_seconds: float = 0.0
+    """The drafter's reading of what was committed, 0 without one; on an accelerator the host's part of it."""
 
 
 @torch.inference_mode()
@@ -102,6 +104,7 @@ def run_round(
     passed = time.perf_counter()
 
     target.commit(rows, paths)
+    committed = time.perf_counter()
     if speculation is not None:
         if spec is not None:
             speculation.drafter.verified(rows, tree, verified.logits, drafting)
@@ -114,6 +117,7 @@ def run_round(
         pass_tokens=verified.tokens,
         draft_seconds=drafted - started,
         pass_seconds=passed - drafted,
+        observe_seconds=0.0 if speculation is None else time.perf_counter() - committed,
     )
 
 

@@ -106,6 +106,9 @@ class SequenceState:
         else:
             self.stats.record(output.accepted[row], output.offered[row])
             self.stats.decode_seconds += seconds
+            self.stats.draft_seconds += output.observe_seconds
+            if output.draft is not None:
+                self.stats.draft_seconds += output.draft_seconds
         logprobs = output.logprobs.get(row)
         logprobs = None if logprobs is None else logprobs[: len(taken)]
         self.logprobs += logprobs or ()

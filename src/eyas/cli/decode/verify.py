@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +11,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_drafter, check_method, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output
+from eyas.cli.common.measuring import plain_numbers, read_temperatures
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
@@ -62,10 +62,8 @@ def verify(
 
     Prompts are decoded with and without it at several temperatures, trees and batch sizes, and every token is compared.
     """
-    heats = _numbers(temperatures, "--temperatures")
-    if not all(0 <= heat < inf for heat in heats):
-        raise UsageError(f"--temperatures {temperatures}: a temperature is a number, at least 0")
-    sizes = _numbers(batch_sizes, "--batch-sizes")
+    heats = read_temperatures(temperatures, "--temperatures")
+    sizes = plain_numbers(batch_sizes, "--batch-sizes")
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     for text in tree:
@@ -100,13 +98,6 @@ def verify(
     else:
         _print(certificate)
     return 0 if certificate.equal and not certificate.errors else FAILURE
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
 
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
