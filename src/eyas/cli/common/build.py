@@ -19,6 +19,7 @@ from eyas.cli.common.options import (
     TargetOptions,
 )
 from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import CheckpointError, ModelError, UsageError
 from eyas.hub import find_model
@@ -212,8 +213,9 @@ def quiet() -> None:
 
 def check_method(method: str | None, draft_model: str | None) -> None:
     """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
-    if method not in (None, *KINDS, *WEIGHTLESS):
-        raise UsageError(f"unknown method {method!r}: write {', '.join((*KINDS, *WEIGHTLESS))} or none")
+    known = (*KINDS, SMALL_LM, *WEIGHTLESS)
+    if method not in (None, *known):
+        raise UsageError(f"unknown method {method!r}: write {', '.join(known)} or none")
     if draft_model is None and method not in WEIGHTLESS:
         raise UsageError(f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WEIGHTLESS)}")
     if draft_model is not None and method in WEIGHTLESS:
