@@ -82,6 +82,10 @@ class NetworkDrafter(Drafter):
         return self.network.config.default_tree
 
     @property
+    def draws(self) -> bool:
+        return True
+
+    @property
     def slots(self) -> int:
         return self._cache.slots
 

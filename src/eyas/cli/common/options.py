@@ -141,7 +141,7 @@ class DraftOptions(DrafterFileOptions):
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[
-        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts whatever the target finds plausible.")
+        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws.")
     ] = None
 
 

@@ -63,6 +63,10 @@ class SmallLmDrafter(HistoryDrafter):
     def default_tree(self) -> str | None:
         return None
 
+    @property
+    def draws(self) -> bool:
+        return True
+
     def resize(self, slots: int) -> None:
         super().resize(slots)
         self.model.resize(slots)
