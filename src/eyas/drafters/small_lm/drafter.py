@@ -72,7 +72,7 @@ class SmallLmDrafter(HistoryDrafter):
         self.model.resize(slots)
         self._text: list[list[int]] = [[] for _ in range(slots)]
         """Each slot's tokens as the model reads them."""
-        self._ends: list[list[int]] = [[] for _ in range(slots)]
+        self._offsets: list[list[int]] = [[] for _ in range(slots)]
         """For each of a slot's tokens the length of the text up to its end."""
 
     def reshape(self, slots: int, columns: int) -> None:
@@ -80,7 +80,7 @@ class SmallLmDrafter(HistoryDrafter):
         self.model.reshape(slots, columns)
         more = slots - len(self._text)
         self._text = [*self._text[:slots], *([] for _ in range(more))]
-        self._ends = [*self._ends[:slots], *([] for _ in range(more))]
+        self._offsets = [*self._offsets[:slots], *([] for _ in range(more))]
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         super().begin(slot, prompt, owner)
@@ -132,31 +132,31 @@ class SmallLmDrafter(HistoryDrafter):
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
-        self._text[target], self._ends[target] = self._text[source], self._ends[source]
-        self._text[source], self._ends[source] = [], []
+        self._text[target], self._offsets[target] = self._text[source], self._offsets[source]
+        self._text[source], self._offsets[source] = [], []
         self.model.move(source, target)
 
     def _forget(self, slot: int, tokens: int) -> None:
         """Keep the text of a slot's first `tokens` tokens only."""
-        del self._ends[slot][tokens:]
+        del self._offsets[slot][tokens:]
         del self._text[slot][self._offset(slot, tokens) :]
         self.model.truncate(slot, len(self._text[slot]))
 
     def _offset(self, slot: int, tokens: int) -> int:
         """The length of the text of a slot's first tokens, as far as it is written."""
-        count = min(tokens, len(self._ends[slot]))
-        return self._ends[slot][count - 1] if count else 0
+        count = min(tokens, len(self._offsets[slot]))
+        return self._offsets[slot][count - 1] if count else 0
 
     def _read_tokens(self, slot: int) -> int:
         """How many of a slot's tokens the model has read."""
-        return bisect_right(self._ends[slot], self.model.length(slot))
+        return bisect_right(self._offsets[slot], self.model.length(slot))
 
     def _write_text(self, slot: int) -> None:
         """Bring a slot's text up to its last token."""
-        text, ends = self._text[slot], self._ends[slot]
-        for token in self._tokens[slot][len(ends) :]:
+        text, offsets = self._text[slot], self._offsets[slot]
+        for token in self._tokens[slot][len(offsets) :]:
             text += (token,) if self.shared is None else self.shared.read(token)
-            ends.append(len(text))
+            offsets.append(len(text))
 
     def _can_read(self, slot: int) -> bool:
         """Whether a slot's text is there, and fits the model's context."""
