@@ -4,8 +4,9 @@
 
 Greedy, one sequence, chains of a fixed number of draft tokens (`num_assistant_tokens_schedule="constant"`, no
 confidence threshold), answers of a fixed length. Each prompt is answered by all in turn, so that a ratio pairs runs that
-follow each other. Accept length is tokens per pass of the target after the first, counted by transformers' own forward
-calls there and by the engine's counter here; both emit the same tokens, or the script says how many answers differ.
+follow each other. Accept length is tokens per pass of the target that verifies a draft: there all passes, counted by hook,
+as the prompt's verifies one too; here all but the prompt's, by the engine's counter. So drafts begin one token later
+here, and the two agree but for the ends of answers. The script says how many answers differ: none should.
 Seconds are those of whole answers, prefill included, on both sides. ASSISTANT `none` leaves out the small LM.
 """
 
@@ -36,14 +37,11 @@ class Answer(NamedTuple):
     """What one side made of a prompt."""
 
     tokens: list[int]
+    drafted: int
+    """The tokens among them that passes with a draft emitted."""
     passes: int
-    """Passes of the target, that of the prompt included."""
+    """Those passes."""
     seconds: float
-
-    @property
-    def accept_length(self) -> float:
-        """Tokens per pass, the first token and the prompt's pass left out."""
-        return (len(self.tokens) - 1) / max(1, self.passes - 1)
 
 
 Side = Callable[[tuple[int, ...]], Answer]
@@ -68,7 +66,7 @@ def by_transformers(model: Any, tokens: int, **options: Any) -> Side:
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
                 pad_token_id=0, **options,
             )  # fmt: skip
-        return Answer(out[0, len(prompt) :].tolist(), passes, time.perf_counter() - began)
+        return Answer(out[0, len(prompt) :].tolist(), tokens, passes, time.perf_counter() - began)
 
     return answer
 
@@ -82,7 +80,7 @@ def by_eyas(engine: eyas.Engine, tokens: int) -> Side:
         began = time.perf_counter()
         (done,) = engine.generate([eyas.Request(prompt, params)])
         seconds = time.perf_counter() - began
-        return Answer(done.token_ids, done.stats.target_passes + 1, seconds)
+        return Answer(done.token_ids, tokens - done.stats.prefill_tokens, done.stats.target_passes, seconds)
 
     return answer
 
@@ -106,9 +104,7 @@ def compare(prompts: list[tuple[int, ...]], theirs: Side, ours: Side, repeats: i
         "answers_that_differ": f"{differing} of {len(ratios)}",
         **{
             side: {
-                "accept_length": round(
-                    sum(len(one.tokens) - 1 for one in done) / sum(max(1, one.passes - 1) for one in done), 4
-                ),
+                "accept_length": round(sum(one.drafted for one in done) / sum(one.passes for one in done), 4),
                 "tokens_per_second": round(statistics.median(len(one.tokens) / one.seconds for one in done), 2),
             }
             for side, done in runs.items()
