@@ -3,10 +3,10 @@
     python -m benchmarks.assisted MODEL ASSISTANT [--tokens 128] [--drafted 5] [--prompts 8] [--repeats 3]
 
 Greedy, one sequence, chains of a fixed number of draft tokens (`num_assistant_tokens_schedule="constant"`, no
-confidence threshold), answers of a fixed length. Each prompt is answered by all in turn, so that a ratio pairs runs that
-follow each other. Accept length is tokens per pass of the target that verifies a draft: there all passes, counted by hook,
-as the prompt's verifies one too; here all but the prompt's, by the engine's counter. So drafts begin one token later
-here, and the two agree but for the ends of answers. The script says how many answers differ: none should.
+confidence threshold), answers of a fixed length. Each prompt is answered by all in turn, so that a ratio pairs runs
+that follow each other. Accept length is tokens per pass of the target that verifies a draft: there all passes, counted
+by a hook, as the prompt's verifies one too; here all but the prompt's, by the engine's counter. So drafts begin one
+token later here, and the two agree but for the ends of answers. The script says how many answers differ: none should.
 Seconds are those of whole answers, prefill included, on both sides. ASSISTANT `none` leaves out the small LM.
 """
 

@@ -30,7 +30,9 @@ class StagedLevels:
         none = torch.empty(len(rows), 0, dtype=torch.int64, device=target.device)
         self._parents = none  # [R, F] the staged column that each guess follows, -1 = none
         self._positions = none  # [R, F], where modules are run
-        self._seen = torch.empty(len(rows), 1, 0, dtype=torch.bool, device=target.device)  # [R, W, F] of the level above
+        self._seen = torch.empty(
+            len(rows), 1, 0, dtype=torch.bool, device=target.device
+        )  # [R, W, F] of the level above
 
     @torch.inference_mode()
     def add(self, frontier: Frontier) -> Tensor:

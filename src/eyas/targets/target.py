@@ -371,7 +371,9 @@ class Target:
     def masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None) -> Any:
         """The additive mask [R, 1, Q, K] of a pass, or one for each attention type; arguments as of `visible`."""
         made = {
-            kind: attention.additive(attention.visible(lengths, start, ancestors, positions, window, staged), self.dtype)
+            kind: attention.additive(
+                attention.visible(lengths, start, ancestors, positions, window, staged), self.dtype
+            )
             for kind, window in self._plan.windows.items()
         }
         return made if len(made) > 1 else next(iter(made.values()))

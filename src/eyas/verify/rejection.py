@@ -81,7 +81,9 @@ class RejectionWalk:
         if not sampler.needs(rows).noise or not tree.size:
             return SeededWalk()(logits, tree, sampler, rows)
         if tree.draws is None:
-            raise UsageError("the rejection rule needs the distributions that a chain was drawn from: this tree has none")
+            raise UsageError(
+                "the rejection rule needs the distributions that a chain was drawn from: this tree has none"
+            )
         state, draws, size = sampler.path(rows, tree.max_depth + 1), tree.draws, tree.size
         uniform = self._uniform(sampler, rows, tree.max_depth)
         scale = sampler.state.noise_scale[rows.start : rows.stop].unsqueeze(1)

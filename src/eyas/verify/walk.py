@@ -86,7 +86,7 @@ class WalkRule(Protocol):
 
     @property
     def seeded(self) -> bool:
-        """Whether draws are those of the request's seed. If not, the drafter draws too, and the tree keeps from what."""
+        """Whether draws are those of the request's seed. If not, drafters draw too, and trees keep from what."""
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         """Walk the trees of the slots `rows`, given the target's `logits` at their roots and nodes."""

@@ -49,7 +49,13 @@ def tokens_of(done: list[Completion]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("temperature", "tree", "batch"),
-    [(0.0, "chain:4", 1), (0.0, "dynamic:4,3,8", 4), (0.7, "shared:4,3,9", 4), (1.0, "chain:4", 4), (1.0, "static:slim", 4)],
+    [
+        (0.0, "chain:4", 1),
+        (0.0, "dynamic:4,3,8", 4),
+        (0.7, "shared:4,3,9", 4),
+        (1.0, "chain:4", 4),
+        (1.0, "static:slim", 4),
+    ],
 )
 def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
     speculation = Speculation(SmallLmDrafter(small()), parse_tree(tree))
@@ -66,7 +72,7 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
     ("name", "batch"), [("llama", 1), ("gemma3", 3), ("gpt2", 3), ("mistral", 3), ("deepseek3", 3), ("gptoss", 3)]
 )
 def test_a_model_that_drafts_for_itself_is_always_right(name: str, batch: int) -> None:
-    """Chains are its greedy continuations, with windows, learned positions and latent keys, and after cached prefixes."""
+    """Chains are its greedy continuations, with windows, learned positions, latent keys, and cached prefixes."""
     drafter = SmallLmDrafter(Target(tiny.target(name).model))
     limits = Limits(max_running=batch, prefix_tokens=512)
     engine = Engine(tiny.target(name), None, Speculation(drafter, parse_tree("chain:4")), limits=limits)

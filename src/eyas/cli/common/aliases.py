@@ -95,12 +95,11 @@ def vllm_config(text: str) -> dict[str, Any]:
 
 def _vllm_method(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
-        raise UsageError(
-            f'--speculative-config, method: {value!r} is none; write "eagle", "eagle3" or "draft_model"'
-        )
+        raise UsageError(f'--speculative-config, method: {value!r} is none; write "eagle", "eagle3" or "draft_model"')
     if value in _OTHER_METHODS:
         raise UsageError(
-            f"--speculative-config, method {value}: eyas takes EAGLE drafters, eagle or eagle3, and draft_model, {_ELSEWHERE}"
+            f"--speculative-config, method {value}: eyas takes EAGLE drafters, eagle or eagle3, and "
+            f"draft_model, {_ELSEWHERE}"
         )
     return {"method": "eagle1" if value == "eagle" else value}
 

@@ -141,7 +141,10 @@ class DraftOptions(DrafterFileOptions):
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[
-        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws.")
+        str | None,
+        Option(
+            help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws."
+        ),
     ] = None
 
 

@@ -92,7 +92,7 @@ class SmallLmDrafter(HistoryDrafter):
     def save(self, slot: int, start: int, stop: int) -> SavedReading:
         between = min(max(self._read_tokens(slot), start), stop)
         columns = self.model.cache.copy_out(slot, self._offset(slot, start), self._offset(slot, between))
-        return SavedReading(super().save(slot, start, stop).tokens, between - start, columns)
+        return SavedReading(self._tokens[slot][start + 1 : stop + 1], between - start, columns)
 
     def load(self, slot: int, saved: SavedReading, count: int) -> None:
         start, read = self.length(slot), min(count, saved.read)

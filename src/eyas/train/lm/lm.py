@@ -1,7 +1,8 @@
 """The causal language model objective, and the training of the demo target from scratch.
 
 A shallow model can be grown in depth (`grow_depth`): training a shallow model first and growing it costs a fraction of
-training the deep one throughout. The reverse (`cut_depth`) is where a small model begins that is to draft for a deep one.
+training the deep one throughout. The reverse (`cut_depth`) is where a small model
+begins that is to draft for a deep one.
 """
 
 from __future__ import annotations
