@@ -231,6 +231,8 @@ class Completion:
     stats: Stats
     lossy: bool = False
     """True when a verification rule that may change the output was used."""
+    seeded: bool = True
+    """False when a rule was used that keeps the distribution, but not what plain decoding draws with this seed."""
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One a token, if they were asked for."""
@@ -248,6 +250,8 @@ class Completion:
         }
         if self.lossy:
             row["lossy"] = True
+        if not self.seeded:
+            row["seeded"] = False
         if self.logprobs is not None:
             row["logprobs"] = [asdict(each) for each in self.logprobs]
         if self.prompt_logprobs is not None:

@@ -22,7 +22,7 @@ from eyas.runtime import to_device
 from eyas.targets import Target
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import TokenLogprobs
-from eyas.verify import EmittedLogprobs, LegalTree, Sampler, SeededWalk, Walk, WalkRule
+from eyas.verify import EmittedLogprobs, IndependentDraws, LegalTree, Sampler, SeededWalk, Walk, WalkRule
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,10 @@ def run_round(
     if speculation is None or spec is None:
         tree, drafting = DraftTree.empty(len(rows), target.device), [False] * len(rows)
     else:
-        coupling = sampler.coupling(rows, speculation.coupled)
+        draws = None if rule is None or rule.seeded else IndependentDraws(sampler, rows)
+        coupling = draws or sampler.coupling(rows, speculation.coupled)
         tree = speculation.drafter.draft(rows, spec, coupling, drafting).compact()
+        tree = tree if draws is None else draws.kept(tree)
     drafted = time.perf_counter()
 
     legal = sampler.legal(rows, tree)  # the trees as the rows' grammars allow them

@@ -28,6 +28,21 @@ class BeamCandidates:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """The distributions that a batch of chains was drawn from, for rules that accept by them."""
+
+    probs: tuple[Tensor, ...]
+    """For each level [B, Vd] probabilities of the tokens `ids`."""
+    ids: Tensor | None  # [Vd] the target's ids; None = the target's whole vocabulary
+    valid: Tensor  # [B, N] bool: which nodes were drawn, those included that a grammar rules out afterwards
+
+    def at(self, level: int, vocab_size: int) -> Tensor:
+        """[B, V] the probabilities of a level over the target's vocabulary."""
+        probs = self.probs[level]
+        return probs if self.ids is None else probs.new_zeros(len(probs), vocab_size).index_add_(1, self.ids, probs)
+
+
+@dataclass(frozen=True)
 class DraftTree:
     """A batch of draft trees, padded to N nodes.
 
@@ -45,6 +60,8 @@ class DraftTree:
     """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
     """What the nodes were chosen from, if the tree's spec keeps it."""
+    draws: Draws | None = None
+    """What the nodes were drawn from, if the rule of acceptance asks for it."""
     scratch: Tensor | None = None
     """[B, N] bool: nodes that are run but never accepted, nor is what lies below them; None = there are none."""
 

@@ -121,7 +121,7 @@ class DraftOptions(DrafterFileOptions):
         str | None,
         Option(
             help="ngram and lookahead draft without a drafter's files; else the kind that the drafter must be, such "
-            "as eagle3 (default: any); none: plain decoding."
+            "as eagle3, or draft_model (default: any); none: plain decoding."
         ),
     ] = None
     num_speculative_tokens: Annotated[
@@ -141,7 +141,10 @@ class DraftOptions(DrafterFileOptions):
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[
-        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts whatever the target finds plausible.")
+        str | None,
+        Option(
+            help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws."
+        ),
     ] = None
 
 

@@ -82,10 +82,12 @@ def verify(
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
+    tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
-        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method
-    )
-    certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
+        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
     cells = []
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
