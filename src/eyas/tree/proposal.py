@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.shared import SharedTree
 from eyas.tree.static import StaticTree
+from eyas.tree.union import unite
+
+_Number = TypeVar("_Number", int, float)
 
 _ABSENT = -1e4
 """The log-probability of children that don't exist, where a shape wants more than there are."""
@@ -44,21 +49,57 @@ class Proposal:
 def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) -> DraftTree:
     """Trees of the shape `spec` that hold what the proposals [B] have, and nothing else; an empty one gives no nodes.
 
-    They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete.
+    They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete. Of a
+    shared shape only the number of nodes, their values and their prices count: nothing is grown level by level.
     """
     if not any(proposal.tokens for proposal in proposals):
-        return DraftTree.empty(len(proposals), device)
-    chain = isinstance(spec, StaticTree) and spec.max_fanout == 1
-    tree = _chains(spec.depth, proposals) if chain else _grown(spec, proposals)
+        return replace(DraftTree.empty(len(proposals), device), looked_up=True)
+    if isinstance(spec, SharedTree):
+        groups = torch.tensor(spec.groups or (0,) * len(proposals))
+        tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
+    elif spec.max_fanout == 1 and isinstance(spec, StaticTree):
+        tree = _chains(proposals, spec.depth)
+    else:
+        tree = _grown(spec, proposals)
+    return replace(on_device(tree, device), looked_up=True)
+
+
+def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
+    """Trees on the host that hold all of the proposals [B], or `chains`: of each the path of best children."""
+    if chains:
+        return _chains(proposals, max(len(proposal.tokens) for proposal in proposals))
+    width = max(len(proposal.tokens) for proposal in proposals)
+    ids = torch.tensor([_padded(proposal.tokens, width, 0) for proposal in proposals]).view(-1, width)
+    parents = torch.tensor([_padded(proposal.parents, width, -1) for proposal in proposals]).view(-1, width)
+    totals, depth = [], 0
+    for proposal in proposals:
+        paths = [(0.0, 0)]  # log-probability and depth of the root, then of each node
+        for parent, logprob in zip(proposal.parents, proposal.logprobs, strict=True):
+            paths.append((paths[parent + 1][0] + logprob, paths[parent + 1][1] + 1))
+        totals.append(_padded([total for total, _ in paths[1:]], width, 0.0))
+        depth = max(depth, *(level for _, level in paths))
+    counts = [len(proposal.tokens) for proposal in proposals]
+    valid = torch.arange(width) < torch.tensor(counts).unsqueeze(1)
+    return DraftTree(ids, parents, torch.tensor(totals).view(-1, width), valid, depth, counted=sum(counts))
+
+
+def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
+    """A tree that was made on the host, on `device`; how many nodes it has stays known."""
     if device.type == "cpu":
         return tree
     tokens, parents, logprob, valid = (
-        part.to(device) for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
+        part.to(device, non_blocking=True) for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
     )
-    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=int(tree.valid.sum()))
+    sources = None if tree.sources is None else tree.sources.to(device, non_blocking=True)
+    counted = int(tree.valid.sum())
+    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=counted, sources=sources)
 
 
-def _chains(depth: int, proposals: Sequence[Proposal]) -> DraftTree:
+def _padded(values: list[_Number], width: int, filler: _Number) -> list[_Number]:
+    return values + [filler] * (width - len(values))
+
+
+def _chains(proposals: Sequence[Proposal], depth: int) -> DraftTree:
     """Each row's best path, at most `depth` long: what `_grown` does for chains, without its tensors a level."""
     paths: list[list[int]] = []
     for proposal in proposals:

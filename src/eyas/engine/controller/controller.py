@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.engine.controller.acceptance import Indices
 from eyas.engine.controller.costs import CostModel, CostTable
 from eyas.engine.controller.explore import Explorer, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
+from eyas.tree.acceptance import Indices
 from eyas.tree.shared import SharedTree
 
 WIDTHS = (1, 2, 3, 4, 6, 8)

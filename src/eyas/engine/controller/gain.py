@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eyas.engine.controller.acceptance import GROUPS, Acceptance, Array, Indices, Supply
+from eyas.engine.controller.supply import Supply
 from eyas.engine.round import VerifiedDraft
-from eyas.tree.values import BIN_EDGES, ValueTable, bins
+from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices
+from eyas.tree.values import BIN_EDGES, ValueTable
 
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
 _HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
@@ -46,33 +47,19 @@ class Forecast(NamedTuple):
 class GainModel:
     """Forecasts the nodes and accepted tokens of all shapes from acceptance rates and candidate counts."""
 
-    def __init__(self, widths: Sequence[int], depth: int) -> None:
+    def __init__(self, widths: Sequence[int], depth: int, sources: int = 1) -> None:
+        """For trees of up to `depth` levels and beams of `widths`, whose nodes come from so many sources."""
         self.widths, self.depth = tuple(widths), depth
-        self._acceptance, self._supply = Acceptance(), Supply(widths, depth)
+        self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
-        tree = draft.tree
-        alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
-        if tree.candidates is not None:
-            self._supply.learn(tree.candidates, groups, alive)
-        elif tree.valid.device.type != "cpu":
-            return  # reading the device costs a sync
-        valid = tree.valid.cpu().numpy()
-        walked = np.zeros((len(groups), tree.size + 1), dtype=np.bool_)
-        for row, path in enumerate(draft.paths):
-            walked[row, path] = True
-        if not valid.any():
-            return
-        logprob, parents = tree.logprob.double().cpu().numpy(), tree.parents.cpu().numpy()
-        above = np.take_along_axis(np.pad(logprob, ((0, 0), (1, 0))), parents + 1, axis=1)  # [R, N]
-        tested = valid & np.take_along_axis(walked, parents + 1, axis=1)
-        at, node = np.nonzero(tested)
-        same_parent = tested[at] & (parents[at] == parents[at, node][:, None])  # [n, N]
-        later = same_parent.argmax(1) < node
-        self._acceptance.learn(groups[at], later, bins((logprob - above)[at, node]), walked[at, node + 1])
+        if draft.tree.candidates is not None:
+            alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
+            self._supply.learn(draft.tree.candidates, groups, alive)
+        self._acceptance.learn_tree(draft.tree, draft.paths, groups)
 
     def judge(self, promised: float, kept: float) -> None:
         """Compare the `promised` accepted draft tokens of a round with the `kept` ones.
