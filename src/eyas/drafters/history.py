@@ -44,6 +44,10 @@ class HistoryDrafter(Drafter):
         """What may follow the `tokens` of the sequence in `slot`, at most `depth` levels of it; it may be empty."""
         raise NotImplementedError
 
+    def propose_within(self, slot: int, spec: TreeSpec) -> Proposal:
+        """What may follow the sequence in `slot`, for a tree of the shape `spec`."""
+        return self.propose(slot, self._tokens[slot], spec.depth)
+
     @property
     def taps(self) -> tuple[int, ...]:
         return ()
@@ -94,8 +98,7 @@ class HistoryDrafter(Drafter):
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else drafting
         found = [
-            self.propose(slot, self._tokens[slot], spec.depth) if want else Proposal()
-            for slot, want in zip(rows, wanted, strict=True)
+            self.propose_within(slot, spec) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
         ]
         return grow(spec, found, self._device)
 

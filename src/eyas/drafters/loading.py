@@ -15,6 +15,8 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.methods import read_method
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
@@ -35,17 +37,21 @@ def open_drafter(
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
 ) -> Drafter:
-    """The drafter of a `method` without weights, or else what `load_drafter` makes of `source`.
+    """The drafter of a `method` without weights, or else what `load_drafter` makes of `source`, or a hybrid of both.
 
     Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the source.
     """
-    if method in WEIGHTLESS:
+    asked = read_method(method)
+    lookup = None if asked.lookup is None else WEIGHTLESS[asked.lookup](target)
+    if not asked.drafter:
         if source is not None:
             raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
-        return WEIGHTLESS[method](target)
+        assert lookup is not None
+        return lookup
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
-    return load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=method)
+    network = load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=asked.kind)
+    return network if lookup is None else HybridDrafter(network, lookup, target.device)
 
 
 def load_drafter(

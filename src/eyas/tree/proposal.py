@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from itertools import zip_longest
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
 from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.dynamic import DynamicTree
 from eyas.tree.shared import SharedTree
 from eyas.tree.static import StaticTree
 from eyas.tree.union import unite
@@ -38,6 +40,17 @@ class Proposal:
         """One continuation, all steps of which are equally probable."""
         return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), [logprob] * len(tokens))
 
+    def levels(self, depth: int) -> list[list[int]]:
+        """The nodes of each level, in their order; at most `depth` levels."""
+        found: list[list[int]] = []
+        above: list[int] = []  # how deep each node is; the root's children 0
+        for node, parent in enumerate(self.parents):
+            above.append(above[parent] + 1 if parent >= 0 else 0)
+            if above[node] == len(found):
+                found.append([])
+            found[above[node]].append(node)
+        return found[:depth]
+
     def children(self) -> list[list[int]]:
         """The children of the root, then of each node, in their order."""
         found: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
@@ -49,16 +62,18 @@ class Proposal:
 def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) -> DraftTree:
     """Trees of the shape `spec` that hold what the proposals [B] have, and nothing else; an empty one gives no nodes.
 
-    They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete. Of a
-    shared shape only the number of nodes, their values and their prices count: nothing is grown level by level.
+    They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete.
     """
     if not any(proposal.tokens for proposal in proposals):
         return replace(DraftTree.empty(len(proposals), device), looked_up=True)
-    if isinstance(spec, SharedTree):
+    levels = [proposal.levels(spec.depth) for proposal in proposals]
+    if isinstance(spec, SharedTree) and spec.found_only:
         groups = torch.tensor(spec.groups or (0,) * len(proposals))
         tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
-    elif spec.max_fanout == 1 and isinstance(spec, StaticTree):
-        tree = _chains(proposals, spec.depth)
+    elif isinstance(spec, StaticTree) and spec.max_fanout == 1:
+        tree = _chains(spec.depth, proposals)
+    elif _fits_beams(spec, levels):
+        tree = _all_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
     return replace(on_device(tree, device), looked_up=True)
@@ -67,7 +82,7 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
 def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
     """Trees on the host that hold all of the proposals [B], or `chains`: of each the path of best children."""
     if chains:
-        return _chains(proposals, max(len(proposal.tokens) for proposal in proposals))
+        return _chains(max(len(proposal.tokens) for proposal in proposals), proposals)
     width = max(len(proposal.tokens) for proposal in proposals)
     ids = torch.tensor([_padded(proposal.tokens, width, 0) for proposal in proposals]).view(-1, width)
     parents = torch.tensor([_padded(proposal.parents, width, -1) for proposal in proposals]).view(-1, width)
@@ -99,7 +114,7 @@ def _padded(values: list[_Number], width: int, filler: _Number) -> list[_Number]
     return values + [filler] * (width - len(values))
 
 
-def _chains(proposals: Sequence[Proposal], depth: int) -> DraftTree:
+def _chains(depth: int, proposals: Sequence[Proposal]) -> DraftTree:
     """Each row's best path, at most `depth` long: what `_grown` does for chains, without its tensors a level."""
     paths: list[list[int]] = []
     for proposal in proposals:
@@ -121,6 +136,36 @@ def _chains(proposals: Sequence[Proposal], depth: int) -> DraftTree:
     return DraftTree(tokens, parents, logprob.cumsum(1), valid, width, counted=sum(counts))
 
 
+def _fits_beams(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> TypeGuard[DynamicTree | SharedTree]:
+    """Whether growing by beams would come upon every node of these levels [B][depth]."""
+    if not isinstance(spec, DynamicTree | SharedTree) or (isinstance(spec, SharedTree) and spec.keeps_candidates):
+        return False
+    return all(len(nodes) <= spec.max_fanout for row in levels for nodes in row)
+
+
+def _all_at_once(
+    spec: DynamicTree | SharedTree, proposals: Sequence[Proposal], levels: Sequence[Sequence[Sequence[int]]]
+) -> DraftTree:
+    """What `_grown` does where all nodes are candidates, without its tensors a level."""
+    sizes = [max(map(len, rows)) for rows in zip_longest(*levels, fillvalue=())]
+    count = sum(sizes)
+    tokens, parents = [[-1] * count for _ in proposals], [[-1] * count for _ in proposals]
+    steps, later = [[_ABSENT] * count for _ in proposals], [[False] * count for _ in proposals]
+    for row, (proposal, of_row) in enumerate(zip(proposals, levels, strict=True)):
+        columns, begun, start = {-1: -1}, set[int](), 0
+        for size, nodes in zip(sizes, of_row, strict=False):
+            for column, node in enumerate(nodes, start):
+                parent = columns[proposal.parents[node]]
+                columns[node] = column
+                tokens[row][column], parents[row][column] = proposal.tokens[node], parent
+                steps[row][column], later[row][column] = proposal.logprobs[node], parent in begun
+                begun.add(parent)
+            start += size
+    growth = spec.start(len(proposals), torch.device("cpu"), [bool(proposal.tokens) for proposal in proposals])
+    growth.expand_all(sizes, tokens, parents, steps, later)
+    return _without_absent(growth.tree())
+
+
 def _grown(spec: TreeSpec, proposals: Sequence[Proposal]) -> DraftTree:
     """Grow the trees level by level; children that a proposal lacks are taken out again."""
     children = [proposal.children() for proposal in proposals]
@@ -140,7 +185,11 @@ def _grown(spec: TreeSpec, proposals: Sequence[Proposal]) -> DraftTree:
                 offered, proposals, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True
             )
         ]
-    tree = growth.tree()
+    return _without_absent(growth.tree())
+
+
+def _without_absent(tree: DraftTree) -> DraftTree:
+    """A tree that was grown with absent children, without them."""
     valid = tree.valid & (tree.logprob > _ABSENT / 2)
     return replace(tree, valid=valid, counted=None, shared_ancestors=None).compact()
 

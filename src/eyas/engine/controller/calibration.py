@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.base import Drafter
+from eyas.drafters.history import HistoryDrafter
+from eyas.drafters.hybrid import HybridDrafter
 from eyas.engine.controller.controller import WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.targets import Target
@@ -275,7 +277,7 @@ def make_controller(
     `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
     which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used.
     """
-    offered = drafter.max_fanout
+    offered, looks_up = drafter.max_fanout, isinstance(drafter, HistoryDrafter | HybridDrafter)
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
     if not isinstance(costs, CostTable):
         costs = costs_for(target, drafter, batch_size, costs)
@@ -284,11 +286,17 @@ def make_controller(
         widths=widths,
         max_length=target.max_length,
         counts_freely=target.device.type == "cpu",
+        computes=not isinstance(drafter, HistoryDrafter),
+        looks_up=looks_up,
     )
 
 
 def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:
-    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved."""
+    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved.
+
+    A hybrid costs what its network costs.
+    """
+    drafter = drafter.network if isinstance(drafter, HybridDrafter) else drafter
     if saved is not None and saved.exists():
         return CostTable.read(saved, describe(target, drafter))
     table = calibrate(target, drafter, batch_size, drafter.max_fanout)
