@@ -58,7 +58,7 @@ class SharedTree:
     keeps_candidates: bool = False
     """Whether finished trees bring along all candidates they were chosen from."""
     found_only: bool = False
-    """Whether nodes are only found on the host, as copies are: a drafter's network, if there is one, computes nothing."""
+    """Whether nodes are only found on the host, as copies are: a network, if there is one, computes nothing."""
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("depth", "width", "budget", "per_row")}

@@ -35,11 +35,10 @@ def unite(
     `values` None takes probabilities at their word; `groups` [B] are the rows' groups there. Shapes of one child a node
     get chains: each row the one of both that is worth more.
     """
-    alone = network is None or network.size == 0
-    merged = _tagged(found) if alone else _merged(network, found)
+    merged = _tagged(found) if network is None or not network.size else _merged(network, found)
     scores = path_values(merged, values, groups)  # [B, C]
     allowed = merged.valid
-    if spec.max_fanout == 1 and not alone:
+    if spec.max_fanout == 1:
         allowed = _better_chain(merged, scores)
     if isinstance(spec, SharedTree):
         kept = spec.keep(scores.to(torch.float32), allowed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.engine.controller.costs import CostModel, CostTable
-from eyas.engine.controller.explore import Explorer, Probe
+from eyas.engine.controller.explore import Explorer, Pace, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.round import VerifiedDraft
@@ -39,8 +39,6 @@ _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 _FOUND = 64
 """Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
-_EAGER = 6
-"""How many times a `Pace` allows its work at doubling intervals, whatever that costs."""
 
 
 class Controller:
@@ -317,41 +315,6 @@ def _padded(tree: DraftTree, record: RoundRecord) -> int:
     """The padded positions of a pass: the sum over rows of how much shorter they are than the longest."""
     longest = 1 + int(tree.valid.sum(1).max())
     return max(0, record.rows * longest - record.tokens)
-
-
-class Pace:
-    """Decides when to repeat some work, so that it takes no more than a share of the time.
-
-    The first few times it is done at doubling intervals.
-    """
-
-    def __init__(self, share: float, least: int, most: int) -> None:
-        """Repeat every `least` to `most` rounds, if possible within `share` of the rounds' time."""
-        self._share, self._least, self._most = share, least, most
-        self._cost = 0.0
-        self._since = most
-        self._seconds = 0.0
-        self._times = 0
-
-    def due(self) -> bool:
-        """Whether the work should be done now."""
-        early = self._times < _EAGER and self._since >= 2**self._times // 2
-        return (
-            early
-            or self._since >= self._most
-            or (self._since >= self._least and self._seconds * self._share >= self._cost)
-        )
-
-    def round(self, seconds: float) -> None:
-        """Account for a decoding round that took `seconds`."""
-        self._since += 1
-        self._seconds += seconds
-
-    def done(self, seconds: float) -> None:
-        """Account for the work, which took `seconds`; a single outlier changes its expected cost little."""
-        self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
-        self._since, self._seconds = 0, 0.0
-        self._times += 1
 
 
 @dataclass(frozen=True)
