@@ -79,10 +79,11 @@ class Acceptance:
         self._offered += np.bincount(at, minlength=self._offered.size).reshape(shape)
         self._accepted += np.bincount(at, weights=accepted, minlength=self._offered.size).reshape(shape)
 
-    def forget(self, kept: float) -> None:
-        """Scale the weight of everything learnt so far by `kept`, from 0 to 1."""
-        self._offered *= kept
-        self._accepted *= kept
+    def forget(self, kept: float, sources: slice = slice(None)) -> None:
+        """Scale the weight of what was learnt so far, of some sources' nodes, by `kept`, from 0 to 1."""
+        groups = slice(*(None if end is None else end * GROUPS for end in (sources.start, sources.stop)))
+        self._offered[groups] *= kept
+        self._accepted[groups] *= kept
 
     def table(self) -> ValueTable:
         """The current acceptance rates, by group, first or later child, and probability."""

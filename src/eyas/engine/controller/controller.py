@@ -15,7 +15,7 @@ import numpy as np
 
 from eyas.engine.controller.costs import CostModel, CostTable
 from eyas.engine.controller.explore import Explorer, Pace, Probe
-from eyas.engine.controller.gain import THRESHOLDS, GainModel
+from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
@@ -297,18 +297,12 @@ class Controller:
         self._gain.learn(record.draft, groups, record.drafting)
         if record.spec.keeps_candidates:
             self._analysing.done(self._clock() - began)
+        network = accepted_of_network(record.draft)
         if self._probe is None and self._choice is not None and not record.draft.tree.looked_up:
-            self._gain.judge(self._choice.accepted, _accepted_of_network(record.draft))
-
-
-def _accepted_of_network(draft: VerifiedDraft) -> int:
-    """The accepted tokens that the drafter's network guessed, whether or not they were found as well."""
-    if draft.tree.sources is None:
-        return sum(len(path) - 1 for path in draft.paths)
-    sources = draft.tree.sources.tolist()
-    return sum(
-        row[node - 1] != Source.LOOKUP for row, path in zip(sources, draft.paths, strict=True) for node in path[1:]
-    )
+            self._gain.judge(self._choice.accepted, network)
+        found = found_values(record.draft.tree, record.spec, groups)
+        if found > 0.0:
+            self._gain.judge_found(found, record.emitted - record.rows - network)
 
 
 def _padded(tree: DraftTree, record: RoundRecord) -> int:
