@@ -24,6 +24,7 @@ from eyas.tree import parse_tree
 from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import Source
 from eyas.tree.shared import SharedTree
+from eyas.tree.values import bins
 from eyas.types import Completion, Limits, Request, SamplingParams
 from eyas.verify import Sampler
 

@@ -138,9 +138,9 @@ class HybridDrafter(Drafter):
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else drafting
         # levels are what the network drafts; a passage that is found costs nodes alone
-        asked = SharedTree(spec.max_nodes, spec.max_fanout, spec.max_nodes)
+        limits = SharedTree(spec.max_nodes, spec.max_fanout, spec.max_nodes)
         found = [
-            self.lookup.propose_within(slot, asked) if want else Proposal()
+            self.lookup.propose_within(slot, limits) if want else Proposal()
             for slot, want in zip(rows, wanted, strict=True)
         ]
         some = any(proposal.tokens for proposal in found)

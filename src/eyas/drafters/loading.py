@@ -41,16 +41,16 @@ def open_drafter(
 
     Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the source.
     """
-    asked = read_method(method)
-    lookup = None if asked.lookup is None else WEIGHTLESS[asked.lookup](target)
-    if not asked.drafter:
+    parsed = read_method(method)
+    lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
+    if not parsed.drafter:
         if source is not None:
             raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
         assert lookup is not None
         return lookup
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
-    network = load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=asked.kind)
+    network = load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=parsed.kind)
     return network if lookup is None else HybridDrafter(network, lookup, target.device)
 
 

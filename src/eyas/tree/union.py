@@ -59,9 +59,9 @@ def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> T
     steps = tree.logprob - above
     if values is not None:
         sources = torch.zeros_like(tree.tokens) if tree.sources is None else tree.sources
-        siblings = (tree.parents.unsqueeze(2) == tree.parents.unsqueeze(1)) & tree.valid.unsqueeze(1)  # [B, C, C]
-        siblings &= sources.unsqueeze(2) == sources.unsqueeze(1)
-        later = siblings.tril(-1).any(2)  # some valid sibling of the same source comes before it
+        alike = (tree.parents.unsqueeze(2) == tree.parents.unsqueeze(1)) & tree.valid.unsqueeze(1)  # [B, C, C]
+        alike &= sources.unsqueeze(2) == sources.unsqueeze(1)
+        later = alike.tril(-1).any(2)  # some valid sibling of the same source comes before it
         steps = values.of_nodes(steps, later, groups.unsqueeze(1) + GROUPS * sources)
     steps = steps.double().clamp(max=_LEAST_STEP).masked_fill(~tree.valid, 0.0)
     return _along_paths(tree, steps)

@@ -212,10 +212,10 @@ def quiet() -> None:
 
 def check_method(method: str | None, draft_model: str | None) -> None:
     """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
-    asked = read_method(method)
-    if draft_model is None and asked.drafter:
+    parsed = read_method(method)
+    if draft_model is None and parsed.drafter:
         raise UsageError(f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WEIGHTLESS)}")
-    if draft_model is not None and not asked.drafter:
+    if draft_model is not None and not parsed.drafter:
         raise UsageError(f"--method {method} needs no drafter: leave out --draft-model, or the method")
 
 
