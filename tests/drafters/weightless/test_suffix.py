@@ -19,7 +19,7 @@ from eyas.types import Limits, Request, SamplingParams
 from ... import tiny
 
 CPU = torch.device("cpu")
-LIMITS = SuffixLimits(longest=4)
+LIMITS = SuffixLimits(factor=1.0, longest=4)
 
 
 def drafter(slots: int = 2) -> SuffixDrafter:

@@ -120,7 +120,7 @@ class DraftOptions(DrafterFileOptions):
     method: Annotated[
         str | None,
         Option(
-            help="ngram drafts without a drafter's files; else the kind that the drafter must be, such as eagle3 "
+            help="ngram and suffix draft without a drafter's files; else the kind that the drafter must be, such as eagle3 "
             "(default: any); none: plain decoding."
         ),
     ] = None
