@@ -34,11 +34,11 @@ _FEW = 512
 class SuffixLimits(NamedTuple):
     """How much is drafted: after a match of m tokens at most `factor * m + offset`, and only what is likely."""
 
-    factor: float = 1.0
+    factor: float = 2.0
     offset: float = 0.0
     least: float = 0.1
     """The least probability, by the counts, of a token's whole path."""
-    longest: int = 32
+    longest: int = 16
     """Longer matches count as matches of this length."""
 
     def check(self) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
-from typing import TypeGuard, TypeVar
+from itertools import chain, zip_longest
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from eyas.tree.dynamic import DynamicTree
 from eyas.tree.shared import SharedTree
 from eyas.tree.static import StaticTree
 from eyas.tree.union import unite
-
-_Number = TypeVar("_Number", int, float)
 
 _ABSENT = -1e4
 """The log-probability of children that don't exist, where a shape wants more than there are."""
@@ -71,7 +69,9 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
         groups = torch.tensor(spec.groups or (0,) * len(proposals))
         tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
     elif isinstance(spec, StaticTree) and spec.max_fanout == 1:
-        tree = _chains(spec.depth, proposals)
+        tree = _holding([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
+    elif _takes_all(spec, levels):
+        tree = _holding([list(chain.from_iterable(row)) for row in levels], proposals)
     elif _fits_beams(spec, levels):
         tree = _all_at_once(spec, proposals, levels)
     else:
@@ -81,21 +81,9 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
 
 def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
     """Trees on the host that hold all of the proposals [B], or `chains`: of each the path of best children."""
-    if chains:
-        return _chains(max(len(proposal.tokens) for proposal in proposals), proposals)
-    width = max(len(proposal.tokens) for proposal in proposals)
-    ids = torch.tensor([_padded(proposal.tokens, width, 0) for proposal in proposals]).view(-1, width)
-    parents = torch.tensor([_padded(proposal.parents, width, -1) for proposal in proposals]).view(-1, width)
-    totals, depth = [], 0
-    for proposal in proposals:
-        paths = [(0.0, 0)]  # log-probability and depth of the root, then of each node
-        for parent, logprob in zip(proposal.parents, proposal.logprobs, strict=True):
-            paths.append((paths[parent + 1][0] + logprob, paths[parent + 1][1] + 1))
-        totals.append(_padded([total for total, _ in paths[1:]], width, 0.0))
-        depth = max(depth, *(level for _, level in paths))
-    counts = [len(proposal.tokens) for proposal in proposals]
-    valid = torch.arange(width) < torch.tensor(counts).unsqueeze(1)
-    return DraftTree(ids, parents, torch.tensor(totals).view(-1, width), valid, depth, counted=sum(counts))
+    every = [range(len(proposal.tokens)) for proposal in proposals]
+    kept = [_best_path(one, len(nodes)) for one, nodes in zip(proposals, every, strict=True)] if chains else every
+    return _holding(kept, proposals)
 
 
 def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
@@ -110,30 +98,42 @@ def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
     return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=counted, sources=sources)
 
 
-def _padded(values: list[_Number], width: int, filler: _Number) -> list[_Number]:
-    return values + [filler] * (width - len(values))
+def _best_path(proposal: Proposal, depth: int) -> list[int]:
+    """The path of best children, at most `depth` long."""
+    path: list[int] = []
+    node, children = -1, proposal.children()
+    while children[node + 1] and len(path) < depth:
+        node = children[node + 1][0]
+        path.append(node)
+    return path
 
 
-def _chains(depth: int, proposals: Sequence[Proposal]) -> DraftTree:
-    """Each row's best path, at most `depth` long: what `_grown` does for chains, without its tensors a level."""
-    paths: list[list[int]] = []
-    for proposal in proposals:
-        path: list[int] = []
-        node, children = -1, proposal.children()
-        while children[node + 1] and len(path) < depth:
-            node = children[node + 1][0]
-            path.append(node)
-        paths.append(path)
-    width = max(map(len, paths))
-    tokens, logprob = torch.zeros(len(paths), width, dtype=torch.int64), torch.zeros(len(paths), width)
-    steps = torch.arange(width)
-    for row, (path, proposal) in enumerate(zip(paths, proposals, strict=True)):
-        tokens[row, : len(path)] = torch.tensor([proposal.tokens[node] for node in path], dtype=torch.int64)
-        logprob[row, : len(path)] = torch.tensor([proposal.logprobs[node] for node in path])
-    counts = [len(path) for path in paths]
-    valid = steps < torch.tensor(counts).unsqueeze(1)
-    parents = (steps - 1).masked_fill(~valid, -1)
-    return DraftTree(tokens, parents, logprob.cumsum(1), valid, width, counted=sum(counts))
+def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> DraftTree:
+    """Trees that hold the nodes `kept` [B] of each proposal, parents before children."""
+    width, deepest = max(map(len, kept)), 0
+    tokens, parents = [[0] * width for _ in kept], [[-1] * width for _ in kept]
+    logprobs, valid = [[0.0] * width for _ in kept], [[False] * width for _ in kept]
+    for row, (nodes, proposal) in enumerate(zip(kept, proposals, strict=True)):
+        reached = {-1: (-1, 0.0, 0)}  # node -> its column, its path's log-probability and its depth
+        for column, node in enumerate(nodes):
+            above, logprob, depth = reached[proposal.parents[node]]
+            logprob, depth = logprob + proposal.logprobs[node], depth + 1
+            reached[node] = column, logprob, depth
+            tokens[row][column], parents[row][column] = proposal.tokens[node], above
+            logprobs[row][column], valid[row][column] = logprob, True
+            deepest = max(deepest, depth)
+    made = (torch.tensor(part) for part in (tokens, parents, logprobs, valid))
+    return DraftTree(*made, max_depth=deepest, counted=sum(map(len, kept)))
+
+
+def _takes_all(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> bool:
+    """Whether a tree of the shape `spec` has room for every node of these levels [B][depth], whatever it is worth."""
+    if not _fits_beams(spec, levels) or spec.threshold > 0.0:
+        return False
+    counts = [sum(map(len, row)) for row in levels]
+    if isinstance(spec, DynamicTree):
+        return max(counts) <= spec.nodes
+    return spec.prices is None and sum(counts) <= spec.budget and max(counts) <= (spec.per_row or spec.budget)
 
 
 def _fits_beams(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> TypeGuard[DynamicTree | SharedTree]:

@@ -18,6 +18,7 @@ from eyas.tree import TreeSpec
 from eyas.tree.proposal import Proposal
 
 _MOST_FANOUT = 64
+"""As many children of a node as are ever proposed; more would each be less likely than one in 64."""
 ANSWER_TOKENS = 2**17
 """The most tokens of finished answers kept for an owner."""
 ALL_ANSWER_TOKENS = 2**20
@@ -81,7 +82,8 @@ class SuffixDrafter(HistoryDrafter):
 
     @property
     def default_tree(self) -> str:
-        return f"dynamic:{self._limits.nodes(self._limits.longest)},8,{self._limits.nodes(self._limits.longest)}"
+        nodes = self._limits.nodes(self._limits.longest)
+        return f"dynamic:{nodes},8,{nodes}"
 
     def resize(self, slots: int) -> None:
         super().resize(slots)
@@ -135,5 +137,5 @@ class SuffixDrafter(HistoryDrafter):
 
 
 def make(target: Target) -> SuffixDrafter:
-    """Suffix decoding with the limits of its paper's tree variant."""
+    """Suffix decoding with the default limits."""
     return SuffixDrafter(target.device)
