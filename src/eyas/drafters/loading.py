@@ -15,6 +15,9 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.history import LookupDrafter
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.methods import read_method
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
@@ -38,26 +41,32 @@ def open_drafter(
     method: str | None = None,
     tokenizer: Any = None,
 ) -> Drafter:
-    """The drafter of a `method` without weights, a small language model, or what `load_drafter` makes of `source`.
+    """A method without weights, a small language model, what `load_drafter` makes of `source`, or a hybrid of two.
 
     `tokenizer` is the target's, for language models of another vocabulary. Raises what `load_drafter` and
     `load_small_lm` raise, and UsageError for a method that doesn't go with the source.
     """
-    if method in WEIGHTLESS:
+    parsed = read_method(method)
+    lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
+    if not parsed.drafter:
         if source is not None:
             raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
-        return WEIGHTLESS[method](target)
+        assert lookup is not None
+        return lookup
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
-    if method in (None, SMALL_LM):
+    if parsed.kind in (None, SMALL_LM):
         path = local_directory(source)
         if holds_language_model(path):
             if weights is not None or ignore_config_keys:
                 raise UsageError(f"{source} is a language model: leave out the drafter's weights and config keys")
+            if lookup is not None:
+                raise UsageError(f"{source} is a language model: it drafts alone, leave out +{parsed.lookup}")
             return load_small_lm(path, target, tokenizer)
-        if method is not None:
+        if parsed.kind is not None:
             raise UsageError(f"{source} is no language model, as method {method} needs: leave the method out")
-    return load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=method)
+    network = load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=parsed.kind)
+    return HybridDrafter(network, lookup, target.device) if isinstance(lookup, LookupDrafter) else network
 
 
 def load_drafter(
