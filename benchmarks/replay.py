@@ -1,8 +1,8 @@
 """Replay of reference answers to drafters that need no states: accept length as if a target had written just that.
 
-This is not decoding: no model runs, and a real target's answers differ from the references. It says how much of such an
-answer a method could copy, by the drafter's own code and trees. Rows are those of `benchmarks.workloads`. `alone` drafts
-from the request only; `with earlier answers` all rows have one owner, in the order of the file.
+This is not decoding: no model runs, and a real target's answers differ from the references. It says how much of such
+an answer a method could copy, by the drafter's own code and trees. Rows are those of `benchmarks.workloads`. `alone`
+drafts from the request only; `with earlier answers` all rows have one owner, in the order of the file.
 
     python -m benchmarks.replay editing.jsonl agents.jsonl [--model demo] [--tree T ...] --output FILE.json
 """
@@ -49,7 +49,7 @@ def answers(row: dict[str, Any], tokenizer: Any) -> list[tuple[tuple[int, ...], 
 def replay(
     drafter: HistoryDrafter, spec: TreeSpec, prompt: Sequence[int], answer: Sequence[int], owner: str
 ) -> tuple[Stats, int]:
-    """Draft along an answer, of which the first token comes with the prompt: what was accepted, and the nodes drafted."""
+    """Draft along an answer, whose first token comes with the prompt: what was accepted, and the nodes drafted."""
     stats, nodes = Stats(), 0
     drafter.begin(0, prompt, owner)
     observe(drafter, [*prompt[1:], answer[0]])
@@ -77,7 +77,9 @@ def walk(tree: DraftTree, following: Sequence[int]) -> int:
     nodes = list(zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), tree.valid[0].tolist(), strict=True))
     at, accepted = -1, 0
     for token in following:
-        found = next((node for node, (t, parent, valid) in enumerate(nodes) if valid and (t, parent) == (token, at)), None)
+        found = next(
+            (node for node, (t, parent, valid) in enumerate(nodes) if valid and (t, parent) == (token, at)), None
+        )
         if found is None:
             break
         at, accepted = found, accepted + 1
@@ -130,7 +132,12 @@ def main() -> None:
             if method != "ngram" or tree is None or parse_tree(tree).max_fanout == 1
             for owner in ("", "all")[: 2 if method == "suffix" else 1]
         ]
-        report[path.stem] = {"rows": len(rows), "answers": len(tokens), "answer_tokens": sum(tokens), "results": results}
+        report[path.stem] = {
+            "rows": len(rows),
+            "answers": len(tokens),
+            "answer_tokens": sum(tokens),
+            "results": results,
+        }
         for result in results:
             print(path.stem, *result.values())
     if options.output is not None:

@@ -127,7 +127,9 @@ def _default(code: Code, tree: ast.Module, draw: random.Random) -> Edit | None:
         return None
     function, argument, default = draw.choice(plain)
     value = default.value
-    new = "True" if value is None else str(not value) if isinstance(value, bool) else str(int(value) + draw.randint(1, 9))
+    new = (
+        "True" if value is None else str(not value) if isinstance(value, bool) else str(int(value) + draw.randint(1, 9))
+    )
     lines = code.text.splitlines()
     line = lines[default.lineno - 1]
     lines[default.lineno - 1] = line[: default.col_offset] + new + line[default.end_col_offset :]

@@ -98,8 +98,7 @@ class HistoryDrafter(Drafter):
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else drafting
         found = [
-            self.propose_within(slot, spec) if want else Proposal()
-            for slot, want in zip(rows, wanted, strict=True)
+            self.propose_within(slot, spec) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
         ]
         return grow(spec, found, self._device)
 

@@ -1,7 +1,8 @@
-"""Suffix decoding (SuffixDecoding, NeurIPS 2025, arXiv 2411.04975): what followed the last tokens before, by its counts.
+"""Suffix decoding (SuffixDecoding, NeurIPS 2025, arXiv 2411.04975): what followed the last tokens before, by counts.
 
-Two texts are searched: the request's own, prompt and answer, and the finished answers of its owner. The longer the match,
-the longer the draft; the better of both drafts is taken. It needs no weights, and drafts nothing where nothing is repeated.
+Two texts are searched: the request's own, prompt and answer, and the finished answers of its owner. The longer the
+match, the longer the draft; the better of both drafts is taken. It needs no weights, and drafts nothing where nothing
+is repeated.
 """
 
 from __future__ import annotations
@@ -95,7 +96,10 @@ class SuffixDrafter(HistoryDrafter):
 
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, columns)
-        self._indexes = [*self._indexes[:slots], *(SuffixIndex(self._limits) for _ in range(slots - len(self._indexes)))]
+        self._indexes = [
+            *self._indexes[:slots],
+            *(SuffixIndex(self._limits) for _ in range(slots - len(self._indexes))),
+        ]
         self._owners = [*self._owners[:slots], *[("", 0)] * (slots - len(self._owners))]
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
