@@ -1,8 +1,8 @@
 """Replay of reference answers to drafters that need no states: accept length as if a target had written just that.
 
-This is not decoding: no model runs, and a real target's answers differ from the references. It says how much of such an
-answer a method could copy, by the drafter's own code and trees. Rows are those of `benchmarks.workloads`. `alone` drafts
-from the request only; `with earlier answers` all rows have one owner, in the order of the file.
+This is not decoding: no model runs, and a real target's answers differ from the references. It says how much of such
+an answer a method could copy, by the drafter's own code and trees. Rows are those of `benchmarks.workloads`. `alone`
+drafts from the request only; `with earlier answers` all rows have one owner, in the order of the file.
 
     python -m benchmarks.replay editing.jsonl agents.jsonl [--model demo] [--tree T ...] --output FILE.json
 """
@@ -49,7 +49,7 @@ def answers(row: dict[str, Any], tokenizer: Any) -> list[tuple[tuple[int, ...], 
 def replay(
     drafter: HistoryDrafter, spec: TreeSpec, prompt: Sequence[int], answer: Sequence[int], owner: str
 ) -> tuple[Stats, int]:
-    """Draft along an answer, of which the first token comes with the prompt: what was accepted, and the nodes drafted."""
+    """Draft along an answer, whose first token comes with the prompt: what was accepted, and the nodes drafted."""
     stats, nodes = Stats(), 0
     drafter.begin(0, prompt, owner)
     observe(drafter, [*prompt[1:], answer[0]])

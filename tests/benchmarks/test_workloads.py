@@ -42,7 +42,7 @@ def test_rows_are_the_same_every_time() -> None:
 def test_a_replay_counts_as_the_engine_does() -> None:
     drafter = NgramDrafter(replay.CPU)
     drafter.resize(1)
-    # after 1: 2 is copied, 9 isn't; after 9: nothing is known; after 3: 4 5 are copied, and 3 4, of which the answer has 3
+    # after 1: 2 is copied, 9 isn't; after 9 nothing is known; after 3: 4 5 are copied
     stats, nodes = replay.replay(drafter, parse_tree("chain:2"), [1, 2, 3, 4, 5], [1, 2, 9, 3, 4, 5, 3], "")
     assert stats.accepted_histogram == [1, 1, 1]
     assert (stats.target_passes, nodes) == (3, 4)

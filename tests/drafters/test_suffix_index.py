@@ -91,10 +91,10 @@ def test_trees_are_the_most_probable_paths(
     within: list[list[int]], context: list[int], limits: SuffixLimits, depth: int
 ) -> None:
     index = index_of(within, limits)
-    for context in (context, within[-1]):  # another text's, and this one's, whose end is an occurrence too
-        draft = index.draft(context, depth, 3)
+    for tokens in (context, within[-1]):  # another text's, and this one's, whose end is an occurrence too
+        draft = index.draft(tokens, depth, 3)
         scores = {0.0}
-        matching = suffixes(within, context, limits)
+        matching = suffixes(within, tokens, limits)
         for size, suffix in matching.items():
             ranked = sorted(continuations(within, suffix, depth).values(), reverse=True)
             scores.add(sum(ranked[: limits.nodes(size)]))

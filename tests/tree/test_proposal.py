@@ -39,8 +39,11 @@ def proposed(proposal: Proposal) -> dict[tuple[int, ...], float]:
     return dict(found)
 
 
+STEPS = st.floats(-1.0, -0.01)
+
+
 @st.composite
-def proposals(draw: st.DrawFn, steps: st.SearchStrategy[float] = st.floats(-1.0, -0.01)) -> Proposal:
+def proposals(draw: st.DrawFn, steps: st.SearchStrategy[float] = STEPS) -> Proposal:
     made = Proposal()
     for node in range(draw(st.integers(0, 12))):
         parent = draw(st.integers(-1, node - 1))

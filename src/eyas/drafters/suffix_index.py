@@ -112,22 +112,22 @@ class SuffixIndex:
         highest score; of equals that of the longer suffix. An empty text, or a new token, gives none.
         """
         best = SuffixDraft(Proposal(), 0.0)
-        ends, lengths = self._matches(context)
+        stops, lengths = self._matches(context)
         for match in np.unique(lengths)[::-1].tolist():
             nodes = self._limits.nodes(match)
             if nodes <= best.score:
                 break  # shorter ones may draft even less
-            found = self._grown(ends[lengths >= match], nodes, depth, fanout)
+            found = self._grown(stops[lengths >= match], nodes, depth, fanout)
             if found.score > best.score:
                 best = found
         return best
 
     def _reserve(self, room: int) -> None:
         """Make room for so many tokens."""
-        margin, kept = self._margin, () if not self._size else self._text[: self._size]
+        margin, kept = self._margin, self._text[: self._size] if self._size else np.empty(0, np.int32)
         self._room = room
         self._buffer: Array = np.full(margin + room + margin, _NOTHING, np.int32)
-        self._text = self._buffer[margin:-margin]
+        self._text: Array = self._buffer[margin:-margin]
         self._text[: self._size] = kept
         # row i: the tokens before, from, position i of the text
         self._windows_before = sliding_window_view(self._buffer[margin - self._before :], self._before)
@@ -137,25 +137,25 @@ class SuffixIndex:
         """Where occurrences of the context's last token end, and how many of its last tokens occur there [n]."""
         if not context:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        ends = np.flatnonzero(self._text[: self._size] == context[-1]) + 1
-        lengths = np.ones(len(ends), np.int64)
-        longer, length = np.arange(len(ends)), 1
+        stops = np.flatnonzero(self._text[: self._size] == context[-1]) + 1
+        lengths = np.ones(len(stops), np.int64)
+        longer, length = np.arange(len(stops)), 1
         while len(longer) > _FEW and length < min(len(context), self._limits.longest):
             length += 1
-            at = ends[longer] + (self._margin - length)
+            at = stops[longer] + (self._margin - length)
             longer = longer[self._buffer[at] == context[-length]]
             lengths[longer] = length
         pattern = np.full(self._before, _UNLIKE, np.int32)
         known = context[-self._limits.longest :]
         pattern[self._before - len(known) :] = known
-        unlike = self._windows_before[ends[longer]] != pattern  # [n, W], the first column always
+        unlike = self._windows_before[stops[longer]] != pattern  # [n, W], the first column always
         lengths[longer] = unlike[:, ::-1].argmax(axis=1)
-        return ends, lengths
+        return stops, lengths
 
-    def _grown(self, ends: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int) -> SuffixDraft:
+    def _grown(self, stops: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int) -> SuffixDraft:
         """The most probable continuations of occurrences that end there, up to `nodes` of them."""
         made, score = Proposal(), 0.0
-        following = self._windows_after[ends, : min(nodes, depth)]  # [n, W]
+        following = self._windows_after[stops, : min(nodes, depth)]  # [n, W]
         queue = [*_children(following, 0, 1.0, -1, fanout, self._limits.least)]
         heapq.heapify(queue)
         while queue and len(made.tokens) < nodes:
@@ -180,7 +180,7 @@ class SuffixIndex:
         return SuffixDraft(made, score)
 
 
-class _Child(NamedTuple):
+class _Continuation(NamedTuple):
     """A token that may be drafted next; the most probable one sorts first, and none are equal."""
 
     order: tuple[float, int, int]
@@ -193,7 +193,9 @@ class _Child(NamedTuple):
     """What follows those of the occurrences that go on with it [n, W]."""
 
 
-def _children(rows: Array, level: int, probability: float, parent: int, fanout: int, least: float) -> list[_Child]:
+def _children(
+    rows: Array, level: int, probability: float, parent: int, fanout: int, least: float
+) -> list[_Continuation]:
     """What follows occurrences at a level: the most frequent tokens; of equals those that followed the last time."""
     column = rows[:, level]
     tokens, counts = np.unique(column, return_counts=True)
@@ -203,5 +205,5 @@ def _children(rows: Array, level: int, probability: float, parent: int, fanout: 
         mine = np.flatnonzero(column == token)
         ratio = count / len(column)
         order = (-probability * ratio, parent, -int(mine[-1]))
-        found.append(_Child(order, token, parent, ratio, level, rows[mine]))
+        found.append(_Continuation(order, token, parent, ratio, level, rows[mine]))
     return sorted(found)[:fanout]

@@ -83,7 +83,7 @@ class BeamGrowth:
         scores = _path_sums(values.gather(2, rank).squeeze(2), parents)
         logprobs = _path_sums(steps, parents)
         made = (torch.tensor(tokens), scores, logprobs, torch.tensor(parents))
-        for level in zip(*(part.split(list(sizes), dim=1) for part in made), strict=True):
+        for level in zip(*(torch.split_with_sizes(part, list(sizes), dim=1) for part in made), strict=True):
             for kept, part in zip((self._tokens, self._scores, self._logprobs, self._parents), level, strict=True):
                 kept.append(part)
             self._beam_score = level[1].amax(1, keepdim=True)

@@ -122,8 +122,8 @@ def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> Dr
             tokens[row][column], parents[row][column] = proposal.tokens[node], above
             logprobs[row][column], valid[row][column] = logprob, True
             deepest = max(deepest, depth)
-    made = (torch.tensor(part) for part in (tokens, parents, logprobs, valid))
-    return DraftTree(*made, max_depth=deepest, counted=sum(map(len, kept)))
+    t = torch.tensor
+    return DraftTree(t(tokens), t(parents), t(logprobs), t(valid), deepest, counted=sum(map(len, kept)))
 
 
 def _takes_all(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> bool:

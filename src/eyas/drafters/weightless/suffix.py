@@ -1,7 +1,8 @@
-"""Suffix decoding (SuffixDecoding, NeurIPS 2025, arXiv 2411.04975): what followed the last tokens before, by its counts.
+"""Suffix decoding (SuffixDecoding, NeurIPS 2025, arXiv 2411.04975): what followed the last tokens before, by counts.
 
-Two texts are searched: the request's own, prompt and answer, and the finished answers of its owner. The longer the match,
-the longer the draft; the better of both drafts is taken. It needs no weights, and drafts nothing where nothing is repeated.
+Two texts are searched: the request's own, prompt and answer, and the finished answers of its owner. The longer the
+match, the longer the draft; the better of both drafts is taken. It needs no weights, and drafts nothing where nothing
+is repeated.
 """
 
 from __future__ import annotations
