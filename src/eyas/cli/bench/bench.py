@@ -114,7 +114,7 @@ def _engines(
     from eyas.drafters.loading import load_drafter
     from eyas.engine import Engine, Speculation
     from eyas.engine.controller import costs_for, make_controller
-    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.engine.load import default_tree, tree_for
     from eyas.targets import load_tokenizer
     from eyas.tree import parse_tree
 
@@ -122,7 +122,7 @@ def _engines(
     engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
     for name in drafters:
         drafter = load_drafter(name, target, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
-        own, costs = drafter.default_tree or DEFAULT_TREE, None
+        own, costs = default_tree(drafter), None
         for text, spec in (specs or {own: parse_tree(own)}).items():
             label = text if len(drafters) == 1 else f"{name} {text}"
             tree, controller = None, None

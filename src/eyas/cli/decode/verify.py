@@ -111,11 +111,11 @@ def _numbers(text: str, option: str) -> list[float]:
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
     """The given trees for this drafter; if there are none, a chain and the drafter's own."""
-    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.engine.load import default_tree, tree_for
     from eyas.tree import parse_tree
 
-    own = drafter.default_tree or DEFAULT_TREE
-    trees = given or {text: parse_tree(text) for text in ("chain:4", own)}
+    chain = f"chain:{min(4, drafter.max_depth or 4)}"
+    trees = given or {text: parse_tree(text) for text in (chain, default_tree(drafter))}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 
 
