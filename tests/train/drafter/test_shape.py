@@ -20,7 +20,7 @@ from eyas.types import Request, SamplingParams
 from ... import tiny
 
 ALL = torch.arange(tiny.VOCAB)
-PRESETS = ("eagle1", "eagle3", "eagle3.1", "mla", "mlp")
+PRESETS = ("eagle1", "eagle3", "eagle3.1", "mla", "mlp", "medusa")
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
