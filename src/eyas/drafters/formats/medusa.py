@@ -20,13 +20,14 @@ from torch import Tensor
 
 from eyas.drafters.files import Headers, RawCheckpoint
 from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats import tensor_names
 from eyas.errors import ConfigError
 
 HEADS, LAYERS = "num_heads", "num_hidden_layers"
 """The native keys, which are vLLM's."""
 _PUBLISHED = {HEADS: "medusa_num_heads", LAYERS: "medusa_num_layers"}
 """Native key -> FasterDecoding's."""
-FIRST_HEAD = "lm_heads.0.weight"
+_FIRST = f"{tensor_names.HEADS}0.weight"
 _TOKEN_MAP = "token_map"
 """vLLM's tensor [Vd] of the target ids of the draft vocabulary."""
 _IRRELEVANT = {
@@ -78,8 +79,8 @@ def _native_names(tensors: Sequence[str]) -> dict[str, str]:
     for name in tensors:
         match = _LAST.fullmatch(name)
         if match and layers and int(match[2]) == depth:  # one elsewhere is reported as an extra tensor
-            names[name] = f"lm_heads.{match[1]}.weight"
-    if _TOKEN_MAP in tensors and FIRST_HEAD in tensors:
+            names[name] = f"{tensor_names.HEADS}{match[1]}.weight"
+    if _TOKEN_MAP in tensors and _FIRST in tensors:
         names[_TOKEN_MAP] = "d2t"
     return names
 
@@ -119,7 +120,7 @@ def _from_tensors(fields: Fields, tensors: Mapping[str, Any]) -> None:
         if found:
             fields.values[key] = found
     fields.values["medusa_fc_bias"] = any(match.string.endswith(".bias") for match in blocks)
-    head, layer = tensors.get(FIRST_HEAD), tensors.get("blocks.0.layers.0.weight")
+    head, layer = tensors.get(_FIRST), tensors.get("blocks.0.layers.0.weight")
     fields.values["head"] = "shared" if head is None else "own"
     if head is not None and len(head.shape) == 2:
         fields.default("draft_vocab_size", head.shape[0])

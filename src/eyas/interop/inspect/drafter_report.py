@@ -10,9 +10,8 @@ from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, inte
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, read_json
 from eyas.drafters.formats.opening import gguf_in, open_raw
-from eyas.drafters.formats.medusa import FIRST_HEAD
 from eyas.drafters.formats.taps import IDS
-from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, SHAREABLE, VOCABULARY_MAP, native_name
+from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
 from eyas.drafters.formats.vocabulary import complete_vocabulary
 from eyas.drafters.registry import kind_name
 from eyas.errors import CheckpointError, ConfigError
@@ -71,7 +70,7 @@ def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterRe
         files=raw.headers.files,
         format=raw.format,
         own_embedding=EMBEDDING in names,
-        own_head=HEAD in names or FIRST_HEAD in names,
+        own_head=any(map(is_head, names)),
         provenance=raw.config.get(PROVENANCE),
         problems=[problem] if problem else [],
     )

@@ -58,9 +58,9 @@ def _heads(network: MedusaNetwork, taps: Tensor, rows: ChainRows) -> Iterator[tu
     """The steps of heads that guess from the true state alone: step j is head j, and nothing is fed back."""
     states = network.fuse(taps).to(taps.dtype).flatten(0, 1)  # [B * S, H]
     for step, count in enumerate(rows.counts):
-        if not count:
-            return
-        guessed = network.guess(states.index_select(0, rows.indices[:count]) if step else states, step)
+        # where no row is left one is run all the same: every process needs gradients of every head
+        indices = rows.indices[:count] if count else rows.indices.new_zeros(1)
+        guessed = network.guess(states.index_select(0, indices) if step else states, step)
         yield guessed, guessed
 
 
