@@ -65,9 +65,7 @@ def test_what_is_saved_loads_back(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_shared_parts_are_the_target_s_and_not_in_the_file(tmp_path: Path, kind: str) -> None:
     embeds = kind != "medusa"  # its heads read no tokens
-    made = tiny.network(
-        kind, embedding="shared" if embeds else "none", head="shared", draft_vocab_size=tiny.VOCAB
-    )
+    made = tiny.network(kind, embedding="shared" if embeds else "none", head="shared", draft_vocab_size=tiny.VOCAB)
     save_network(made, tmp_path)
     names = set(load_file(tmp_path / "model.safetensors"))
     assert not {"embed_tokens.weight", "lm_head.weight", "lm_heads.0.weight"} & names

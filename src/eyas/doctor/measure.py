@@ -97,7 +97,7 @@ class _Likely:
         self._p = transcript.likely.flatten(0, 1)[rows.answers] * (likely >= 0)
 
     def compare(self, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """First choices (target ids) and overlaps, both [M], of a step's states [M, H] that the drafter's head reads."""
+        """First choices (target ids) and overlaps, both [M], of a step's states [M, H] that the head reads."""
         ids = self._network.target_ids
         parts = zip(*(torch.split(each, POSITIONS_AT_ONCE) for each in (normed, self._ids, self._p)), strict=True)
         choices, overlaps = [], []

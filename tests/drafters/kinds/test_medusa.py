@@ -71,8 +71,17 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
     return folder
 
 
-VLLM = {"model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": HEADS, "num_hidden_layers": LAYERS,
-        "hidden_size": tiny.HIDDEN, "vocab_size": tiny.VOCAB, "medusa_fc_bias": True, "max_paths": 64, "topk": 10}
+VLLM = {
+    "model_type": "medusa",
+    "architectures": ["MedusaModel"],
+    "num_heads": HEADS,
+    "num_hidden_layers": LAYERS,
+    "hidden_size": tiny.HIDDEN,
+    "vocab_size": tiny.VOCAB,
+    "medusa_fc_bias": True,
+    "max_paths": 64,
+    "topk": 10,
+}
 
 
 @pytest.mark.parametrize("layout", ["FasterDecoding", "vLLM", "vLLM, reduced"])
@@ -140,15 +149,13 @@ def test_loading_is_strict(tmp_path: Path, changes: dict[str, Tensor], removed: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"taps": [3]}, "reads? the target's state after its final norm"),
+        ({"taps": [3]}, "reads the target's state after its final norm"),
         ({"original_lm_head": True}, "matrices of their own"),
         ({"logit_scale": 0.5}, "aren't scaled"),
         ({"medusa_choices": "best"}, "unknown key medusa_choices"),
     ],
 )
-def test_variants_that_compute_something_else_are_refused(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_variants_that_compute_something_else_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_network(write(tmp_path, {**PUBLISHED, **changes}, published()))
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.files import Headers, RawCheckpoint
-from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats import tensor_names
+from eyas.drafters.formats.fields import Fields
 from eyas.errors import ConfigError
 
 HEADS, LAYERS = "num_heads", "num_hidden_layers"
@@ -115,8 +115,8 @@ def _from_tensors(fields: Fields, tensors: Mapping[str, Any]) -> None:
     for key, group, what in ((HEADS, 1, "heads"), (LAYERS, 2, "layers a head")):
         found, said = len({match[group] for match in blocks}), fields.values.get(key)
         if found and said not in (None, found):
-            published = _PUBLISHED[key] if _PUBLISHED[key] in fields.raw else key
-            fields.doubts.append(f"{published} says {said} {what}, the file has tensors of {found}: all {found} are read")
+            name = _PUBLISHED[key] if _PUBLISHED[key] in fields.raw else key
+            fields.doubts.append(f"{name} says {said} {what}, the file has tensors of {found}: all {found} are read")
         if found:
             fields.values[key] = found
     fields.values["medusa_fc_bias"] = any(match.string.endswith(".bias") for match in blocks)

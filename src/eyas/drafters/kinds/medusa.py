@@ -57,7 +57,7 @@ class MedusaConfig(DrafterConfig):
 def read(fields: Fields) -> MedusaConfig:
     """The configuration in config.json, its sizes corrected by the tensors. Raises ConfigError."""
     if "taps" in fields.values:
-        raise ConfigError(f"{fields.where}: taps: Medusa's heads read the target's state after its final norm, no other")
+        raise ConfigError(f"{fields.where}: taps: Medusa reads the target's state after its final norm, no other")
     read_sizes(fields)
     return fields.finish(MedusaConfig)
 
@@ -114,7 +114,7 @@ class MedusaNetwork(BlockNetwork):
 
     @property
     def heads(self) -> list[nn.Linear]:
-        return [*self.lm_heads] if self.config.head == "own" else []  # type: ignore[list-item]
+        return [*self.lm_heads] if self.config.head == "own" else []
 
     def step(
         self,

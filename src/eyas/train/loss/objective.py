@@ -113,8 +113,8 @@ class DraftObjective:
         """
         if network.config.guesses not in (None, config.unroll):
             raise ConfigError(
-                f"loss.unroll is {config.unroll}, but the drafter has {network.config.guesses} heads, and step j trains "
-                f"head j: set it to {network.config.guesses}"
+                f"loss.unroll is {config.unroll}, but the drafter has {network.config.guesses} heads: step j trains "
+                "head j, so the two must be equal"
             )
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config)
