@@ -159,6 +159,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "eagle3": {**_LAYERED, "num_key_value_heads": 2, "draft_vocab_size": 60},
     "mla": {**_LAYERED, **_LATENT, "draft_vocab_size": 60},
     "mlp": _SIZES,
+    "medusa": {**_SIZES, "draft_vocab_size": 60, "num_heads": 5},
 }
 """Small settings of every drafter kind."""
 

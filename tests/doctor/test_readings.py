@@ -26,6 +26,7 @@ EXPECTED = {
     },
     "eagle1": {"taps", "rope", "embedding", "head", "rotary layout", "input order", "norm weights"},
     "mlp": {"taps", "embedding", "head", "input order"},
+    "medusa": {"taps", "head"},
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from eyas.drafters.loading import local_directory, open_drafter
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import CostTable, make_controller
-from eyas.engine.load import DEFAULT_TREE, tree_for
+from eyas.engine.load import default_tree, tree_for
 from eyas.errors import EyasError, UsageError
 from eyas.targets import Target
 from eyas.tree import is_auto, parse_tree
@@ -207,7 +207,7 @@ class MethodOpener:
 
     def _open(self, choice: MethodChoice) -> OpenedMethod:
         drafter, weights = self._drafter(choice)
-        tree = choice.tree or drafter.default_tree or DEFAULT_TREE
+        tree = choice.tree or default_tree(drafter)
         engine = drafting_engine(self.target, self.tokenizer, drafter, tree, self.batch_size, self.coupled)
         return OpenedMethod(choice, engine, drafter, tree, weights)
 

@@ -104,11 +104,11 @@ def verify(
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
     """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
-    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.engine.load import default_tree, tree_for
     from eyas.tree import parse_tree
 
-    own = drafter.default_tree or DEFAULT_TREE
-    names = (own,) if own.startswith("lookahead:") else ("chain:4", own)
+    own, chain = default_tree(drafter), f"chain:{min(4, drafter.max_depth or 4)}"
+    names = (own,) if own.startswith("lookahead:") else (chain, own)
     trees = given or {text: parse_tree(text) for text in names}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 

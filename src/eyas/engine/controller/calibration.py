@@ -18,7 +18,7 @@ import torch
 from eyas.drafters.base import Drafter
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
-from eyas.engine.controller.controller import WIDTHS, Controller
+from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.errors import UsageError
 from eyas.targets import Target
@@ -30,7 +30,7 @@ _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192)
 _PAIRS = (1, 4, 16, 64, 256)
 _WIDTHS = (1, 2, 4, 8)
 _LEVELS = 3
-"""Levels that are timed together; the time of one is an equal share."""
+"""Levels that are timed together, if the drafter guesses as far; the time of one is an equal share."""
 _SHORT, _LONG = 32, 544
 """Cache columns in two measurements whose difference gives a pass's time by column."""
 _MIDDLE = 256
@@ -75,6 +75,7 @@ class _Bench:
     def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
         self._target, self._drafter = target, drafter
         self._width = min(16, widest)
+        self._levels = _LEVELS if drafter.max_depth is None else min(_LEVELS, drafter.max_depth - 1)
         self._rows = _up_to(batch_size)
         self._together = max(rows for rows in (1, 2, 4, 8) if rows <= batch_size)
         self._draw = torch.Generator().manual_seed(0)
@@ -125,7 +126,7 @@ class _Bench:
         firsts, levels = sensible(points("first")), {}
         for (name, size), total in found.items():
             if name.startswith("level"):
-                levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / _LEVELS
+                levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / max(1, self._levels)
         rows = self._rows[-1]
         further = found["long", rows] - found["rows", rows]
         return CostTable(
@@ -161,7 +162,7 @@ class _Bench:
         for rows in dict.fromkeys((1, self._rows[len(self._rows) // 2], most)):
             for width in _WIDTHS:
                 if width <= self._width:
-                    draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + _LEVELS)  # noqa: E731
+                    draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + self._levels)  # noqa: E731
                     yield (f"level{rows}", rows * width), draft
         for more in (0, *_UNEQUAL) if self._together > 1 else ():
             tree = _unequal(self._together, _EQUAL, more, self._target)
@@ -291,6 +292,7 @@ def make_controller(
     return Controller(
         CostModel(costs),
         widths=widths,
+        depth=min(DEPTH, drafter.max_depth or DEPTH),
         max_length=target.max_length,
         counts_freely=target.device.type == "cpu",
         computes=not isinstance(drafter, LookupDrafter),
