@@ -9,8 +9,10 @@ import typer
 from typer.core import TyperGroup
 
 import eyas
+from eyas.cli.bench.accuracy import accuracy
 from eyas.cli.bench.bench import bench
 from eyas.cli.bench.checkpoints import checkpoints
+from eyas.cli.bench.methods import methods
 from eyas.cli.bench.report import report
 from eyas.cli.bench.serve import serve as bench_serve
 from eyas.cli.bench.trees import trees
@@ -50,8 +52,16 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure drafters, checkpoints, draft trees and servers.",
-        {"measure": bench, "checkpoints": checkpoints, "trees": trees, "serve": bench_serve, "report": report},
+        "Measure drafters, methods, checkpoints, trees, servers, and whether answers stay the same.",
+        {
+            "measure": bench,
+            "methods": methods,
+            "accuracy": accuracy,
+            "checkpoints": checkpoints,
+            "trees": trees,
+            "serve": bench_serve,
+            "report": report,
+        },
     ),
 }
 """Group -> its help and its verbs."""

@@ -6,13 +6,13 @@ Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eyas.drafters.base import Drafter
-from eyas.tree import DraftTree, TreeSpec
+from eyas.drafters.base import Drafter, SavedPairs
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.tree.proposal import Proposal, grow
 from eyas.verify import Coupling
 
@@ -74,10 +74,10 @@ class HistoryDrafter(Drafter):
     def unread(self, slot: int) -> int:  # noqa: ARG002
         return 0
 
-    def save(self, slot: int, start: int, stop: int) -> SavedTokens:
+    def save(self, slot: int, start: int, stop: int) -> SavedPairs:
         return SavedTokens(self._tokens[slot][start + 1 : stop + 1])
 
-    def load(self, slot: int, saved: SavedTokens, count: int) -> None:
+    def load(self, slot: int, saved: Any, count: int) -> None:
         self._tokens[slot] += saved.tokens[:count]
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:  # noqa: ARG002
@@ -101,6 +101,9 @@ class HistoryDrafter(Drafter):
             self.propose_within(slot, spec) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
         ]
         return grow(spec, found, self._device)
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """Nothing to do: what is committed is all that counts."""
 
     def truncate(self, slot: int, length: int) -> None:
         if length < self.length(slot):

@@ -16,6 +16,8 @@ from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.small_lm import METHOD as SMALL_LM
+from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import use_huge_pages
@@ -34,10 +36,12 @@ def open_drafter(
     weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
+    tokenizer: Any = None,
 ) -> Drafter:
-    """The drafter of a `method` without weights, or else what `load_drafter` makes of `source`.
+    """The drafter of a `method` without weights, a small language model, or what `load_drafter` makes of `source`.
 
-    Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the source.
+    `tokenizer` is the target's, for language models of another vocabulary. Raises what `load_drafter` and
+    `load_small_lm` raise, and UsageError for a method that doesn't go with the source.
     """
     if method in WEIGHTLESS:
         if source is not None:
@@ -45,6 +49,14 @@ def open_drafter(
         return WEIGHTLESS[method](target)
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
+    if method in (None, SMALL_LM):
+        path = local_directory(source)
+        if holds_language_model(path):
+            if weights is not None or ignore_config_keys:
+                raise UsageError(f"{source} is a language model: leave out the drafter's weights and config keys")
+            return load_small_lm(path, target, tokenizer)
+        if method is not None:
+            raise UsageError(f"{source} is no language model, as method {method} needs: leave the method out")
     return load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=method)
 
 

@@ -16,6 +16,7 @@ from eyas.errors import UsageError
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
+from eyas.tree.lookahead import LookaheadTree
 from eyas.types import Limits
 from eyas.verify import WalkRule
 
@@ -45,6 +46,8 @@ def load(
 ) -> Engine:
     """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files such as `ngram`.
 
+    `draft_model` is a drafter, or a smaller language model that drafts (`method` `draft_model`).
+
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
     `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
     pays. `costs` is a file that keeps those measurements for the next time. With a `draft_model`, `method` is the kind
@@ -62,11 +65,13 @@ def load(
     spec = parse_tree(tree) if isinstance(tree, str) and auto is None else None if isinstance(tree, str) else tree
     template = None if chat_template is None else read_chat_template(chat_template)
     target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled, quantize=quantize)
+    tokenizer = load_tokenizer(model, template)
     speculation = controller = None
     if speculates:
         drafter = open_drafter(
-            draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method
-        )
+            draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
+            tokenizer=tokenizer,
+        )  # fmt: skip
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
         else:
@@ -75,7 +80,7 @@ def load(
             speculation = Speculation(drafter, None, coupled)
     return Engine(
         target,
-        load_tokenizer(model, template),
+        tokenizer,
         speculation,
         batch_size=batch_size,
         limits=limits,
@@ -85,8 +90,14 @@ def load(
 
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
-    """`tree`, or the drafter's own default; refused if it asks for more children than the drafter can offer."""
-    spec = tree or parse_tree(drafter.default_tree or DEFAULT_TREE)
+    """`tree`, or the drafter's own default; refused if the drafter can't grow it. Raises UsageError."""
+    own = parse_tree(drafter.default_tree or DEFAULT_TREE)
+    spec = tree or own
+    if isinstance(spec, LookaheadTree) != isinstance(own, LookaheadTree):
+        raise UsageError(
+            "trees lookahead:W,N,G and the method lookahead go together and with nothing else: leave out --tree, or "
+            "give one that the method has"
+        )
     if spec.max_fanout > drafter.max_fanout:
         raise UsageError(f"the tree asks for {spec.max_fanout} children, the drafter can offer {drafter.max_fanout}")
     return spec

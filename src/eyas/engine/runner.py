@@ -24,11 +24,13 @@ from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
-from eyas.errors import InvariantError, PassMemoryError
+from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.tree import TreeSpec
+from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
+from eyas.tree.static import StaticTree
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 
@@ -50,6 +52,7 @@ class ModelRunner:
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
         if self.drafter is not None:
             target.check_taps(self.drafter.taps)
+            _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
@@ -265,6 +268,16 @@ class ModelRunner:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
 
 
+def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:
+    """Raise UsageError for a rule that needs draws where there are none, or other trees than chains."""
+    if rule.seeded:
+        return
+    if not drafter.draws:
+        raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, no copied text")
+    if not isinstance(tree, StaticTree) or tree.max_fanout > 1:
+        raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
+
+
 @contextmanager
 def _pass_of(tokens: int) -> Iterator[None]:
     """Passes of at most so many tokens are run; PassMemoryError if memory runs out."""
@@ -292,6 +305,8 @@ def staging_columns(spec: TreeSpec | None) -> int:
         return 1
     if isinstance(spec, SharedTree):  # a new one each round: not worth remembering
         return 1 + max(min(spec.budget, spec.per_row or spec.budget), spec.depth * spec.width)
+    if isinstance(spec, LookaheadTree):
+        return 1 + spec.nodes
     return _grown_columns(cast(Hashable, spec))
 
 
@@ -312,7 +327,7 @@ def _grown_columns(hashable: Hashable) -> int:
 
 
 def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collection[int]) -> dict[int, DraftRound]:
-    """The draft trees of traced `rows` for `Chunk.draft`; rows without a tree are left out.
+    """The draft trees of traced `rows` for `Chunk.draft`; scratch nodes, and rows without a tree, are left out.
 
     `roots` has the root token of every row. Copies from the device, so it is called for traced requests only.
     """
@@ -320,11 +335,11 @@ def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collec
         return {}
     tree = draft.tree
     chosen = to_device(list(rows), tree.tokens.device)
-    table = torch.stack((tree.valid.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
+    table = torch.stack((tree.acceptable.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
     logprobs = tree.logprob[chosen].tolist()
     found = {}
-    for row, valid, tokens, parents, logprob in zip(rows, *table, logprobs, strict=True):
-        kept = [node for node, is_valid in enumerate(valid) if is_valid]
+    for row, acceptable, tokens, parents, logprob in zip(rows, *table, logprobs, strict=True):
+        kept = [node for node, wanted in enumerate(acceptable) if wanted]
         if not kept:
             continue
         renumbered = {node: index for index, node in enumerate(kept)}

@@ -28,6 +28,21 @@ class BeamCandidates:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """The distributions that a batch of chains was drawn from, for rules that accept by them."""
+
+    probs: tuple[Tensor, ...]
+    """For each level [B, Vd] probabilities of the tokens `ids`."""
+    ids: Tensor | None  # [Vd] the target's ids; None = the target's whole vocabulary
+    valid: Tensor  # [B, N] bool: which nodes were drawn, those included that a grammar rules out afterwards
+
+    def at(self, level: int, vocab_size: int) -> Tensor:
+        """[B, V] the probabilities of a level over the target's vocabulary."""
+        probs = self.probs[level]
+        return probs if self.ids is None else probs.new_zeros(len(probs), vocab_size).index_add_(1, self.ids, probs)
+
+
+@dataclass(frozen=True)
 class DraftTree:
     """A batch of draft trees, padded to N nodes.
 
@@ -39,12 +54,16 @@ class DraftTree:
     logprob: Tensor  # [B, N] float32, cumulative: the drafter's value for the whole path to the node
     valid: Tensor  # [B, N] bool
     max_depth: int
-    """A depth that no node exceeds, known on the host; 0 for an empty tree."""
+    """A depth that no node exceeds, scratch nodes left out, known on the host; 0 for an empty tree."""
     shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
     counted: int | None = None
     """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
     """What the nodes were chosen from, if the tree's spec keeps it."""
+    draws: Draws | None = None
+    """What the nodes were drawn from, if the rule of acceptance asks for it."""
+    scratch: Tensor | None = None
+    """[B, N] bool: nodes that are run but never accepted, nor is what lies below them; None = there are none."""
 
     @staticmethod
     def empty(batch: int, device: torch.device) -> DraftTree:
@@ -64,12 +83,17 @@ class DraftTree:
             return self.shared_ancestors.expand(self.tokens.shape[0], -1, -1)
         if self.size == 0:
             return torch.ones(self.tokens.shape[0], 1, 1, dtype=torch.bool, device=self.tokens.device)
-        return ancestor_mask(self.parents, self.max_depth)
+        return ancestor_mask(self.parents, self.max_depth if self.scratch is None else self.size)
 
     @cached_property
     def depth(self) -> Tensor:
         """[B, 1 + N] int64 depth by node index: 0 for the root, 1 for its children, and so on."""
         return self.ancestors.sum(-1) - 1
+
+    @cached_property
+    def acceptable(self) -> Tensor:
+        """[B, N] bool: the nodes that may be accepted, which are the valid ones but for scratch nodes."""
+        return self.valid if self.scratch is None else self.valid & ~self.scratch
 
     @cached_property
     def full(self) -> bool | None:
@@ -109,6 +133,7 @@ class DraftTree:
             max_depth=min(self.max_depth, width),
             shared_ancestors=None,
             counted=int(counts.sum()),
+            scratch=None if self.scratch is None else self.scratch.gather(1, order),
         )
 
     def columns(self, root: Tensor) -> Tensor:

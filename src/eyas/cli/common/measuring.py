@@ -17,6 +17,8 @@ from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.candidates import Selection
+    from eyas.drafters.base import Drafter
+    from eyas.engine import Engine
     from eyas.targets import Target
     from eyas.types import SamplingParams
 
@@ -53,6 +55,28 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
     }
 
 
+def engines_for(
+    target: Target,
+    tokenizer: Any,
+    drafters: Mapping[str, Drafter],
+    trees: Sequence[str],
+    coupled: bool,
+    batch_size: int,
+) -> dict[tuple[str, str], Engine]:
+    """An engine for every drafter, by its name, with every tree, by its text, on one target; no trees = its own."""
+    from eyas.bench.offline.methods import drafting_engine
+    from eyas.engine.controller import costs_for
+    from eyas.engine.load import DEFAULT_TREE
+    from eyas.tree import is_auto
+
+    engines = {}
+    for name, drafter in drafters.items():
+        costs = costs_for(target, drafter, batch_size) if any(map(is_auto, trees)) else None
+        for text in trees or [drafter.default_tree or DEFAULT_TREE]:
+            engines[name, text] = drafting_engine(target, tokenizer, drafter, text, batch_size, coupled, costs)
+    return engines
+
+
 def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None:
     """Write the report to standard output, to a file, or both: wherever it was asked for."""
     from eyas.files import write_json
@@ -82,6 +106,22 @@ def may_write(choice: Selection, force: bool) -> list[str]:
         note(f"warning: {choice.doubt}")
         return []
     return [f"the pick was not written: {choice.doubt}. --force writes it all the same"]
+
+
+def plain_numbers(text: str, option: str) -> list[float]:
+    """A comma-separated list of at least one number, whatever they are."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
+
+
+def read_temperatures(text: str, option: str) -> list[float]:
+    """A comma-separated list of temperatures."""
+    found = plain_numbers(text, option)
+    if not all(0 <= temperature < math.inf for temperature in found):
+        raise UsageError(f"{option} {text}: a temperature is a number, at least 0")
+    return found
 
 
 def numbers(text: str, option: str) -> list[float]:

@@ -120,8 +120,8 @@ class DraftOptions(DrafterFileOptions):
     method: Annotated[
         str | None,
         Option(
-            help="ngram and suffix draft without a drafter's files; else the kind that the drafter must be, such as "
-            "eagle3 (default: any); none: plain decoding."
+            help="ngram, suffix and lookahead draft without a drafter's files; else the kind that the drafter must be, "
+            "such as eagle3, or draft_model (default: any); none: plain decoding."
         ),
     ] = None
     num_speculative_tokens: Annotated[
@@ -132,7 +132,7 @@ class DraftOptions(DrafterFileOptions):
         str | None,
         Option(
             help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or shared:DEPTH,WIDTH,BUDGET (default: the drafter's "
-            "own); auto or auto:chain: as large as pays, by measured costs."
+            "own; lookahead:W,N,G for that method); auto or auto:chain: as large as pays, by measured costs."
         ),
     ] = None
     costs: Annotated[
@@ -141,7 +141,10 @@ class DraftOptions(DrafterFileOptions):
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[
-        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts whatever the target finds plausible.")
+        str | None,
+        Option(
+            help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws."
+        ),
     ] = None
 
 

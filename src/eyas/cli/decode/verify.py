@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +11,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_drafter, check_method, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output
+from eyas.cli.common.measuring import plain_numbers, read_temperatures
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
@@ -29,7 +29,7 @@ from eyas.errors import UsageError
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
-    from eyas.bench.offline.certificate import Certificate, Divergence
+    from eyas.bench.offline.certificate import Certificate
     from eyas.drafters.base import Drafter
     from eyas.tree import TreeSpec
 
@@ -62,10 +62,8 @@ def verify(
 
     Prompts are decoded with and without it at several temperatures, trees and batch sizes, and every token is compared.
     """
-    heats = _numbers(temperatures, "--temperatures")
-    if not all(0 <= heat < inf for heat in heats):
-        raise UsageError(f"--temperatures {temperatures}: a temperature is a number, at least 0")
-    sizes = _numbers(batch_sizes, "--batch-sizes")
+    heats = read_temperatures(temperatures, "--temperatures")
+    sizes = plain_numbers(batch_sizes, "--batch-sizes")
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     for text in tree:
@@ -84,10 +82,12 @@ def verify(
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
+    tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
-        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method
-    )
-    certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
+        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
     cells = []
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
@@ -102,20 +102,14 @@ def verify(
     return 0 if certificate.equal and not certificate.errors else FAILURE
 
 
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
-
-
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
-    """The given trees for this drafter; if there are none, a chain and the drafter's own."""
+    """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.tree import parse_tree
 
     own = drafter.default_tree or DEFAULT_TREE
-    trees = given or {text: parse_tree(text) for text in ("chain:4", own)}
+    names = (own,) if own.startswith("lookahead:") else ("chain:4", own)
+    trees = given or {text: parse_tree(text) for text in names}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 
 
@@ -139,16 +133,9 @@ def _print(certificate: Certificate) -> None:
     console.print(table)
     for cell in certificate.cells:
         for divergence in cell.divergences:
-            console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(divergence)}")
+            where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"
+            combination = f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}"
+            console.print(f"{combination}: {where}: {divergence.describe()}")
     console.print(f"Compared with plain decoding of one row at a time. Promised in {promise(certificate.dtype)}.")
     ties = any(cell.divergences for cell in certificate.cells)
     console.print(("EQUAL BUT FOR NEAR-TIES" if ties else "EQUAL") if certificate.equal else "NOT EQUAL")
-
-
-def _describe(divergence: Divergence) -> str:
-    where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"
-    tokens = f"plain {divergence.plain}, here {divergence.speculative}"
-    if divergence.gap is None:
-        return f"{where}: {tokens}: only one answer ends there: a real difference"
-    kind = "near-tie" if divergence.tie else "a real difference"
-    return f"{where}: {tokens}; gap {divergence.gap:.3g} logits, near-tie up to {divergence.tolerance:.3g}: {kind}"
