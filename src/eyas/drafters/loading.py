@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from eyas.assets import named_drafter
+from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.in_target import mtp
+from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
+from eyas.targets.adapters import base_of
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.linears import best_layout
 
 _LOG = logging.getLogger("eyas")
+
+IN_TARGET: dict[str, Callable[[Path, Target], DraftNetwork]] = {"mtp": mtp.load}
+"""Method -> what finds its network among the target's own files. A new one is a file in `in_target/`."""
 
 
 def open_drafter(
@@ -34,15 +40,20 @@ def open_drafter(
     weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
+    model: str | Path | None = None,
 ) -> Drafter:
     """The drafter of a `method` without weights, or else what `load_drafter` makes of `source`.
 
-    Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the source.
+    Without a source, a method that has its weights inside the target's checkpoint finds them in `model`, which the
+    target was loaded from. Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the
+    source.
     """
     if method in WEIGHTLESS:
         if source is not None:
             raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
         return WEIGHTLESS[method](target)
+    if source is None and model is not None and method in IN_TARGET:
+        return _decoding(IN_TARGET[method](local_directory(base_of(find_model(named_target(model)))), target), target)
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
     return load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=method)
@@ -72,11 +83,16 @@ def load_drafter(
     check_fit(checkpoint.config, target, name)
     target.check_taps(checkpoint.config.taps_of(target.num_layers))
     network = checkpoint.network(target).to(device=target.device, dtype=target.dtype)
+    _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
+    return _decoding(network, target)
+
+
+def _decoding(network: DraftNetwork, target: Target) -> NetworkDrafter:
+    """The drafter that runs a network, whose weights are laid out for this machine."""
     layout = best_layout(target.device, target.dtype)
     if layout is not None:
         prepack_linears(network, layout)
         use_huge_pages()
-    _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
     return NetworkDrafter(network, network.config.taps_of(target.num_layers))
 
 

@@ -43,7 +43,7 @@ def load(
     costs: str | Path | None = None,
     chat_template: str | Path | None = None,
 ) -> Engine:
-    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files such as `ngram`.
+    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files of its own.
 
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
     `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
@@ -65,8 +65,9 @@ def load(
     speculation = controller = None
     if speculates:
         drafter = open_drafter(
-            draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method
-        )
+            draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
+            model=model,
+        )  # fmt: skip
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
         else:

@@ -85,8 +85,9 @@ def verify(
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
     drafter = open_drafter(
-        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method
-    )
+        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
+        model=target.model,
+    )  # fmt: skip
     certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
     cells = []
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
