@@ -35,6 +35,10 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "eagle1": ("eagle1", {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
     "mlp": ("mlp", {"draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
+    "mtp": (
+        "mtp",
+        {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own", "zero_first": True},
+    ),
     "two layers": ("eagle3", {**_GROUPED, **_FUSED, "num_hidden_layers": 2, "norm_before_residual": True}),
 }
 

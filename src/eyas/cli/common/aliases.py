@@ -139,7 +139,7 @@ _ADVICE = {
     "rejection_sample_method": "the output is the target's own unless --acceptance is given",
 }
 _OTHER_METHODS = frozenset(
-    "ngram ngram_gpu suffix medusa mlp_speculator draft_model mtp deepseek_mtp dflash extract_hidden_states".split()
+    "ngram ngram_gpu suffix medusa mlp_speculator draft_model deepseek_mtp dflash extract_hidden_states".split()
 )
 
 

@@ -18,6 +18,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     TargetOptions,
 )
+from eyas.drafters.in_target import NAMES as IN_TARGET
 from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import CheckpointError, ModelError, UsageError
@@ -63,7 +64,7 @@ def tree_text(options: DraftOptions) -> str | None:
     if options.method == "none" or options == DraftOptions():
         _refuse_draft_options(options)
         return None
-    if options.draft_model is None and options.method not in WEIGHTLESS:
+    if options.draft_model is None and options.method not in (*WEIGHTLESS, *IN_TARGET):
         raise UsageError(f"{_given_flags(options)} needs a drafter: give --draft-model, or leave it out")
     check_method(options.method, options.draft_model)
     if options.num_speculative_tokens is None:
@@ -214,8 +215,10 @@ def check_method(method: str | None, draft_model: str | None) -> None:
     """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
     if method not in (None, *KINDS, *WEIGHTLESS):
         raise UsageError(f"unknown method {method!r}: write {', '.join((*KINDS, *WEIGHTLESS))} or none")
-    if draft_model is None and method not in WEIGHTLESS:
-        raise UsageError(f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WEIGHTLESS)}")
+    if draft_model is None and method not in (*WEIGHTLESS, *IN_TARGET):
+        raise UsageError(
+            f"give a drafter with --draft-model, or a --method that needs none: {', '.join((*WEIGHTLESS, *IN_TARGET))}"
+        )
     if draft_model is not None and method in WEIGHTLESS:
         raise UsageError(f"--method {method} needs no drafter: leave out --draft-model, or the method")
 

@@ -120,8 +120,8 @@ class DraftOptions(DrafterFileOptions):
     method: Annotated[
         str | None,
         Option(
-            help="ngram drafts without a drafter's files; else the kind that the drafter must be, such as eagle3 "
-            "(default: any); none: plain decoding."
+            help="ngram drafts without a drafter's files, mtp with modules in the target's own; else the kind that the "
+            "drafter must be, such as eagle3 (default: any); none: plain decoding."
         ),
     ] = None
     num_speculative_tokens: Annotated[

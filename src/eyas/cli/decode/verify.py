@@ -47,7 +47,7 @@ def verify(
     prompt_file: PromptFile,
     draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
     method: Annotated[
-        str | None, Option(help="ngram drafts without a drafter's files; else the drafter's kind.")
+        str | None, Option(help="ngram drafts without files, mtp with the target's own; else the drafter's kind.")
     ] = None,
     tree: Trees = [],  # noqa: B006  # copied by typer
     temperatures: Annotated[str, Option(help="Comma-separated.")] = "0,0.7,1",

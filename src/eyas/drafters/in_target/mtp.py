@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,10 +101,18 @@ LAYOUTS = (
 )  # fmt: skip
 
 
-def find_modules(names: Collection[str], layers: int) -> tuple[Layout, list[str]] | None:
-    """The layout and prefixes of the modules in a checkpoint with tensors of these names; None = there are none."""
-    found = ((layout, layout.prefixes(names, layers)) for layout in LAYOUTS)
-    return next(((layout, prefixes) for layout, prefixes in found if prefixes), None)
+class Modules(NamedTuple):
+    """The modules of a checkpoint."""
+
+    layout: Layout
+    prefixes: list[str]
+    """What the tensors of each begin with."""
+
+
+def find_modules(names: Collection[str], layers: int) -> Modules | None:
+    """The modules in a checkpoint with tensors of these names, for so many layers of the target; None = it has none."""
+    found = (Modules(layout, layout.prefixes(names, layers)) for layout in LAYOUTS)
+    return next((modules for modules in found if modules.prefixes), None)
 
 
 class TargetModule(MtpModule):
