@@ -41,7 +41,9 @@ def _attention(
     """An attention function of transformers that leaves the attention to `attend`; -> [B, S, N, Dv]."""
     odd = [name for name in _NOT_COMPUTED if options.get(name) is not None]
     if odd:
-        raise UnsupportedModelError(f"{type(module).__name__} has {', '.join(odd)}, which eyas's drafters don't compute")
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has {', '.join(odd)}, which eyas's drafters don't compute"
+        )
     if scaling is not None:
         query = query * (scaling * query.shape[-1] ** 0.5)  # `attend` scales by D ** -0.5
     return attend(0, query, key, value).transpose(1, 2).contiguous(), None
@@ -56,12 +58,13 @@ class TargetBlock(nn.Module):
         AttentionInterface.register(_ATTENTION, _attention)
         cls, index = type(target.layers[-1]), target.num_layers
         config = _longer(target.config)
-        self._rotary = (getattr(target.model.get_decoder(), "rotary_emb", None),)  # the target's, no part of this
+        rotary: Any = getattr(target.model.get_decoder(), "rotary_emb", None)
+        self._rotary = (rotary,)  # in a tuple: it is the target's, no part of this module
         try:
-            if self._rotary[0] is None or "layer_type" in signature(self._rotary[0].forward).parameters:
+            if rotary is None or "layer_type" in signature(rotary.forward).parameters:
                 raise UnsupportedModelError("it has no RoPE, or several")
             with torch.device("meta"):
-                self.layer = cls(config, index)
+                self.layer: nn.Module = cls(config, index)
             self.kv_shape = self._probe(target)
         except (UnsupportedModelError, AttributeError, TypeError, ValueError, LookupError) as error:
             raise UnsupportedModelError(f"a drafter can't be made of a {cls.__name__}: {error}") from error
@@ -76,7 +79,8 @@ class TargetBlock(nn.Module):
 
         position = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
         rope = self.rope(torch.zeros(1, 1, target.hidden_size, device=target.device), position)
-        self.layer.self_attn(
+        own: Any = self.layer.self_attn
+        own(
             torch.zeros(1, 1, target.hidden_size, device="meta"),
             position_embeddings=tuple(table.to("meta") for table in rope),
             attention_mask=None,

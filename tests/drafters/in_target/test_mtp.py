@@ -72,7 +72,7 @@ def two_steps(drafter: NetworkDrafter) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_logits_are_those_of_transformers_module(case: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_those_of_transformers_module(case: Any, name: str) -> None:
     made = case(name)
     model = checkpoints.model(CASES[name][0]).from_pretrained(made.path)
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{tiny.LAYERS}\..*"]  # published sizes have their own
@@ -119,7 +119,9 @@ def by_hand(case: Case, layout: str, states: Tensor, tokens: Tensor, start: int)
     y = norm(x, weights["input_layernorm.weight"] + plus)
     heads = {}
     for part, count in (("q", 4), ("k", 2), ("v", 2)):
-        out = y @ weights[f"self_attn.{part}_proj.weight"].T + weights.get(f"self_attn.{part}_proj.bias", torch.zeros(1))
+        out = y @ weights[f"self_attn.{part}_proj.weight"].T + weights.get(
+            f"self_attn.{part}_proj.bias", torch.zeros(1)
+        )
         heads[part] = out.view(9, count, 8)
         if f"self_attn.{part}_norm.weight" in weights:
             heads[part] = norm(heads[part], weights[f"self_attn.{part}_norm.weight"] + plus)
@@ -170,9 +172,7 @@ def test_output_is_that_of_plain_decoding(case: Any, name: str, temperature: flo
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_draft_in_the_engine_is_the_module_s_chain(
-    case: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_in_the_engine_is_the_module_s_chain(case: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's final states and the next tokens in one causal pass, then its own output: greedy guesses."""
     made = case(name)
     network, target = made.drafter.network, made.target
@@ -258,7 +258,7 @@ def test_damage_is_named(case: Any, tmp_path: Path, name: str, tensor: Tensor | 
 
 def test_a_block_that_drafters_do_not_compute_is_named(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, "mistral", "mimo")
-    with pytest.raises(UnsupportedModelError, match="MistralDecoderLayer.*sliding_window"):
+    with pytest.raises(UnsupportedModelError, match=r"MistralDecoderLayer.*sliding_window"):
         eyas.load(tmp_path, method="mtp")
 
 
@@ -267,7 +267,9 @@ def test_of_several_modules_the_first_is_used(case: Any, tmp_path: Path, caplog:
     for file in made.path.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     held = load_file(made.path / "model.safetensors")
-    second = {n.replace("layers.0.", "layers.1."): t + 1 for n, t in held.items() if n.startswith("model.mtp_layers.0.")}
+    second = {
+        n.replace("layers.0.", "layers.1."): t + 1 for n, t in held.items() if n.startswith("model.mtp_layers.0.")
+    }
     save_file({**held, **second}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     found = find_modules({**held, **second}, tiny.LAYERS)
     assert found is not None

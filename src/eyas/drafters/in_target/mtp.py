@@ -175,9 +175,9 @@ def _drop_copies(tensors: dict[str, Tensor], headers: Headers) -> None:
     embedding = "model.embed_tokens.weight"
     head = "lm_head.weight" if "lm_head.weight" in headers.tensors else embedding
     for part, original in ((EMBEDDING, embedding), (HEAD, head)):
-        if part in tensors and original in headers.tensors:
-            if torch.equal(tensors[part], headers.read_some([original])[original]):
-                del tensors[part]
+        both = part in tensors and original in headers.tensors
+        if both and torch.equal(tensors[part], headers.read_some([original])[original]):
+            del tensors[part]
 
 
 def _restore(tensors: dict[str, Tensor], layout: Layout) -> None:

@@ -72,7 +72,7 @@ class TargetReport(Report):
     stop_ids: dict[int, str]
     """The tokens that end answers -> where that is written."""
     mtp_modules: list[str] = field(default_factory=list)
-    """The MTP modules among its tensors, which `--method mtp` drafts with: where they are, and whose layout they have."""
+    """The MTP modules among its tensors, for `--method mtp`: where they are, and whose layout they have."""
     adapter: str | None = None
     """The adapter that is merged into the weights at load."""
     problems: list[str] = field(default_factory=list)
