@@ -22,7 +22,7 @@ from eyas.drafters.kinds.eagle3 import Eagle3Network
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS as KINDS_OF_DRAFTERS
 from eyas.targets import Target
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.verify import Coupling
 
 VOCAB, HIDDEN, LAYERS, WINDOW = 97, 32, 4, 6
@@ -265,6 +265,9 @@ class OracleDrafter(Drafter):
         pass
 
     def finish(self, slot: int) -> None:
+        pass
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
         pass
 
     def length(self, slot: int) -> int:

@@ -47,7 +47,7 @@ def refused(result: Result, code: int, *words: str) -> None:
         (("--tree", "chain:0"), ("chain",)),
         (("--tree", "chain:2", "-n", 3), ("--num-speculative-tokens", "--tree", "give one")),
         (("-n", 0), ("--num-speculative-tokens",)),
-        (("--method", "medusa"), ("unknown method 'medusa'", "eagle1, eagle3, mla, mlp or none")),
+        (("--method", "medusa"), ("unknown method 'medusa'", "eagle1, eagle3, mla, mlp, ")),
         (("--acceptance", "kind"), ("unknown acceptance 'kind'", "typical:EPSILON,DELTA")),
         (("--acceptance", "typical:2,1"), ("epsilon 2.0",)),
         (("--dtype", "int8"), ("'int8' is not one of", "bfloat16")),

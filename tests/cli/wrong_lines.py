@@ -24,6 +24,7 @@ _CAPTURE = "data capture --model demo --chats {f}/chats.jsonl -o {f}/out"
 _BENCH = "bench demo --draft-model demo --prompt-file {f}/prompts.jsonl"
 _TREES = "bench trees demo --draft-model demo --prompt-file {f}/prompts.jsonl"
 _CHECKPOINTS = "bench checkpoints {f}/empty --prompt-file {f}/prompts.jsonl"
+_ACCURACY = "bench accuracy demo --method ngram"
 _LOAD = "bench serve --prompt-file {f}/prompts.jsonl"
 
 LINES: list[tuple[str, str]] = [
@@ -133,6 +134,10 @@ LINES: list[tuple[str, str]] = [
     (f"{_BENCH} --output {{f}}/none/report.json", "there is no directory {f}/none"),
     (f"{_TREES} --chain 0", "--chain '0'"),
     (f"{_CHECKPOINTS} --tree bush", "unknown tree 'bush'"),
+    (f"{_ACCURACY} --task gsm9k={{f}}/prompts.jsonl", "write gsm8k=FILE or humaneval=FILE"),
+    (f"{_ACCURACY} --task gsm8k={{f}}/prompts.jsonl", "prompts.jsonl:1: `question` is missing"),
+    (f"{_ACCURACY} --task gsm8k={{f}}/prompts.jsonl --shots 5", "give --shots-file"),
+    (f"{_ACCURACY} --task humaneval={{f}}/prompts.jsonl --execute", "nothing to execute"),
     (_LOAD, "say how requests arrive"),
     (f"{_LOAD} --concurrency 1", "no server to measure"),
     ("bench report {f}/empty -o {f}/none/report.html", "there is no directory {f}/none"),

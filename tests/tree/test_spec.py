@@ -28,6 +28,7 @@ def test_accepted_forms() -> None:
     [
         "", "chain", "chain:", "chain:x", "chain:2.5", "chain:2,3", "tree:3", "dynamic:5,6", "dynamic:5,6,24,0.1,9",
         "dynamic:5,6.5,24", "dynamic:a,b,c", "dynamic:5,6,nan", "dynamic:5,6,inf", "chain:nan", "chain:inf",
+        "lookahead:5,3", "lookahead:5,3,4,0.1",
     ],
 )  # fmt: skip
 def test_other_forms_are_refused_with_the_accepted_ones(text: str) -> None:
@@ -35,7 +36,18 @@ def test_other_forms_are_refused_with_the_accepted_ones(text: str) -> None:
         parse_tree(text)
 
 
-@pytest.mark.parametrize("text", ["chain:0", "chain:-1", "dynamic:0,1,1", "dynamic:1,1,1,1.0", "dynamic:1,1,1,nan"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "chain:0",
+        "chain:-1",
+        "lookahead:5,2,4",
+        "lookahead:0,3,4",
+        "dynamic:0,1,1",
+        "dynamic:1,1,1,1.0",
+        "dynamic:1,1,1,nan",
+    ],
+)
 def test_impossible_numbers_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_tree(text)

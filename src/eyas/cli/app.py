@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import eyas
+from eyas.cli.bench.accuracy import accuracy
 from eyas.cli.bench.bench import bench
 from eyas.cli.bench.checkpoints import checkpoints
 from eyas.cli.bench.report import report
@@ -50,8 +51,15 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure drafters, checkpoints, draft trees and servers.",
-        {"measure": bench, "checkpoints": checkpoints, "trees": trees, "serve": bench_serve, "report": report},
+        "Measure drafters, checkpoints, draft trees, servers, and whether answers stay the same.",
+        {
+            "measure": bench,
+            "accuracy": accuracy,
+            "checkpoints": checkpoints,
+            "trees": trees,
+            "serve": bench_serve,
+            "report": report,
+        },
     ),
 }
 """Group -> its help and its verbs."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.verify import Coupling
 
 
@@ -88,6 +88,12 @@ class Drafter(Protocol):
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
         """Grow a tree below the last known token of each `drafting` row (None = of all rows); others get no nodes."""
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """The target's `logits` of the tree that was drafted, for drafters that learn from more than what is committed.
+
+        Comes after the round's host sync, before the committed pairs.
+        """
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget a slot's pairs from position `length` on."""

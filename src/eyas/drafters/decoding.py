@@ -26,7 +26,7 @@ from eyas.targets.attention import RaggedLayout, grouped_attention
 from eyas.targets.native.decoder import Above, NativeDecoder, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
-from eyas.tree import DraftTree, Frontier, TreeSpec
+from eyas.tree import DraftTree, Frontier, NodeLogits, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512
@@ -90,6 +90,9 @@ class NetworkDrafter(Drafter):
 
     def finish(self, slot: int) -> None:
         """Nothing to do: a network learns nothing from answers."""
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """Nothing to do: a network learns from committed pairs alone."""
 
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device

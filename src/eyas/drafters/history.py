@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.base import Drafter
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.tree.proposal import Proposal, grow
 from eyas.verify import Coupling
 
@@ -98,6 +98,9 @@ class HistoryDrafter(Drafter):
             for slot, want in zip(rows, wanted, strict=True)
         ]
         return grow(spec, found, self._device)
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """Nothing to do: what is committed is all that counts."""
 
     def truncate(self, slot: int, length: int) -> None:
         if length < self.length(slot):

@@ -15,13 +15,13 @@ from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
 from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
 from eyas.drafters.kinds import eagle1, eagle3, mla, mlp, mtp
-from eyas.drafters.weightless import ngram
+from eyas.drafters.weightless import lookahead, ngram
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND, mtp.KIND)}
 
-WEIGHTLESS: dict[str, Callable[[Target], Drafter]] = {"ngram": ngram.make}
+WEIGHTLESS: dict[str, Callable[[Target], Drafter]] = {"lookahead": lookahead.make, "ngram": ngram.make}
 """Method -> what makes its drafter, for methods that need no files. A new one is a file in `weightless/`."""
 
 UNKNOWN = "unknown"

@@ -16,6 +16,7 @@ from eyas.errors import UsageError
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
+from eyas.tree.lookahead import LookaheadTree
 from eyas.types import Limits
 from eyas.verify import WalkRule
 
@@ -86,8 +87,14 @@ def load(
 
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
-    """`tree`, or the drafter's own default; refused if it asks for more children than the drafter can offer."""
-    spec = tree or parse_tree(drafter.default_tree or DEFAULT_TREE)
+    """`tree`, or the drafter's own default; refused if the drafter can't grow it. Raises UsageError."""
+    own = parse_tree(drafter.default_tree or DEFAULT_TREE)
+    spec = tree or own
+    if isinstance(spec, LookaheadTree) != isinstance(own, LookaheadTree):
+        raise UsageError(
+            "trees lookahead:W,N,G and the method lookahead go together and with nothing else: leave out --tree, or "
+            "give one that the method has"
+        )
     if spec.max_fanout > drafter.max_fanout:
         raise UsageError(f"the tree asks for {spec.max_fanout} children, the drafter can offer {drafter.max_fanout}")
     return spec

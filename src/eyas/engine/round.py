@@ -52,9 +52,9 @@ class RoundOutput(NamedTuple):
     accepted: list[int]
     """Number of accepted draft tokens."""
     offered: list[int]
-    """Depth of the draft tree; 0 = none."""
+    """Depth of the draft tree, scratch nodes left out; 0 = none."""
     nodes: list[int]
-    """Number of nodes of the draft tree."""
+    """Number of nodes of the draft tree, scratch nodes left out."""
     logprobs: dict[int, tuple[TokenLogprobs, ...]]
     """Row -> log-probabilities of its `tokens`, for rows that asked for them."""
     failed: dict[int, str]
@@ -103,6 +103,8 @@ def run_round(
 
     target.commit(rows, paths)
     if speculation is not None:
+        if spec is not None:
+            speculation.drafter.verified(rows, tree, verified.logits, drafting)
         counts = [accepted + 1 for accepted in output.accepted]
         kept = slice(max(counts))
         next_tokens, states = walk.tokens[:, kept].clamp(min=0), verified.taps_at(walk.path[:, kept])  # [R, K(, A, Ht)]

@@ -28,6 +28,7 @@ from eyas.errors import InvariantError, PassMemoryError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.tree import TreeSpec
+from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
@@ -292,6 +293,8 @@ def staging_columns(spec: TreeSpec | None) -> int:
         return 1
     if isinstance(spec, SharedTree):  # a new one each round: not worth remembering
         return 1 + max(min(spec.budget, spec.per_row or spec.budget), spec.depth * spec.width)
+    if isinstance(spec, LookaheadTree):
+        return 1 + spec.nodes
     return _grown_columns(cast(Hashable, spec))
 
 
@@ -312,7 +315,7 @@ def _grown_columns(hashable: Hashable) -> int:
 
 
 def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collection[int]) -> dict[int, DraftRound]:
-    """The draft trees of traced `rows` for `Chunk.draft`; rows without a tree are left out.
+    """The draft trees of traced `rows` for `Chunk.draft`; scratch nodes, and rows without a tree, are left out.
 
     `roots` has the root token of every row. Copies from the device, so it is called for traced requests only.
     """
@@ -320,11 +323,11 @@ def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collec
         return {}
     tree = draft.tree
     chosen = to_device(list(rows), tree.tokens.device)
-    table = torch.stack((tree.valid.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
+    table = torch.stack((tree.acceptable.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
     logprobs = tree.logprob[chosen].tolist()
     found = {}
-    for row, valid, tokens, parents, logprob in zip(rows, *table, logprobs, strict=True):
-        kept = [node for node, is_valid in enumerate(valid) if is_valid]
+    for row, acceptable, tokens, parents, logprob in zip(rows, *table, logprobs, strict=True):
+        kept = [node for node, wanted in enumerate(acceptable) if wanted]
         if not kept:
             continue
         renumbered = {node: index for index, node in enumerate(kept)}

@@ -39,12 +39,14 @@ class DraftTree:
     logprob: Tensor  # [B, N] float32, cumulative: the drafter's value for the whole path to the node
     valid: Tensor  # [B, N] bool
     max_depth: int
-    """A depth that no node exceeds, known on the host; 0 for an empty tree."""
+    """A depth that no node exceeds, scratch nodes left out, known on the host; 0 for an empty tree."""
     shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
     counted: int | None = None
     """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
     """What the nodes were chosen from, if the tree's spec keeps it."""
+    scratch: Tensor | None = None
+    """[B, N] bool: nodes that are run but never accepted, nor is what lies below them; None = there are none."""
 
     @staticmethod
     def empty(batch: int, device: torch.device) -> DraftTree:
@@ -64,12 +66,17 @@ class DraftTree:
             return self.shared_ancestors.expand(self.tokens.shape[0], -1, -1)
         if self.size == 0:
             return torch.ones(self.tokens.shape[0], 1, 1, dtype=torch.bool, device=self.tokens.device)
-        return ancestor_mask(self.parents, self.max_depth)
+        return ancestor_mask(self.parents, self.max_depth if self.scratch is None else self.size)
 
     @cached_property
     def depth(self) -> Tensor:
         """[B, 1 + N] int64 depth by node index: 0 for the root, 1 for its children, and so on."""
         return self.ancestors.sum(-1) - 1
+
+    @cached_property
+    def acceptable(self) -> Tensor:
+        """[B, N] bool: the nodes that may be accepted, which are the valid ones but for scratch nodes."""
+        return self.valid if self.scratch is None else self.valid & ~self.scratch
 
     @cached_property
     def full(self) -> bool | None:
@@ -109,6 +116,7 @@ class DraftTree:
             max_depth=min(self.max_depth, width),
             shared_ancestors=None,
             counted=int(counts.sum()),
+            scratch=None if self.scratch is None else self.scratch.gather(1, order),
         )
 
     def columns(self, root: Tensor) -> Tensor:

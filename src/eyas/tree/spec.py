@@ -1,7 +1,8 @@
 """Textual names of tree shapes, as `--tree` takes them, and the named static trees.
 
 `chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]` and `shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]]`,
-whose budget is the whole batch's. Beside these there are `auto` and `auto:chain`, for which a controller chooses.
+whose budget is the whole batch's; `lookahead:W,N,G` of that method alone. Beside these there are `auto` and
+`auto:chain`, for which a controller chooses.
 
 torch is imported only where a tree is made: command lines check names before they know that they need it.
 """
@@ -47,7 +48,7 @@ PRESETS: dict[str, tuple[Path, ...]] = {"eagle1": _EAGLE1, "slim": _SLIM}
 
 _FORMS = (
     "chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES[,THRESHOLD] or shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]] "
-    "(parts in brackets are optional)"
+    "(parts in brackets are optional); for --method lookahead lookahead:W,N,G"
 )
 
 
@@ -67,6 +68,7 @@ def is_auto(text: str | None) -> bool:
 def parse_tree(text: str) -> TreeSpec:
     """The tree shape that `text` names. Raises UsageError, which lists the accepted forms."""
     from eyas.tree.dynamic import DynamicTree
+    from eyas.tree.lookahead import LookaheadTree
     from eyas.tree.shared import SharedTree
     from eyas.tree.static import StaticTree
 
@@ -75,6 +77,8 @@ def parse_tree(text: str) -> TreeSpec:
         return StaticTree(PRESETS[text.partition(":")[2]])
     if named.kind == "chain":
         return StaticTree.chain(*named.sizes)
+    if named.kind == "lookahead":
+        return LookaheadTree(*named.sizes)
     if named.kind == "dynamic":
         depth, top_k, nodes = named.sizes
         return DynamicTree(depth, top_k, nodes, named.threshold)
@@ -105,7 +109,7 @@ def read_tree(text: str) -> TreeName:
     names = _SIZES.get(kind, ())
     fewest = min(3, len(names))
     sizes = tuple(int(number) for number in numbers[: len(names)] if number.is_integer())
-    most = len(names) + (kind != "chain")
+    most = len(names) + (kind in _WITH_THRESHOLD)
     if not names or len(sizes) != min(len(numbers), len(names)) or not fewest <= len(numbers) <= most:
         raise UsageError(f"unknown tree {text!r}: write {_FORMS}")
     threshold = numbers[len(names)] if len(numbers) > len(names) else 0.0
@@ -115,14 +119,22 @@ def read_tree(text: str) -> TreeName:
 
 _SIZES = {
     "chain": ("length",), "dynamic": ("depth", "top_k", "nodes"), "shared": ("depth", "width", "budget", "per_row"),
+    "lookahead": ("window", "ngram", "guesses"),
 }  # fmt: skip
-"""Kind of tree -> what the whole numbers of its name are; a threshold may follow those of the last two."""
+"""Kind of tree -> what the whole numbers of its name are."""
+_WITH_THRESHOLD = ("dynamic", "shared")
+"""The kinds whose numbers a threshold may follow."""
+
+
+_LEAST = {"ngram": 3}
+"""The least value of sizes for which it isn't 1."""
 
 
 def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:
-    """Raise UsageError for sizes below 1 (None = not limited) and for a threshold outside [0, 1)."""
+    """Raise UsageError for sizes that are too small (None = not limited) and for a threshold outside [0, 1)."""
     for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise UsageError(f"{kind} tree: {name} must be at least 1, got {size}")
+        least = _LEAST.get(name, 1)
+        if size is not None and size < least:
+            raise UsageError(f"{kind} tree: {name} must be at least {least}, got {size}")
     if not 0.0 <= threshold < 1.0:
         raise UsageError(f"{kind} tree: threshold must be in [0, 1), got {threshold}")

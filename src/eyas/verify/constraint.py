@@ -142,12 +142,12 @@ class LegalTree:
 
     def __init__(self, constraints: Sequence[Constraint | None], tree: DraftTree, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        table = torch.stack((tree.tokens, tree.parents, tree.valid.long()), dim=1).tolist()
-        keep = [valid for _, _, valid in table]
+        table = torch.stack((tree.tokens, tree.parents, tree.acceptable.long()), dim=1).tolist()
+        keep = [acceptable for _, _, acceptable in table]
         self._nodes: list[_Node] = []
-        for row, (constraint, (tokens, parents, valid)) in enumerate(zip(constraints, table, strict=True)):
+        for row, (constraint, (tokens, parents, acceptable)) in enumerate(zip(constraints, table, strict=True)):
             if constraint is not None:
-                states = constraint.reach(tokens, parents, valid)
+                states = constraint.reach(tokens, parents, acceptable)
                 keep[row] = [node + 1 in states for node in range(tree.size)]
                 self._nodes += [
                     _Node(row, node, constraint, state.matcher)
@@ -155,7 +155,11 @@ class LegalTree:
                     if state.matcher is not None
                 ]
         pruned = to_device(keep, tree.tokens.device, torch.bool).reshape(tree.valid.shape)
-        self.tree = replace(tree, valid=pruned, counted=sum(map(sum, keep)))
+        counted = sum(map(sum, keep))
+        if tree.scratch is not None:  # never emitted, so no grammar has a say in it
+            scratch = tree.valid & tree.scratch
+            pruned, counted = pruned | scratch, counted + int(scratch.sum())
+        self.tree = replace(tree, valid=pruned, counted=counted)
         """The trees without their illegal nodes, which the target needn't verify."""
 
     def restrict(self, logits: NodeLogits) -> LegalLogits:

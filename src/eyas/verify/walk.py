@@ -31,8 +31,8 @@ class Walk:
     def of(path: Tensor, tokens: Tensor, tree: DraftTree) -> Walk:
         """From a `path` [B, D + 1] that may leave the tree and the `tokens` [B, D + 1] chosen there."""
         inside = path <= tree.size
-        deepest = (tree.depth * F.pad(tree.valid, (1, 0), value=True)).amax(1)
-        counts = torch.stack((inside.sum(1) - 1, deepest, tree.valid.sum(1)), dim=1)
+        deepest = (tree.depth * F.pad(tree.acceptable, (1, 0), value=True)).amax(1)
+        counts = torch.stack((inside.sum(1) - 1, deepest, tree.acceptable.sum(1)), dim=1)
         return Walk(torch.cat((counts, tokens.masked_fill(~inside, -1), path.masked_fill(~inside, 0)), dim=1))
 
     @property
@@ -42,12 +42,12 @@ class Walk:
 
     @property
     def offered(self) -> Tensor:
-        """[B] depth of each row's draft tree; 0 = it has no nodes."""
+        """[B] depth of each row's draft tree, scratch nodes left out; 0 = it has no others."""
         return self.table[:, 1]
 
     @property
     def nodes(self) -> Tensor:
-        """[B] number of the tree's valid nodes."""
+        """[B] number of the tree's nodes that could be accepted."""
         return self.table[:, 2]
 
     @property
@@ -108,7 +108,7 @@ def _sampled_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: r
     state = sampler.path(rows, tree.max_depth + 1)
     vocab_size = logits.vocab_size
     # one number for "this token below that node": (index of the parent) * V + token
-    keys = torch.add(tree.tokens, tree.parents + 1, alpha=vocab_size).masked_fill_(~tree.valid, -1)  # [B, N]
+    keys = torch.add(tree.tokens, tree.parents + 1, alpha=vocab_size).masked_fill_(~tree.acceptable, -1)  # [B, N]
     node = logits.index.new_zeros(len(rows))  # [B]
     path, tokens = [node], [state.sample(logits.at(node))]
     for _ in range(tree.max_depth):
@@ -128,7 +128,7 @@ def _greedy_walk(best: Tensor, tree: DraftTree) -> Walk:
     """
     size, steps = tree.size, tree.max_depth + 1
     rows = []
-    for row in torch.cat((best, tree.tokens, tree.parents, tree.valid), dim=1).cpu().tolist():  # the host sync
+    for row in torch.cat((best, tree.tokens, tree.parents, tree.acceptable), dim=1).cpu().tolist():  # the host sync
         chosen = row[: size + 1]
         at, deepest, path, depth = 0, 0, [0], [0] * (size + 1)
         nodes = zip(row[size + 1 : 2 * size + 1], row[2 * size + 1 : 3 * size + 1], row[3 * size + 1 :], strict=True)
@@ -186,6 +186,6 @@ class TypicalWalk:
         entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
         threshold = (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)  # [B, 1]
         drafted = probs.gather(1, tree.tokens)  # [B, N]
-        good = (drafted > threshold) & tree.valid & (tree.parents + 1 == node.unsqueeze(1))
+        good = (drafted > threshold) & tree.acceptable & (tree.parents + 1 == node.unsqueeze(1))
         best, child = drafted.masked_fill(~good, -1.0).max(dim=1)
         return best >= 0, child

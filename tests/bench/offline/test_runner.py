@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eyas.bench.offline import runner
-from eyas.bench.offline.runner import GroupRun, MethodResult, Plan, Task, _pooled, measure
+from eyas.bench.offline.runner import GroupRun, MethodResult, Plan, Task, measure, pooled
 from eyas.text.prompts import PromptRow
 from eyas.types import Completion, SamplingParams, Stats
 
@@ -102,7 +102,7 @@ def test_times_of_a_batch_are_wall_times() -> None:
         Completion("", [], "", "stop", Stats(tokens=n, prefill_seconds=p, decode_seconds=d))
         for n, p, d in ((5, 0.5, 2.0), (7, 0.4, 3.0))
     ]
-    together = _pooled(made)
+    together = pooled(made)
     assert (together.tokens, together.prefill_seconds, together.decode_seconds) == (12, 0.5, 3.0)
 
 

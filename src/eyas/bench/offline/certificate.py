@@ -133,7 +133,7 @@ class Certifier:
     def _compare(
         self, cell: Cell, params: SamplingParams, plain: Sequence[Dialogue], other: Sequence[Dialogue]
     ) -> Cell:
-        pooled = Stats()
+        pooled, plain_engine = Stats(), self._engine(None, 1)
         for reference, candidate in zip(plain, other, strict=True):
             if reference.error is not None:
                 cell.errors.append(reference.error)
@@ -141,24 +141,11 @@ class Certifier:
                 continue
             cell.rows += 1
             pooled.merge(candidate.stats())
-            divergence = self._divergence(params, reference, candidate)
+            divergence = first_divergence(plain_engine, params, reference, candidate)
             if divergence is not None:
                 cell.divergences.append(divergence)
         cell.tokens, cell.accept_length = pooled.tokens, round(pooled.accept_length, 4)
         return cell
-
-    def _divergence(self, params: SamplingParams, plain: Dialogue, other: Dialogue) -> Divergence | None:
-        for turn, (a, b) in enumerate(zip(plain.completions, other.completions, strict=False)):
-            at = first_difference(a.token_ids, b.token_ids)
-            if at is None:
-                continue
-            left, right = (c.token_ids[at] if at < len(c.token_ids) else None for c in (a, b))
-            request = plain.requests[turn]
-            eos_ids = self._engine(None, 1).end_ids(request)
-            scores = scores_after(self.target, params, request.prompt, a.token_ids[:at], eos_ids)
-            gap, tolerance = judge(scores, left, right, self.target.dtype)
-            return Divergence(plain.id, turn, at, left, right, gap, tolerance)
-        return None
 
 
 @dataclass(frozen=True)
@@ -223,6 +210,28 @@ class Divergence:
     def tie(self) -> bool:
         """Whether rounding excuses the difference: the gap is within the tolerance."""
         return self.gap is not None and self.tolerance is not None and self.gap <= self.tolerance
+
+    def describe(self) -> str:
+        """The two tokens, and whether the difference is real, in words."""
+        tokens = f"plain {self.plain}, here {self.speculative}"
+        if self.gap is None:
+            return f"{tokens}: only one answer ends there: a real difference"
+        kind = "near-tie" if self.tie else "a real difference"
+        return f"{tokens}; gap {self.gap:.3g} logits, near-tie up to {self.tolerance:.3g}: {kind}"
+
+
+def first_divergence(engine: Engine, params: SamplingParams, plain: Dialogue, other: Dialogue) -> Divergence | None:
+    """Where two runs of a row part, judged by the target of `engine`, which decodes plainly; None if they are equal."""
+    for turn, (a, b) in enumerate(zip(plain.completions, other.completions, strict=False)):
+        at = first_difference(a.token_ids, b.token_ids)
+        if at is None:
+            continue
+        left, right = (c.token_ids[at] if at < len(c.token_ids) else None for c in (a, b))
+        request = plain.requests[turn]
+        scores = scores_after(engine.target, params, request.prompt, a.token_ids[:at], engine.end_ids(request))
+        gap, tolerance = judge(scores, left, right, engine.target.dtype)
+        return Divergence(plain.id, turn, at, left, right, gap, tolerance)
+    return None
 
 
 class SamplerScores(NamedTuple):

@@ -170,7 +170,7 @@ def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
         pass
     stats = Stats()
     for turn in range(max(len(dialogue.completions) for dialogue in dialogues)):
-        stats.merge(_pooled([d.completions[turn] for d in dialogues if len(d.completions) > turn]))
+        stats.merge(pooled([d.completions[turn] for d in dialogues if len(d.completions) > turn]))
     return GroupRun(
         stats,
         [completion.token_ids for dialogue in dialogues for completion in dialogue.completions],
@@ -178,7 +178,7 @@ def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
     )
 
 
-def _pooled(completions: Sequence[Completion]) -> Stats:
+def pooled(completions: Sequence[Completion]) -> Stats:
     """Statistics of sequences that began together; times are those of the one that ran longest."""
     stats = Stats()
     for completion in completions:

@@ -9,7 +9,7 @@ from typer import Option
 from eyas.cli.bench.endpoint import MeasuredEndpointOptions, check_endpoints, measure_endpoints
 from eyas.cli.common.build import check_drafter, check_target, check_tree, open_target, sampling_params
 from eyas.cli.common.display import output, row_bar
-from eyas.cli.common.measuring import check_output, finish, plan_settings, settings_of, write_report
+from eyas.cli.common.measuring import check_output, engines_for, finish, plan_settings, settings_of, write_report
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
@@ -26,8 +26,6 @@ from eyas.errors import UsageError
 if TYPE_CHECKING:
     from eyas.engine import Engine
     from eyas.engine.controller import ControllerState
-    from eyas.targets import Target
-    from eyas.tree import TreeSpec
 
 
 def bench(
@@ -63,16 +61,27 @@ def bench(
         check_drafter(name, files)
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.report import lines_of, means, report_dict, table_of
-    from eyas.bench.offline.runner import Plan, measure, read_tasks
+    from eyas.bench.offline.runner import PLAIN, Plan, measure, read_tasks
+    from eyas.drafters.loading import load_drafter
+    from eyas.engine import Engine
+    from eyas.targets import load_tokenizer
     from eyas.tree import is_auto, parse_tree
 
     specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     batch_size = measuring.batch_size
     tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
-    engines, settings, what = {}, plan_settings(measuring, params), f"batch {batch_size}"
+    engines: dict[str, Engine] = {}
+    settings, what = plan_settings(measuring, params), f"batch {batch_size}"
     if target.model is not None:
         loaded = open_target(target.model, target)
-        engines = _engines(loaded, target.model, draft_model, specs, files, coupled is not False, batch_size)
+        tokenizer = load_tokenizer(target.model)
+        drafters = {
+            name: load_drafter(name, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
+            for name in draft_model
+        }
+        drafted = engines_for(loaded, tokenizer, drafters, specs, coupled is not False, batch_size)
+        engines = {PLAIN: Engine(loaded, tokenizer, batch_size=batch_size)}
+        engines |= {text if len(drafters) == 1 else f"{name} {text}": one for (name, text), one in drafted.items()}
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
         what = f"{target.model}, {settings['dtype']}, {what}"
@@ -98,42 +107,6 @@ def bench(
         for line in (*report["definitions"], *(_mean_shape(name, state) for name, state in snapshots.items())):
             console.print(line)
     return finish(report["machine"], report["errors"])
-
-
-def _engines(
-    target: Target,
-    model: str,
-    drafters: list[str],
-    specs: dict[str, TreeSpec | None],
-    files: DrafterFileOptions,
-    coupled: bool,
-    batch_size: int,
-) -> dict[str, Engine]:
-    """An engine for plain decoding and for every drafter with every tree, on one target; a None tree is automatic."""
-    from eyas.bench.offline.runner import PLAIN
-    from eyas.drafters.loading import load_drafter
-    from eyas.engine import Engine, Speculation
-    from eyas.engine.controller import costs_for, make_controller
-    from eyas.engine.load import DEFAULT_TREE, tree_for
-    from eyas.targets import load_tokenizer
-    from eyas.tree import parse_tree
-
-    tokenizer = load_tokenizer(model)
-    engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
-    for name in drafters:
-        drafter = load_drafter(name, target, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
-        own, costs = drafter.default_tree or DEFAULT_TREE, None
-        for text, spec in (specs or {own: parse_tree(own)}).items():
-            label = text if len(drafters) == 1 else f"{name} {text}"
-            tree, controller = None, None
-            if spec is None:
-                costs = costs or costs_for(target, drafter, batch_size)
-                controller = make_controller(target, drafter, text, batch_size, costs)
-            else:
-                tree = tree_for(drafter, spec)
-            speculation = Speculation(drafter, tree, coupled)
-            engines[label] = Engine(target, tokenizer, speculation, batch_size=batch_size, controller=controller)
-    return engines
 
 
 def _mean_shape(name: str, state: ControllerState) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
     from eyas.bench.offline.external import Endpoint, Method
     from eyas.bench.offline.runner import Plan, Task
+    from eyas.bench.serving.servers import Side
     from eyas.engine import Engine
     from eyas.types import SamplingParams
 
-_OURS = ("draft_model", "tree", "coupled", *(f.name for g in (RuntimeOptions, DrafterFileOptions) for f in fields(g)))
+_GROUPS = (RuntimeOptions, DrafterFileOptions)
+_OURS = ("draft_model", "method", "tree", "coupled", *(each.name for group in _GROUPS for each in fields(group)))
 """Options about an engine in this process."""
-_ENDPOINT, _BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
+ENDPOINT, BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,30 @@ def _flags(names: Sequence[str]) -> str:
     return ", ".join(map(option_name, names))
 
 
+def endpoint_sides(options: MeasuredEndpointOptions) -> dict[str, Side]:
+    """The servers that were given, by name, the baseline first. Raises UsageError."""
+    from eyas.bench.serving.servers import parse_side
+
+    urls = {BASELINE: options.baseline_endpoint, ENDPOINT: options.endpoint}
+    return {name: parse_side(url, name) for name, url in urls.items() if url is not None}
+
+
+@contextmanager
+def open_endpoints(
+    options: MeasuredEndpointOptions, sides: Mapping[str, Side], params: SamplingParams, tokenizer: Any
+) -> Iterator[dict[str, Endpoint]]:
+    """The servers, connected; with a tokenizer they are sent token ids if they take them. Raises EndpointError."""
+    from eyas.bench.offline.external import Endpoint
+
+    with ExitStack() as stack:
+        servers: dict[str, Endpoint] = {}
+        for name, side in sides.items():
+            servers[name] = stack.enter_context(Endpoint(side, params, options.timeout, options.api_key, tokenizer))
+            if tokenizer is not None and not servers[name].sends_ids:
+                note(f"note: {side.url} takes no token ids: it is sent text, and applies its own chat template")
+        yield servers
+
+
 def measure_endpoints(
     options: MeasuredEndpointOptions,
     engines: Mapping[str, Engine],
@@ -85,7 +111,6 @@ def measure_endpoints(
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.external import (
         DEFINITIONS,
-        Endpoint,
         external_errors,
         external_lines,
         measure_external,
@@ -93,22 +118,15 @@ def measure_endpoints(
     )
     from eyas.bench.offline.report import document, means, table_of
     from eyas.bench.offline.runner import PLAIN
-    from eyas.bench.serving.servers import parse_side
     from eyas.targets import load_tokenizer
 
-    urls = {_BASELINE: options.baseline_endpoint, _ENDPOINT: options.endpoint}
-    sides = {name: parse_side(url, name) for name, url in urls.items() if url is not None}
+    sides = endpoint_sides(options)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
     if tokenizer is None and engines:
         tokenizer = engines[PLAIN].tokenizer
-    baseline = PLAIN if engines else next((name for name in sides if name == _BASELINE), None)
+    baseline = PLAIN if engines else next((name for name in sides if name == BASELINE), None)
     results = {}
-    with ExitStack() as stack:
-        servers: dict[str, Endpoint] = {}
-        for name, side in sides.items():
-            servers[name] = stack.enter_context(Endpoint(side, params, options.timeout, options.api_key, tokenizer))
-            if tokenizer is not None and not servers[name].sends_ids:
-                note(f"note: {side.url} takes no token ids: it is sent text, and applies its own chat template")
+    with open_endpoints(options, sides, params, tokenizer) as servers:
         methods: dict[str, Method] = {
             name: partial(run_engine_as_client, one, params=params) for name, one in engines.items()
         }
@@ -123,4 +141,4 @@ def measure_endpoints(
     counts = {task: {name: one.as_dict() for name, one in found.items()} for task, found in results.items()}
     errors = [*(error for task in tasks for error in task.errors), *external_errors(results)]
     report = document(describe_machine(), kept, DEFINITIONS, lines, counts, errors)
-    return report, table_of([*lines, *means(lines)], f"{sides[_ENDPOINT].url}, {what}")
+    return report, table_of([*lines, *means(lines)], f"{sides[ENDPOINT].url}, {what}")

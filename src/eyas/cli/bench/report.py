@@ -33,6 +33,7 @@ def report(
         Option(exists=True, dir_okay=False, help="JSON of `eyas bench trees` (default: RUN/bench/trees.json)."),
     ] = None,
     sweep: Annotated[Path | None, Option(exists=True, dir_okay=False, help="results.json of a sweep.")] = None,
+    accuracy: Annotated[Path | None, Option(exists=True, dir_okay=False, help="JSON of `eyas bench accuracy`.")] = None,
 ) -> None:
     """Write an HTML report of a training run.
 
@@ -73,6 +74,10 @@ def report(
         sections.append(tree_section(grown))
     if sweep is not None:
         sections.append(sweep_section(_read(sweep)))
+    if accuracy is not None:
+        from eyas.bench.accuracy.report import accuracy_section
+
+        sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
     sections += [provenance_section(drafter, machine, trained.recipe), WORDS]
     write_text(output, render(_title(trained, drafter), _lead(checkpoints, grown), sections))

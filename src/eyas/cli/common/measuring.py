@@ -17,7 +17,10 @@ from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.candidates import Selection
+    from eyas.drafters.base import Drafter
+    from eyas.engine import Engine
     from eyas.targets import Target
+    from eyas.tree import TreeSpec
     from eyas.types import SamplingParams
 
 
@@ -51,6 +54,38 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
         "limit": measuring.limit,
         "sampling": params.model_dump(mode="json"),
     }
+
+
+def engines_for(
+    target: Target,
+    tokenizer: Any,
+    drafters: Mapping[str, Drafter],
+    specs: Mapping[str, TreeSpec | None],
+    coupled: bool,
+    batch_size: int,
+) -> dict[tuple[str, str], Engine]:
+    """An engine for every drafter, by its name, with every tree, by its text, on one target.
+
+    A None tree is automatic; without trees each drafter has its own.
+    """
+    from eyas.engine import Engine, Speculation
+    from eyas.engine.controller import costs_for, make_controller
+    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.tree import parse_tree
+
+    engines = {}
+    for name, drafter in drafters.items():
+        own, costs = drafter.default_tree or DEFAULT_TREE, None
+        for text, spec in (specs or {own: parse_tree(own)}).items():
+            tree, controller = None, None
+            if spec is None:
+                costs = costs or costs_for(target, drafter, batch_size)
+                controller = make_controller(target, drafter, text, batch_size, costs)
+            else:
+                tree = tree_for(drafter, spec)
+            speculation = Speculation(drafter, tree, coupled)
+            engines[name, text] = Engine(target, tokenizer, speculation, batch_size=batch_size, controller=controller)
+    return engines
 
 
 def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None:

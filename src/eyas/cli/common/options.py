@@ -120,8 +120,8 @@ class DraftOptions(DrafterFileOptions):
     method: Annotated[
         str | None,
         Option(
-            help="ngram drafts without a drafter's files, mtp with modules in the target's own; else the kind that the "
-            "drafter must be, such as eagle3 (default: any); none: plain decoding."
+            help="ngram and lookahead draft without a drafter's files, mtp with a module in the target's own; else the "
+            "kind that the drafter must be, such as eagle3 (default: any); none: plain decoding."
         ),
     ] = None
     num_speculative_tokens: Annotated[
@@ -132,7 +132,7 @@ class DraftOptions(DrafterFileOptions):
         str | None,
         Option(
             help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or shared:DEPTH,WIDTH,BUDGET (default: the drafter's "
-            "own); auto or auto:chain: as large as pays, by measured costs."
+            "own; lookahead:W,N,G for that method); auto or auto:chain: as large as pays, by measured costs."
         ),
     ] = None
     costs: Annotated[

@@ -29,7 +29,7 @@ from eyas.errors import UsageError
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
-    from eyas.bench.offline.certificate import Certificate, Divergence
+    from eyas.bench.offline.certificate import Certificate
     from eyas.drafters.base import Drafter
     from eyas.tree import TreeSpec
 
@@ -111,12 +111,13 @@ def _numbers(text: str, option: str) -> list[float]:
 
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
-    """The given trees for this drafter; if there are none, a chain and the drafter's own."""
+    """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
     from eyas.engine.load import DEFAULT_TREE, tree_for
     from eyas.tree import parse_tree
 
     own = drafter.default_tree or DEFAULT_TREE
-    trees = given or {text: parse_tree(text) for text in ("chain:4", own)}
+    names = (own,) if own.startswith("lookahead:") else ("chain:4", own)
+    trees = given or {text: parse_tree(text) for text in names}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 
 
@@ -140,16 +141,9 @@ def _print(certificate: Certificate) -> None:
     console.print(table)
     for cell in certificate.cells:
         for divergence in cell.divergences:
-            console.print(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {_describe(divergence)}")
+            where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"
+            combination = f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}"
+            console.print(f"{combination}: {where}: {divergence.describe()}")
     console.print(f"Compared with plain decoding of one row at a time. Promised in {promise(certificate.dtype)}.")
     ties = any(cell.divergences for cell in certificate.cells)
     console.print(("EQUAL BUT FOR NEAR-TIES" if ties else "EQUAL") if certificate.equal else "NOT EQUAL")
-
-
-def _describe(divergence: Divergence) -> str:
-    where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"
-    tokens = f"plain {divergence.plain}, here {divergence.speculative}"
-    if divergence.gap is None:
-        return f"{where}: {tokens}: only one answer ends there: a real difference"
-    kind = "near-tie" if divergence.tie else "a real difference"
-    return f"{where}: {tokens}; gap {divergence.gap:.3g} logits, near-tie up to {divergence.tolerance:.3g}: {kind}"

@@ -178,8 +178,9 @@ def serve(
 
 
 def _with_default_tree(draft: DraftOptions) -> DraftOptions:
-    """With a drafter and no tree, `--tree auto`: trees sized by measured cost."""
-    drafts = draft.draft_model is not None or draft.method in (*WEIGHTLESS, *IN_TARGET)
+    """With a drafter and no tree, `--tree auto`: trees sized by measured cost. A lookahead window can't be sized."""
+    without = draft.method in (*WEIGHTLESS, *IN_TARGET) and draft.method != "lookahead"
+    drafts = draft.draft_model is not None or without
     if drafts and draft.tree is None and draft.num_speculative_tokens is None:
         return replace(draft, tree="auto")
     return draft

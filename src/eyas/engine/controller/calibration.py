@@ -18,6 +18,7 @@ import torch
 from eyas.drafters.base import Drafter
 from eyas.engine.controller.controller import WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
+from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.tree import DraftTree
 from eyas.tree.shared import SharedTree
@@ -273,8 +274,14 @@ def make_controller(
     """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
     `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
-    which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used.
+    which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used, and for
+    drafters whose trees can't be sized.
     """
+    if (drafter.default_tree or "").startswith("lookahead:"):
+        raise UsageError(
+            f"--tree {text} sizes trees by what their nodes are worth, but lookahead needs its whole window each "
+            f"round: give a window with --tree lookahead:W,N,G, or leave --tree out ({drafter.default_tree})"
+        )
     offered = drafter.max_fanout
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
     if not isinstance(costs, CostTable):

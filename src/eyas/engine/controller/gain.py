@@ -60,7 +60,7 @@ class GainModel:
             self._supply.learn(tree.candidates, groups, alive)
         elif tree.valid.device.type != "cpu":
             return  # reading the device costs a sync
-        valid = tree.valid.cpu().numpy()
+        valid = tree.acceptable.cpu().numpy()
         walked = np.zeros((len(groups), tree.size + 1), dtype=np.bool_)
         for row, path in enumerate(draft.paths):
             walked[row, path] = True

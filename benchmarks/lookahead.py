@@ -1,0 +1,121 @@
+"""Lookahead decoding against a restatement of its paper's algorithm (arXiv 2402.02057): do both accept as many tokens?
+
+The restatement shares nothing with eyas: it knows no trees, no masks and no slots. Every guess's successor is computed
+from the text and the guess's own path, so it is slow and plain. It decodes greedily, one sequence at a time.
+
+    python -m benchmarks.lookahead MODEL --prompt-file FILE.jsonl [--sizes 15,5,15] [--limit 8] [--max-new-tokens 128]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from eyas.assets import named_target
+from eyas.bench.offline.runner import read_task
+from eyas.drafters.weightless.lookahead import first_guesses
+from eyas.engine import load
+from eyas.hub import find_model
+from eyas.text.dialogue import Dialogue
+from eyas.types import SamplingParams
+
+
+def decode_by_paper(
+    model: Any, text: Sequence[int], guesses: Sequence[int], sizes: tuple[int, int, int], tokens: int
+) -> tuple[list[int], list[int]]:
+    """At least `tokens` tokens that follow `text`, greedily, and how many each step emitted.
+
+    `sizes` are W, N and G; `guesses` the W + N - 3 tokens that the window begins with.
+    """
+    window, ngram, most = sizes
+    known, lengths = list(text), list[int]()
+    rows = [list(guesses)]  # the window: row 0 follows the last token, so its first entry belongs to column 1
+    pool: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    while sum(lengths) < tokens:
+        last, columns = known[-1], len(rows[0]) + 1
+        filling = len(rows) < ngram - 1
+        ends = [rows[0][:column] + [row[column] for row in rows[1:]] for column in range(columns)]
+        candidates = [] if filling else list(pool[last])
+        said = successors(model, known, [*ends, *map(list, candidates)])
+        found = [after[-1] for after in said[:columns]]
+
+        emitted = said[0][:1]
+        for candidate, after in zip(candidates, said[columns:], strict=True):
+            right = 0
+            while right < len(candidate) and candidate[right] == after[right]:
+                right += 1
+            if right >= len(emitted):
+                emitted = after[: right + 1]
+
+        if filling:  # each row keeps its positions, so what stood where the next token comes is dropped
+            rows = [row[1:] for row in rows] + [found[1:]]
+        else:
+            assert columns == len(found) == window
+            for column in range(window):
+                first = last if column == 0 else rows[0][column - 1]
+                entry = (*(row[column] for row in rows[1:]), found[column])
+                if entry in pool[first]:
+                    pool[first].remove(entry)
+                pool[first] = [*pool[first], entry][-most:]
+            rows = [rows[1][1:], *rows[2:], found]
+        known += emitted
+        lengths.append(len(emitted))
+    return known[len(text) :], lengths
+
+
+@torch.inference_mode()
+def successors(model: Any, known: Sequence[int], paths: Sequence[list[int]]) -> list[list[int]]:
+    """For each path after the `known` text the most probable token after its root and after each of its own tokens."""
+    cache = None
+    if len(known) > 1:
+        cache = model(torch.tensor([known[:-1]], device=model.device), use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(paths))
+    some = [[known[-1], *path] for path in paths]
+    width = max(map(len, some))
+    ids = torch.tensor([path + [0] * (width - len(path)) for path in some], device=model.device)
+    best = model(ids, past_key_values=cache, use_cache=True).logits.argmax(-1).tolist()
+    return [row[: len(path)] for row, path in zip(best, some, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--prompt-file", type=Path, required=True)
+    parser.add_argument("--sizes", default="15,5,15", help="W,N,G")
+    parser.add_argument("--limit", type=int, default=None, help="rows of the file")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    options = parser.parse_args()
+    window, ngram, most = map(int, options.sizes.split(","))
+    params = SamplingParams(max_tokens=options.max_new_tokens, ignore_eos=True)
+    engine = load(options.model, method="lookahead", tree=f"lookahead:{options.sizes}", dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(find_model(named_target(options.model)), dtype=torch.float32).eval()
+    passes = {"eyas": 0, "restated": 0}
+    emitted = dict.fromkeys(passes, 0)
+    for (row,) in read_task(options.prompt_file, 1, options.limit).groups:
+        request = Dialogue(row).next_request(engine, params)
+        if request is None:
+            continue
+        (done,) = engine.generate([request])
+        passes["eyas"] += done.stats.target_passes
+        emitted["eyas"] += done.stats.target_passes + done.stats.walked
+        prompt, given = list(request.prompt), 1 if len(request.prompt) > 1 else 0  # the first token came with prefill
+        guesses = first_guesses(prompt, window + ngram - 3)
+        text = prompt + done.token_ids[:given]
+        answer, lengths = decode_by_paper(model, text, guesses, (window, ngram, most), len(done.token_ids) - given)
+        assert answer[: len(done.token_ids) - given] == done.token_ids[given:], f"{row.id}: the answers differ"
+        passes["restated"] += len(lengths)
+        emitted["restated"] += sum(lengths)
+    found = {name: emitted[name] / max(1, count) for name, count in passes.items()}
+    ratio = found["eyas"] / found["restated"] if found["restated"] else None
+    print(json.dumps({"accept_length": found, "ratio": ratio, "passes": passes}))
+
+
+if __name__ == "__main__":
+    main()

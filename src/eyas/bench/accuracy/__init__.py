@@ -1,0 +1,1 @@
+"""Accuracy: tasks with right answers, scored with and without speculation."""

@@ -1,0 +1,78 @@
+"""The inside of the sandbox: gives up what a program may not have, runs it, and reports how it ended.
+
+Run as a script by a Python of its own (`sandbox.py`); it knows the standard library only. The job comes as JSON on
+standard input, the report goes to standard output, and the program sees neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+_READ_ONLY, _NO_SETUID, _NO_DEVICES = 1, 2, 4  # the same numbers as flags of mount and as attributes of mount_setattr
+_MOUNT_SETATTR, _HERE, _RECURSIVE = 442, -100, 0x8000
+_DIE_WITH_PARENT, _KEEP_CAPABILITIES, _NO_NEW_PRIVILEGES = 1, 8, 38
+_CAPABILITY_VERSION, _READ_ANY_FILE = 0x20080522, 1 << 2
+
+
+def isolate(disk_bytes: int, user: int | None) -> None:
+    """Close off files and processes: all that is mounted is read-only, the working directory is new and in memory.
+
+    The namespaces must be this process's own. `user` is who the process becomes if it is the superuser: the limit of
+    processes doesn't hold for that one. What remains is the permission to read files, such as Python's own library.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def must(result: int) -> None:
+        if result != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SETUID)
+    must(libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, attributes, ctypes.sizeof(attributes)))
+    here, flags = os.getcwd(), ctypes.c_ulong(_NO_SETUID | _NO_DEVICES)
+    for folder in (here, "/proc"):  # /proc shows other processes, and what is in their environment
+        must(libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, f"size={disk_bytes}".encode()))
+    os.chdir(here)
+    if user is not None:
+        must(libc.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0))
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    kept = 0 if user is None else _READ_ANY_FILE
+    header, capabilities = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)(kept, kept)
+    must(libc.capset(header, capabilities))
+    must(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+
+
+def main() -> None:
+    """Read the job, run its program, report, and end without waiting for anything that the program left behind."""
+    job: dict[str, Any] = json.load(sys.stdin)
+    report = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.environ.clear()  # the shell and Python itself set some
+    if job["isolated"]:
+        isolate(job["disk_bytes"], job["user"])
+    elif sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    for name, most in job["limits"].items():
+        resource.setrlimit(getattr(resource, name), (most, most))
+    try:
+        exec(compile(job["program"], "program", "exec"), {"__name__": "program"})
+        ended = {"outcome": "passed"}
+    except SystemExit as error:
+        ended = {"outcome": "ended early", "detail": f"sys.exit({error.code!r})"}
+    except BaseException as error:  # noqa: BLE001  # whatever a program raises is its outcome
+        ended = {"outcome": "failed", "detail": f"{type(error).__name__}: {error}"[:300]}
+    os.write(report, json.dumps(ended | {"nonce": job["nonce"]}).encode())
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,167 @@
+"""Programs that models wrote, run in a subprocess with limits: what they do ends with them.
+
+A program runs in a Python of its own, in a session of its own, with an empty environment, in a temporary directory,
+with limits of processor time, memory, file size and processes (none can be started), and is killed with all it started
+when its time is over. Where Linux gives us namespaces (util-linux's `unshare`), it has no network, sees no other
+process, and all files but those of its directory, which is in memory, are read-only. `Sandbox.isolated` says whether
+that holds.
+
+This is a guard against accidents and mischief of generated code, not a prison for attackers: those need a virtual
+machine. A program counts as passed only if it ran to its end, which it proves with a random number that it isn't given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from eyas.errors import UsageError
+
+OutcomeName = Literal["passed", "failed", "ended early", "timed out", "killed"]
+_NOBODY = 65534
+_NAMESPACES = ("--net", "--ipc", "--uts", "--pid", "--mount", "--fork", "--kill-child")
+_MOST_REPORTED = 65536
+"""Bytes that are read of what a program may have written in place of its report."""
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What a program may use."""
+
+    seconds: float = 10.0
+    """Wall time; as much processor time, rounded up."""
+    memory_bytes: int = 1 << 30
+    disk_bytes: int = 16 << 20
+    """Of one file and, in a sandbox that is isolated, of all files together."""
+    open_files: int = 64
+
+    def resource_limits(self) -> dict[str, int]:
+        """Name of a resource limit -> its value."""
+        return {
+            "RLIMIT_CPU": int(-(-self.seconds // 1)),
+            "RLIMIT_AS": self.memory_bytes,
+            "RLIMIT_FSIZE": self.disk_bytes,
+            "RLIMIT_NOFILE": self.open_files,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NPROC": 0,
+        }
+
+
+@dataclass(frozen=True)
+class ProgramOutcome:
+    """How a program ended."""
+
+    outcome: OutcomeName
+    detail: str = ""
+    """The error, the signal, or what the program did instead of running to its end."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran to its end without an error."""
+        return self.outcome == "passed"
+
+
+class Sandbox:
+    """Runs programs one at a time. UsageError where the system offers too little to contain them."""
+
+    def __init__(self, limits: SandboxLimits | None = None, *, isolated: bool | None = None) -> None:
+        """`isolated`: with namespaces or without; None = with them if they can be had."""
+        if os.name != "posix":
+            raise UsageError("programs can be contained on Linux and other POSIX systems only: leave out --execute")
+        self.limits = limits or SandboxLimits()
+        self._superuser = os.geteuid() == 0
+        self.isolated = self._can_isolate() if isolated is None else isolated
+        if not self.isolated and isolated is None and self._superuser:
+            raise UsageError(
+                "here programs can be contained by resource limits only, which don't hold for root: run eyas as "
+                "another user, or where `unshare --net --pid --mount true` works, or leave out --execute"
+            )
+
+    def describe(self) -> str:
+        """What holds programs back here, as a sentence."""
+        limits = self.limits
+        common = (
+            f"each at most {limits.seconds:g} s and {limits.memory_bytes >> 20} MiB of memory, no processes of its "
+            "own, an empty environment"
+        )
+        if self.isolated:
+            return f"programs are run in namespaces of their own: no network, other files read-only; {common}"
+        return (
+            f"programs are run WITHOUT namespaces, which this system doesn't give us: {common}; but they could reach "
+            "the network and the files that you may write"
+        )
+
+    def run(self, program: str) -> ProgramOutcome:
+        """Run a program to its end, or until its time is over; nothing that it started outlives this call."""
+        nonce = secrets.token_hex(16)
+        with (
+            tempfile.TemporaryDirectory(prefix="eyas-program-") as folder,
+            tempfile.TemporaryFile() as job,
+            tempfile.TemporaryFile() as report,
+        ):
+            job.write(json.dumps(self._job(program, nonce)).encode())
+            job.seek(0)
+            process = subprocess.Popen(
+                [*self._wrapper(), sys.executable, "-I", str(Path(__file__).with_name("jail.py"))],
+                stdin=job,
+                stdout=report,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env={},
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(self.limits.seconds)
+            except subprocess.TimeoutExpired:
+                return ProgramOutcome("timed out", f"after {self.limits.seconds:g} s")
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            report.seek(0)
+            return _outcome(report.read(_MOST_REPORTED), nonce, code)
+
+    def _job(self, program: str, nonce: str) -> dict[str, Any]:
+        return {
+            "program": program,
+            "nonce": nonce,
+            "isolated": self.isolated,
+            "user": _NOBODY if self._superuser else None,
+            "disk_bytes": self.limits.disk_bytes,
+            "limits": self.limits.resource_limits(),
+        }
+
+    def _wrapper(self) -> list[str]:
+        """The command that the program's Python is started by: its parent, which isn't this process."""
+        if not self.isolated:
+            return ["/bin/sh", "-c", '"$@"; exit $?', "sandbox"]
+        own = [] if self._superuser else ["--user", "--map-root-user"]
+        return [str(shutil.which("unshare")), *own, *_NAMESPACES]
+
+    def _can_isolate(self) -> bool:
+        if shutil.which("unshare") is None:
+            return False
+        self.isolated = True
+        return self.run("").passed
+
+
+def _outcome(report: bytes, nonce: str, code: int) -> ProgramOutcome:
+    """How a program ended, by its report if that is genuine, else by the exit code of its process."""
+    with suppress(ValueError):
+        found = json.loads(report)
+        if isinstance(found, dict) and found.get("nonce") == nonce:
+            return ProgramOutcome(found["outcome"], found.get("detail", ""))
+    number = -code if code < 0 else code - 128
+    if number in signal.valid_signals():
+        return ProgramOutcome("killed", f"by {signal.Signals(number).name}")
+    return ProgramOutcome("ended early", f"its process exited with {code}")

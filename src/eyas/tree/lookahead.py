@@ -1,0 +1,121 @@
+"""Lookahead's trees (arXiv 2402.02057): a window of guesses as scratch nodes, and known n-grams as candidates.
+
+The window's first level is a chain below the root. Column j of a further level hangs below column j of the level above
+it, the root being column 0 of the first. So a node sees the first level up to its own column, and its own column of
+the levels between, and its position is its depth: the attention of the published method, as a tree.
+
+Shapes: B rows, N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from eyas.errors import UsageError
+from eyas.tree.draft_tree import DraftTree
+from eyas.tree.spec import check_sizes
+
+
+@dataclass(frozen=True)
+class LookaheadTree:
+    """A window of `ngram - 1` levels of `window` columns, and at most `guesses` n-grams, `ngram - 1` nodes each.
+
+    The published W, N and G. It isn't grown level by level: the method's drafter makes its trees at once.
+    """
+
+    window: int
+    ngram: int
+    guesses: int
+
+    def __post_init__(self) -> None:
+        check_sizes("lookahead", window=self.window, ngram=self.ngram, guesses=self.guesses)
+
+    @property
+    def depth(self) -> int:
+        return self.ngram - 1
+
+    @property
+    def max_fanout(self) -> int:
+        return self.guesses
+
+    @property
+    def first_guesses(self) -> int:
+        """Length of the first level while it is the only one: it loses a column with each level that is made."""
+        return self.window + self.ngram - 3
+
+    @property
+    def nodes(self) -> int:
+        """The most nodes of a row."""
+        # with all levels; or with one less, each a column longer
+        filled = max((self.ngram - 1) * self.window, (self.ngram - 2) * (self.window + 1)) - 1
+        return filled + self.guesses * self.depth
+
+    def start(self, *_: object) -> NoReturn:
+        raise UsageError("trees lookahead:W,N,G are made by --method lookahead alone: give another tree")
+
+
+class Branches(NamedTuple):
+    """What one row's tree holds."""
+
+    levels: Sequence[Sequence[int]]
+    """Tokens of the window's levels; the first begins at column 1, the root being column 0."""
+    ngrams: Iterable[Sequence[int]]
+    """Continuations of the root that may be accepted; common beginnings become the same nodes."""
+
+
+def lookahead_trees(branches: Sequence[Branches | None], device: torch.device) -> DraftTree:
+    """The trees of all rows [B]: a row's scratch nodes, level by level, then its candidates; None = no nodes."""
+    rows = [_RowNodes() if branch is None else _row(branch) for branch in branches]
+    sizes = [len(row[0]) for row in rows]
+    if not any(sizes):
+        return DraftTree.empty(len(rows), device)
+    tokens, parents, depths = (
+        pad_sequence([torch.tensor(row[part], dtype=torch.int64) for row in rows], batch_first=True, padding_value=pad)
+        for part, pad in ((0, 0), (1, -1), (2, 0))
+    )
+    valid = torch.arange(tokens.shape[1]) < torch.tensor(sizes).unsqueeze(1)
+    return DraftTree(
+        tokens=tokens.to(device),
+        parents=parents.to(device),
+        logprob=torch.zeros(tokens.shape, device=device),  # how probable an n-gram is isn't known
+        valid=valid.to(device),
+        max_depth=int(depths.max()),
+        counted=sum(sizes),
+        scratch=(depths == 0).to(device),
+    )
+
+
+class _RowNodes(NamedTuple):
+    """The nodes of one row, as columns."""
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    depths: Sequence[int] = ()
+    """0 for scratch nodes."""
+
+
+def _row(branches: Branches) -> _RowNodes:
+    first, *further = branches.levels
+    tokens, parents = [*first], [*range(-1, len(first) - 1)]
+    above = [-1, *range(len(first))]  # the nodes of the level above by column, beginning with the root
+    for level in further:
+        parents += above[: len(level)]
+        above = [*range(len(tokens), len(tokens) + len(level))]
+        tokens += level
+    depths = [0] * len(tokens)
+    below: dict[tuple[int, int], int] = {}  # (parent, token) -> candidate
+    for ngram in branches.ngrams:
+        parent = -1
+        for depth, token in enumerate(ngram, 1):
+            node = below.setdefault((parent, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+                depths.append(depth)
+            parent = node
+    return _RowNodes(tokens, parents, depths)
