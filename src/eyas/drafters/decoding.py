@@ -82,6 +82,10 @@ class NetworkDrafter(Drafter):
         return self.network.config.default_tree
 
     @property
+    def draws(self) -> bool:
+        return True
+
+    @property
     def slots(self) -> int:
         return self._cache.slots
 
@@ -162,19 +166,12 @@ class NetworkDrafter(Drafter):
         logits = self.network.logits(self._normed[rows.start : rows.stop].unsqueeze(1))  # [R, W, Vd]
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
         for level in range(spec.depth):
-            frontier = growth.expand(*self._guesses(logits, level, growth.fanout, coupling))
+            native = self._decoder is not None
+            frontier = growth.expand(*best_children(logits, growth.fanout, coupling, level, self._ids, native))
             if frontier is None:
                 break
             logits = levels.add(frontier)
         return growth.tree()
-
-    def _guesses(self, logits: Tensor, level: int, fanout: int, coupling: Coupling) -> tuple[Tensor, Tensor]:
-        """The best guesses that follow each of W nodes, given logits [R, W, Vd]: scores and target tokens [R, W, K]."""
-        count = min(fanout, logits.shape[2])
-        if self._decoder is not None and coupling.ranks_by_logits(level):
-            return native_guesses(logits, count, self._ids)
-        score, best = coupling.rank(logits, level, self._ids).topk(count, dim=2)
-        return score, self._ids[best]
 
     @torch.inference_mode()
     def truncate(self, slot: int, length: int) -> None:
@@ -268,6 +265,21 @@ class NetworkDrafter(Drafter):
             return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 
         return attend
+
+
+def best_children(
+    logits: Tensor, fanout: int, coupling: Coupling, level: int, ids: Tensor, native: bool
+) -> tuple[Tensor, Tensor]:
+    """The best guesses that follow each of W nodes of a `level`: scores and target tokens [R, W, K].
+
+    They are given by `logits` [R, W, Vd], whose tokens are the target's `ids` [Vd]; `native` if they came out of a
+    native pass.
+    """
+    count = min(fanout, logits.shape[2])
+    if native and coupling.ranks_by_logits(level):
+        return native_guesses(logits, count, ids)
+    score, best = coupling.rank(logits, level, ids).topk(count, dim=2)
+    return score, ids[best]
 
 
 class _ModuleLevels:

@@ -15,9 +15,14 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.history import LookupDrafter
+from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
+from eyas.drafters.methods import read_method
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.small_lm import METHOD as SMALL_LM
+from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import use_huge_pages
@@ -40,23 +45,44 @@ def open_drafter(
     weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
+    tokenizer: Any = None,
     model: str | Path | None = None,
 ) -> Drafter:
-    """The drafter of a `method` without weights, or else what `load_drafter` makes of `source`.
+    """A method without weights, a small language model, what `load_drafter` makes of `source`, or a hybrid of two.
 
-    Without a source, a method that has its weights inside the target's checkpoint finds them in `model`, which the
-    target was loaded from. Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the
-    source.
+    `tokenizer` is the target's, for language models of another vocabulary. `model` is what the target was loaded from,
+    for methods that find their weights there when there is no source. Raises what `load_drafter` and `load_small_lm`
+    raise, and UsageError for a method that doesn't go with the source.
     """
-    if method in WEIGHTLESS:
+    parsed = read_method(method)
+    lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
+    if not parsed.drafter:
         if source is not None:
             raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
-        return WEIGHTLESS[method](target)
-    if source is None and model is not None and method in IN_TARGET:
-        return _decoding(IN_TARGET[method](local_directory(base_of(find_model(named_target(model)))), target), target)
+        assert lookup is not None
+        return lookup
+    if source is None and model is not None and parsed.kind in IN_TARGET:
+        files = local_directory(base_of(find_model(named_target(model))))
+        return _united(_decoding(IN_TARGET[parsed.kind](files, target), target), lookup, target)
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
-    return load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=method)
+    if parsed.kind in (None, SMALL_LM):
+        path = local_directory(source)
+        if holds_language_model(path):
+            if weights is not None or ignore_config_keys:
+                raise UsageError(f"{source} is a language model: leave out the drafter's weights and config keys")
+            if lookup is not None:
+                raise UsageError(f"{source} is a language model: it drafts alone, leave out +{parsed.lookup}")
+            return load_small_lm(path, target, tokenizer)
+        if parsed.kind is not None:
+            raise UsageError(f"{source} is no language model, as method {method} needs: leave the method out")
+    network = load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=parsed.kind)
+    return _united(network, lookup, target)
+
+
+def _united(network: NetworkDrafter, lookup: Drafter | None, target: Target) -> Drafter:
+    """A network's drafter, with a method without weights beside it if there is one."""
+    return HybridDrafter(network, lookup, target.device) if isinstance(lookup, LookupDrafter) else network
 
 
 def load_drafter(

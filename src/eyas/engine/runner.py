@@ -24,12 +24,13 @@ from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
-from eyas.errors import InvariantError, PassMemoryError
+from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.tree import TreeSpec
 from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
+from eyas.tree.static import StaticTree
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 
@@ -51,6 +52,7 @@ class ModelRunner:
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
         if self.drafter is not None:
             target.check_taps(self.drafter.taps)
+            _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
@@ -264,6 +266,16 @@ class ModelRunner:
                 expected = running[slot].cached if used else 0
                 if cache.length(slot) != expected:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
+
+
+def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:
+    """Raise UsageError for a rule that needs draws where there are none, or other trees than chains."""
+    if rule.seeded:
+        return
+    if not drafter.draws:
+        raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, no copied text")
+    if not isinstance(tree, StaticTree) or tree.max_fanout > 1:
+        raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
 
 
 @contextmanager

@@ -232,8 +232,6 @@ def _drafting(
     batch_size: int,
 ) -> dict[str, Engine]:
     """The engines that speculate, named by their method, and by their tree where there are several."""
-    from eyas.tree import is_auto, parse_tree
 
-    specs = {text: None if is_auto(text) else parse_tree(text) for text in trees}
-    made = engines_for(target, tokenizer, drafters, specs, coupled, batch_size)
-    return {f"{name} {tree}" if len(specs) > 1 else name: one for (name, tree), one in made.items()}
+    made = engines_for(target, tokenizer, drafters, trees, coupled, batch_size)
+    return {f"{name} {tree}" if len(trees) > 1 else name: one for (name, tree), one in made.items()}
