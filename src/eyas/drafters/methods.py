@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from eyas.drafters.in_target import NAMES as IN_TARGET
 from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.weightless import ALONE
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
 
+WITHOUT_DRAFTER = (*WEIGHTLESS, *IN_TARGET)
+"""Methods that may go without a draft model."""
 _LOOKUPS = tuple(name for name in WEIGHTLESS if name not in ALONE)
 _OF_FILES = (*KINDS, SMALL_LM)
 
@@ -21,11 +24,16 @@ class Method(NamedTuple):
     """What a method's name asks for."""
 
     drafter: bool
-    """Whether it needs a draft model."""
+    """Whether it has weights: those of a draft model, or of a module in the target's own checkpoint."""
     kind: str | None
     """The kind that the draft model must be; None = whatever its files hold."""
     lookup: str | None
     """The method without weights, alone or united with the draft model's."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it may go without a draft model."""
+        return not self.drafter or self.kind in IN_TARGET
 
 
 def read_method(text: str | None) -> Method:

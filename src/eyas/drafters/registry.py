@@ -15,12 +15,14 @@ from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
 from eyas.drafters.history import HistoryDrafter
 from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
-from eyas.drafters.kinds import eagle1, eagle3, medusa, mla, mlp
+from eyas.drafters.kinds import eagle1, eagle3, medusa, mla, mlp, mtp
 from eyas.drafters.weightless import lookahead, ngram, suffix
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND, medusa.KIND)}
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND, medusa.KIND, mtp.KIND)
+}
 
 WEIGHTLESS: dict[str, Callable[[Target], HistoryDrafter]] = {
     "lookahead": lookahead.make, "ngram": ngram.make, "suffix": suffix.make,

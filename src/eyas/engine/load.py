@@ -44,7 +44,7 @@ def load(
     costs: str | Path | None = None,
     chat_template: str | Path | None = None,
 ) -> Engine:
-    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files such as `ngram`.
+    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files of its own.
 
     `draft_model` is a drafter, or a smaller language model that drafts (`method` `draft_model`).
 
@@ -70,7 +70,7 @@ def load(
     if speculates:
         drafter = open_drafter(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer, model=model,
         )  # fmt: skip
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)

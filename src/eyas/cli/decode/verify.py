@@ -47,7 +47,8 @@ def verify(
     prompt_file: PromptFile,
     draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
     method: Annotated[
-        str | None, Option(help="ngram and suffix draft without a drafter's files; else the drafter's kind.")
+        str | None,
+        Option(help="ngram and suffix draft without files, mtp with the target's own; else the drafter's kind."),
     ] = None,
     tree: Trees = [],  # noqa: B006  # copied by typer
     temperatures: Annotated[str, Option(help="Comma-separated.")] = "0,0.7,1",
@@ -85,7 +86,7 @@ def verify(
     tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
         draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer, model=target.model,
     )  # fmt: skip
     certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
     cells = []
