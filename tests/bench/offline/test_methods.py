@@ -81,7 +81,7 @@ def test_opening_says_why_not_and_what_training_took(tmp_path: Path) -> None:
     made = Path(shutil.copytree(good, tmp_path / "made"))
     config["eyas"] = {"steps": 30, "seconds": 90.0, "rows": 7, "loss": {"token": "ce"}}
     (made / "config.json").write_text(json.dumps(config))
-    opener = MethodOpener(target, tokenizer())
+    opener = MethodOpener(target, "tiny", tokenizer())
     choices = [
         MethodChoice("good", str(good)),
         MethodChoice("made", str(made)),
