@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.blocks import BlockLevels, BlockNetwork
 from eyas.drafters.deferred_pairs import DeferredPairs
+from eyas.drafters.heads import HeadLevels, HeadsNetwork
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import to_device
@@ -174,11 +174,11 @@ class NetworkDrafter(Drafter):
             logits = levels.add(frontier)
         return growth.tree()
 
-    def _start(self, rows: range, depth: int) -> tuple[_ModuleLevels | _NativeLevels | BlockLevels, Tensor]:
+    def _start(self, rows: range, depth: int) -> tuple[_ModuleLevels | _NativeLevels | HeadLevels, Tensor]:
         """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
         network, normed = self.network, self._normed[rows.start : rows.stop]
-        if isinstance(network, BlockNetwork):
-            block = BlockLevels(network, normed, depth)
+        if isinstance(network, HeadsNetwork):
+            block = HeadLevels(network, normed, depth)
             return block, block.first()
         start, fed = self._cache.start(rows), self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         logits = network.logits(normed.unsqueeze(1))
