@@ -37,6 +37,10 @@ class Drafter(Protocol):
         """The most children that it can offer of a node, such as the size of its vocabulary."""
 
     @property
+    def max_depth(self) -> int | None:
+        """The most levels that it can draft; None = there is no limit."""
+
+    @property
     def default_tree(self) -> str | None:
         """The spec of the trees that it drafts best; None = nothing is known."""
 

@@ -12,9 +12,12 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter
 from eyas.drafters.base import Drafter
+from eyas.drafters.block import BlockDrafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.kinds.dflash import BlockNetwork
+from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
@@ -77,7 +80,12 @@ def load_drafter(
         prepack_linears(network, layout)
         use_huge_pages()
     _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
-    return NetworkDrafter(network, network.config.taps_of(target.num_layers))
+    return drafter_of(network, network.config.taps_of(target.num_layers))
+
+
+def drafter_of(network: DraftNetwork, taps: tuple[int, ...]) -> NetworkDrafter:
+    """The drafter that runs a network, which reads the boundaries `taps` of its target."""
+    return BlockDrafter(network, taps) if isinstance(network, BlockNetwork) else NetworkDrafter(network, taps)
 
 
 def local_directory(source: str | Path) -> Path:

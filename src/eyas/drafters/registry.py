@@ -13,13 +13,14 @@ from eyas.drafters.config import DrafterConfig
 from eyas.drafters.formats.fields import architectures
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
-from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
-from eyas.drafters.kinds import eagle1, eagle3, mla, mlp
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
+from eyas.drafters.kinds import dflash, dspark, eagle1, eagle3, mla, mlp
 from eyas.drafters.weightless import ngram
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND)}
+_ALL = (dflash.KIND, dspark.KIND, eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 
 WEIGHTLESS: dict[str, Callable[[Target], Drafter]] = {"ngram": ngram.make}
 """Method -> what makes its drafter, for methods that need no files. A new one is a file in `weightless/`."""
@@ -66,6 +67,10 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
 
 def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collection[str]) -> Family | None:
     """The published network that config keys, native names of tensors and architectures (lower case) point to."""
+    # block drafters have EAGLE-3's fc and hidden_norm, but outside their layers
+    if "hidden_norm.weight" in names:
+        heads = any(name.startswith(("markov_head.", "confidence_head.")) for name in names)
+        return DSPARK if heads or any("dspark" in name for name in made_for) else DFLASH
     # what the tensors say is surest, then the architecture's name, then a key
     if "fc.weight" in names and any(name.endswith("hidden_norm.weight") for name in names):
         third = True

@@ -23,6 +23,11 @@ DEFAULT_TREE = "dynamic:5,6,24"
 """For drafters that name no tree of their own: deep rather than wide, small enough to be nearly free to verify."""
 
 
+def default_tree(deepest: int | None) -> str:
+    """The tree of drafters that name none and draft at most `deepest` levels (None = any number)."""
+    return DEFAULT_TREE if deepest is None or deepest >= 5 else f"dynamic:{deepest},6,24"
+
+
 def load(
     model: str | Path,
     draft_model: str | Path | None = None,
@@ -86,7 +91,11 @@ def load(
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
     """`tree`, or the drafter's own default; refused if it asks for more children than the drafter can offer."""
-    spec = tree or parse_tree(drafter.default_tree or DEFAULT_TREE)
+    spec = tree or parse_tree(drafter.default_tree or default_tree(drafter.max_depth))
     if spec.max_fanout > drafter.max_fanout:
         raise UsageError(f"the tree asks for {spec.max_fanout} children, the drafter can offer {drafter.max_fanout}")
+    if drafter.max_depth is not None and spec.depth > drafter.max_depth:
+        raise UsageError(
+            f"the tree is {spec.depth} levels deep, the drafter guesses {drafter.max_depth} tokens at most"
+        )
     return spec

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.base import Drafter
-from eyas.engine.controller.controller import WIDTHS, Controller
+from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.targets import Target
 from eyas.tree import DraftTree
@@ -282,6 +282,7 @@ def make_controller(
     return Controller(
         CostModel(costs),
         widths=widths,
+        depth=min(DEPTH, drafter.max_depth or DEPTH),
         max_length=target.max_length,
         counts_freely=target.device.type == "cpu",
     )
