@@ -1,9 +1,9 @@
 """DFlash (arXiv 2602.06036): all guesses of a draft come out of one pass over a block of masked tokens.
 
-The target's states at some boundaries, fused by `fc` and a norm, are the context: every layer makes its keys and values
-of them, and of nothing else. A block is the last token (the anchor) and mask tokens at the positions that follow. Its
-slots attend to the context and to each other, in both directions, and each predicts the token at its own position; where
-the anchor predicts as well (DSpark), each slot predicts the token after it.
+The target's states at some boundaries, fused by `fc` and a norm, are the context: every layer makes its keys and
+values of them, and of nothing else. A block is the last token (the anchor) and mask tokens at the positions that
+follow. Its slots attend to the context and to each other, in both directions, and each predicts the token at its own
+position; where the anchor predicts as well (DSpark), each slot predicts the token after it.
 
 Shapes: R rows, S positions, A taps, Ht target hidden, H draft hidden, B block size, D guesses of a block, W frontier
 nodes, Vd draft vocabulary.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -61,11 +60,18 @@ class BlockConfig(GroupedConfig):
         return self.block_size - (not self.sample_from_anchor)
 
     def default_taps(self, layers: int) -> tuple[int, ...]:
-        """As many layer outputs as there are draft layers, spread from layer 1 to layer n - 3."""
-        count = self.num_hidden_layers
-        if count == 1:
-            return (layers // 2 + 1,)
-        return tuple(round(1 + i * (layers - 4) / (count - 1)) + 1 for i in range(count))
+        return spread_taps(self.num_hidden_layers, layers)
+
+
+def spread_taps(count: int, layers: int) -> tuple[int, ...]:
+    """The outputs of `count` of a target's layers, spread from layer 1 to layer n - 3, as boundaries.
+
+    There are as many as draft layers; in targets with few layers those that coincide are taken once.
+    """
+    if count == 1:
+        return (layers // 2 + 1,)
+    found = (round(1 + i * (layers - 4) / (count - 1)) + 1 for i in range(count))
+    return tuple(sorted({min(max(tap, 0), layers) for tap in found}))
 
 
 class DFlashConfig(BlockConfig):
@@ -174,6 +180,23 @@ class BlockNetwork(DraftNetwork):
         know which tokens come before it.
         """
         return logits.expand(-1, tokens.shape[1], -1), memory
+
+    def joined(self, states: Tensor, tokens: Tensor) -> Tensor:  # noqa: ARG002
+        """All that the logits of slots with states [n, D, H] depend on, where tokens [n, D] came before: [n, D, J]."""
+        return states
+
+    def joined_logits(self, joined: Tensor) -> Tensor:
+        """Logits [..., Vd] of what `joined` gives [..., J]: those that `follow` gives after the same tokens."""
+        return self.logits(joined)
+
+    def joined_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trained parameters of `joined_logits`; empty if the head is the target's."""
+        own = self.lm_head.parameters() if self.config.head == "own" else ()
+        return tuple(parameter for parameter in own if parameter.requires_grad)
+
+    def confidence(self, states: Tensor, tokens: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Logits [...] of how probable it is that guesses after tokens [...] are accepted; None without such a head."""
+        return None
 
 
 KIND = Kind(

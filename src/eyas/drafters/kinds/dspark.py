@@ -72,6 +72,12 @@ class MarkovHead(nn.Module):
 
     def forward(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The bias [..., Vd] after tokens [...] in slots with states [..., H], and the new memory [..., M]."""
+        latent, memory = self.latent(states, tokens, memory)
+        out: Tensor = self.markov_w2(latent)
+        return out, memory
+
+    def latent(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What `markov_w2` makes the bias of [..., M], and the new memory [..., M]."""
         embedded = self.markov_w1(tokens)  # [..., M]
         if self.kind == "gated":
             embedded = torch.sigmoid(self.gate_proj(torch.cat((states, embedded), dim=-1))) * embedded
@@ -80,8 +86,7 @@ class MarkovHead(nn.Module):
             gate, candidate, output = self.joint_proj(torch.cat((memory, embedded, states), dim=-1)).chunk(3, dim=-1)
             memory = torch.lerp(torch.tanh(candidate), memory, torch.sigmoid(gate))
             embedded = torch.tanh(output)
-        out: Tensor = self.markov_w2(embedded)
-        return out, memory
+        return embedded, memory
 
 
 class ConfidenceHead(nn.Module):
@@ -118,10 +123,28 @@ class DSparkNetwork(BlockNetwork):
         bias, memory = self.markov_head(states.expand(-1, tokens.shape[1], -1), tokens, memory)
         return logits + bias, memory
 
-    def confidence(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Logits [...] of the probability that the guess after tokens [...] in slots with states [..., H] is accepted."""
+    def joined(self, states: Tensor, tokens: Tensor) -> Tensor:
+        if not self.config.markov_rank:
+            return states
+        memory, latents = None, []
+        for slot in range(states.shape[1]):
+            latent, memory = self.markov_head.latent(states[:, slot], tokens[:, slot], memory)
+            latents.append(latent)
+        return torch.cat((states, torch.stack(latents, dim=1).to(states.dtype)), dim=-1)
+
+    def joined_logits(self, joined: Tensor) -> Tensor:
+        size = self.config.hidden_size
+        logits = self.logits(joined[..., :size])
+        return logits + self.markov_head.markov_w2(joined[..., size:]) if self.config.markov_rank else logits
+
+    def joined_parameters(self) -> tuple[nn.Parameter, ...]:
+        return super().joined_parameters() + ((self.markov_head.markov_w2.weight,) if self.config.markov_rank else ())
+
+    def confidence(self, states: Tensor, tokens: Tensor) -> Tensor | None:
+        if not self.config.enable_confidence_head:
+            return None
         if self.config.confidence_head_with_markov:
-            states = torch.cat((states, self.markov_head.markov_w1(tokens)), dim=-1)
+            states = torch.cat((states, self.markov_head.markov_w1(tokens).to(states.dtype)), dim=-1)
         out: Tensor = self.confidence_head(states)
         return out
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from eyas.config import StrictModel, validated
 from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.kind import Kind
+from eyas.drafters.kinds.dflash import BlockConfig, DFlashConfig, spread_taps
 from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
@@ -86,6 +87,15 @@ class DrafterShape(StrictModel):
     qk_nope_head_dim: int | None = Field(default=None, ge=1)
     qk_rope_head_dim: int | None = Field(default=None, ge=2)
     v_head_dim: int | None = Field(default=None, ge=1)
+    # dflash and dspark
+    block_size: int | None = Field(default=None, ge=2)
+    mask_token_id: int | None = Field(default=None, ge=0)
+    sample_from_anchor: bool | None = None
+    # dspark; markov_rank 0 = no Markov head
+    markov_rank: int | None = Field(default=None, ge=0)
+    markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
+    enable_confidence_head: bool | None = None
+    confidence_head_with_markov: bool | None = None
     # mlp
     depth: int | None = Field(default=None, ge=1)
     gate: bool | None = None
@@ -122,13 +132,14 @@ class DrafterShape(StrictModel):
 
     @property
     def embedding_owner(self) -> str:
-        """`own`, `shared` or `none`; by default `own` if other engines run the kind, because they expect one."""
-        return self.embedding or ("own" if self.definition.family is not None else "shared")
+        """`own`, `shared` or `none`; by default `own` if other engines expect one of the kind."""
+        config, family = self.definition.config, self.definition.family
+        return self.embedding or ("own" if family is not None and not issubclass(config, BlockConfig) else "shared")
 
     @property
     def head_owner(self) -> str:
-        """`own` or `shared`; by default `shared` if the drafter predicts features that the target's head can read."""
-        return self.head or ("shared" if issubclass(self.definition.config, FeatureConfig) else "own")
+        """`own` or `shared`; by default `shared` if the target's head can read its states."""
+        return self.head or ("shared" if issubclass(self.definition.config, FeatureConfig | BlockConfig) else "own")
 
     def draft_vocabulary(self, vocab_size: int) -> int:
         """The number of the target's `vocab_size` tokens that the drafter can draft.
@@ -177,12 +188,18 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         values["q_lora_rank"] = None
     taps = values.get("taps")
     if taps is None:
-        fused = issubclass(cls, FusedTapsConfig)
-        taps = default_taps(target.num_layers) if fused else (target.final_boundary,)
+        taps = (target.final_boundary,)
+        if issubclass(cls, FusedTapsConfig):
+            taps = default_taps(target.num_layers)
+        elif issubclass(cls, BlockConfig):
+            taps = spread_taps(shape.layers or 1, target.num_layers)
     target.check_taps(taps)
     values["taps"] = tuple(taps)
-    if issubclass(cls, FusedTapsConfig):
+    if "num_aux_hidden_states" in cls.model_fields:
         values["num_aux_hidden_states"] = len(taps)
+    if issubclass(cls, BlockConfig):
+        values.setdefault("block_size", 8 if cls is DFlashConfig else 7)
+        values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter
         values["norm"] = tuple(taps) != (target.final_boundary,)
     if "rms_norm_eps" in cls.model_fields:
@@ -228,6 +245,12 @@ def _start(part: nn.Embedding | nn.Linear, weight: Tensor, fits: bool, trains: b
     if fits:
         part.weight.copy_(weight)
     part.weight.requires_grad_(trains)
+
+
+def _spare_token(own: Any, vocab_size: int) -> int:
+    """The token that stands in a block's masked slots: the padding token, else the last of the vocabulary."""
+    padding = getattr(own, "pad_token_id", None)
+    return padding if isinstance(padding, int) and 0 <= padding < vocab_size else vocab_size - 1
 
 
 def decoder_sizes(own: Any, max_length: int | None) -> dict[str, Any]:
