@@ -12,11 +12,11 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter
 from eyas.drafters.base import Drafter
-from eyas.drafters.block import BlockDrafter
+from eyas.drafters.block_decoding import BlockDrafter
+from eyas.drafters.block_network import BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.kinds.dflash import BlockNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block import BlockDrafter
+from eyas.drafters.block_decoding import BlockDrafter
+from eyas.drafters.block_network import BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
-from eyas.drafters.kinds.dflash import BlockConfig, BlockNetwork, DFlashConfig
+from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, ConfigError

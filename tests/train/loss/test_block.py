@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block import BlockDrafter
-from eyas.drafters.kinds.dflash import BlockNetwork, DFlashConfig
+from eyas.drafters.block_decoding import BlockDrafter
+from eyas.drafters.block_network import BlockNetwork
+from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.train.loss.block import block_guesses, sampled_anchors
 from eyas.train.loss.block_attention import Anchors, BlockAttention

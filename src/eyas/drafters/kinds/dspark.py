@@ -15,10 +15,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from eyas.drafters.block_network import BlockConfig, BlockNetwork
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import DSPARK, Kind
-from eyas.drafters.kinds.dflash import BlockConfig, BlockNetwork, block_dict, read_block
+from eyas.drafters.kinds.dflash import block_dict, read_block
 
 _TRAINING = ("num_anchors",)
 
@@ -138,7 +139,8 @@ class DSparkNetwork(BlockNetwork):
         return logits + self.markov_head.markov_w2(joined[..., size:]) if self.config.markov_rank else logits
 
     def joined_parameters(self) -> tuple[nn.Parameter, ...]:
-        return super().joined_parameters() + ((self.markov_head.markov_w2.weight,) if self.config.markov_rank else ())
+        more = tuple(self.markov_head.markov_w2.parameters()) if self.config.markov_rank else ()
+        return super().joined_parameters() + more
 
     def confidence(self, states: Tensor, tokens: Tensor) -> Tensor | None:
         if not self.config.enable_confidence_head:

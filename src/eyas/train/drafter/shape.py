@@ -9,9 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
+from eyas.drafters.block_network import BlockConfig, spread_taps
 from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.kind import Kind
-from eyas.drafters.kinds.dflash import BlockConfig, DFlashConfig, spread_taps
 from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
@@ -198,7 +198,7 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     if "num_aux_hidden_states" in cls.model_fields:
         values["num_aux_hidden_states"] = len(taps)
     if issubclass(cls, BlockConfig):
-        values.setdefault("block_size", 8 if cls is DFlashConfig else 7)
+        values.setdefault("block_size", 7 + (not cls.model_fields["sample_from_anchor"].default))
         values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter
         values["norm"] = tuple(taps) != (target.final_boundary,)

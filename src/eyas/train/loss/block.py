@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.kinds.dflash import BlockNetwork
+from eyas.drafters.block_network import BlockNetwork
 from eyas.train.loss.block_attention import Anchors, BlockAttention
 from eyas.train.loss.ttt import ChainRows
 

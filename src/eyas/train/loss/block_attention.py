@@ -123,8 +123,8 @@ class _Blocks(torch.autograd.Function):
                 dim=-1,
             )
             dscores = (slope.to(lse.dtype).sub_(delta[at]).mul_(weights)).to(q.dtype)
-            above, own = dscores.split(split, dim=-1)
-            weights_above, weights_own = weights.to(v.dtype).split(split, dim=-1)
+            above, own = torch.split(dscores, split, dim=-1)
+            weights_above, weights_own = torch.split(weights.to(v.dtype), split, dim=-1)
             dq[at] = _mixed(dscores, keys[chat, :, seen], k[at])
             dk[at] = own.transpose(2, 3) @ grouped[at]
             dv[at] = weights_own.transpose(2, 3) @ down
@@ -140,12 +140,12 @@ def _grouped(q: Tensor, kv: int) -> Tensor:
 
 def _plain(x: Tensor, kv: int) -> Tensor:
     """[n, heads, B, D] -> [n, kv, G * B, D]."""
-    return x.unflatten(1, (kv, -1)).flatten(2, 3)
+    return torch.unflatten(x, 1, (kv, -1)).flatten(2, 3)
 
 
 def _ungrouped(x: Tensor, like: Tensor) -> Tensor:
     """[n, kv, G * B, D] -> [n, heads, B, D]."""
-    return x.unflatten(2, (-1, like.shape[2])).flatten(1, 2)
+    return torch.unflatten(x, 2, (-1, like.shape[2])).flatten(1, 2)
 
 
 def _folded(x: Tensor) -> Tensor:
@@ -155,6 +155,6 @@ def _folded(x: Tensor) -> Tensor:
 
 def _mixed(weights: Tensor, context: Tensor, own: Tensor) -> Tensor:
     """weights [c, kv, G * B, stop + B] of context [kv, stop, D] and own [c, kv, B, D] -> [c, kv, G * B, D]."""
-    above, below = weights.split([context.shape[1], own.shape[2]], dim=-1)
-    mixed = (_folded(above) @ context).unflatten(1, (len(weights), -1)).transpose(0, 1)
+    above, below = torch.split(weights, [context.shape[1], own.shape[2]], dim=-1)
+    mixed = torch.unflatten(_folded(above) @ context, 1, (len(weights), -1)).transpose(0, 1)
     return mixed + below @ own

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.drafters.block_network import BlockNetwork
 from eyas.drafters.decoding import NetworkDrafter, Stage
-from eyas.drafters.kinds.dflash import BlockNetwork
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree, TreeSpec
