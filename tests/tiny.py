@@ -19,6 +19,7 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kinds.eagle3 import Eagle3Network
+from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS as KINDS_OF_DRAFTERS
 from eyas.targets import Target
@@ -153,8 +154,14 @@ def continuation(model: Any, prompt: Sequence[int], tokens: int, **options: Any)
 
 _SIZES: dict[str, Any] = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "target_hidden_size": HIDDEN}
 _LAYERED: dict[str, Any] = {**_SIZES, "intermediate_size": 48, "num_attention_heads": 4}
+_BLOCK: dict[str, Any] = {
+    **_LAYERED, "num_key_value_heads": 2, "num_aux_hidden_states": 3, "taps": (1, 2, 4), "block_size": 5,
+    "mask_token_id": 1,
+}  # fmt: skip
 _LATENT = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 KINDS: dict[str, dict[str, Any]] = {
+    "dflash": _BLOCK,
+    "dspark": {**_BLOCK, "markov_rank": 6},
     "eagle1": {**_LAYERED, "num_key_value_heads": 2},
     "eagle3": {**_LAYERED, "num_key_value_heads": 2, "draft_vocab_size": 60},
     "mla": {**_LAYERED, **_LATENT, "draft_vocab_size": 60},
@@ -188,7 +195,7 @@ def network(kind: str, seed: int = 0, scale: float = 6.0, **settings: Any) -> Dr
 def drafter(kind: str, seed: int = 0, **settings: Any) -> NetworkDrafter:
     """A random drafter for the targets here."""
     made = network(kind, seed, **settings)
-    return NetworkDrafter(made, made.config.taps or made.config.default_taps(LAYERS))
+    return drafter_of(made, made.config.taps or made.config.default_taps(LAYERS))
 
 
 def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3Network:

@@ -13,7 +13,7 @@ from eyas.doctor.repair import apply_changes, write_repaired
 from eyas.doctor.search import Progress, needed_boundaries
 from eyas.doctor.transcript import Transcript, encode_prompts
 from eyas.drafters.checkpoint import Checkpoint
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.engine import Engine, Speculation
 from eyas.errors import ExportError
 from eyas.targets import Target
@@ -112,7 +112,7 @@ def decode(
     reading: Reading, target: Target, tokenizer: Any, prompts: Sequence[tuple[int, ...]], length: int, max_tokens: int
 ) -> DecodedAnswers:
     """Answer all prompts in one batch with chains of `length` tokens; the reading doesn't affect the answers."""
-    drafter = NetworkDrafter(reading.network(target), reading.taps)
+    drafter = drafter_of(reading.network(target), reading.taps)
     engine = Engine(target, tokenizer, Speculation(drafter, parse_tree(f"chain:{length}")), batch_size=len(prompts))
     params = SamplingParams(max_tokens=max_tokens)
     stats, answers = Stats(), []

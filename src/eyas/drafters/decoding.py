@@ -47,7 +47,7 @@ class NetworkPairs(NamedTuple):
         return 0 if self.deferred is None else self.deferred[0].shape[1]
 
 
-class _Stage(NamedTuple):
+class Stage(NamedTuple):
     """Where a pass of the network's modules stages its keys and values, and what it sees there."""
 
     lengths: Tensor  # [R] pairs that were read
@@ -156,10 +156,7 @@ class NetworkDrafter(Drafter):
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
-        wanted = [True] * len(rows) if drafting is None else list(drafting)
-        self._catch_up(rows, wanted)
-        # after a one-token prompt there is no state to draft from yet
-        grown = [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
+        grown = self._ready(rows, drafting)
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
         levels, logits = self._start(rows, spec.depth)
@@ -185,6 +182,13 @@ class NetworkDrafter(Drafter):
         if self._decoder is None:
             return _ModuleLevels(self, rows, start, self._lengths(rows), fed), logits
         return _NativeLevels(self._decoder, network, self._cache, rows, start, fed), logits
+
+    def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
+        """Read what rows that are `drafting` (None = all) have deferred; [R] which of them can be drafted for."""
+        wanted = [True] * len(rows) if drafting is None else list(drafting)
+        self._catch_up(rows, wanted)
+        # after a one-token prompt there is no state to draft from yet
+        return [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
 
     @torch.inference_mode()
     def truncate(self, slot: int, length: int) -> None:
@@ -235,7 +239,7 @@ class NetworkDrafter(Drafter):
             steps = torch.arange(width, device=self._ids.device)
             lengths = self._lengths(rows)
             positions = lengths.unsqueeze(1) + steps
-            stage = _Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), start, start, layout)
+            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), start, start, layout)
             positions = positions if layout is None else layout.gather(positions)
             fed, normed = (x.flatten(0, 1) for x in self.run_modules(rows, next_tokens, fused, positions, stage))
         else:
@@ -257,13 +261,13 @@ class NetworkDrafter(Drafter):
         return to_device(self._cache.lengths[rows.start : rows.stop], self._ids.device)
 
     def run_modules(
-        self, rows: range, tokens: Tensor, hidden: Tensor, positions: Tensor, stage: _Stage
+        self, rows: range, tokens: Tensor, hidden: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
         """`DraftNetwork.step` of tokens and positions [R, S] and states [R, S, H], with `rows` of the slot cache."""
         self._cache.reserve(stage.start + stage.seen.shape[2])
         return self.network.step(tokens, hidden, positions, self._attend(rows, stage))
 
-    def _attend(self, rows: range, stage: _Stage) -> Attend:
+    def _attend(self, rows: range, stage: Stage) -> Attend:
         """Attention that stages its keys and values where `stage` says."""
         committed = torch.arange(stage.start, device=stage.lengths.device) < stage.lengths.unsqueeze(1)  # [R, start]
         staged = stage.seen.expand(len(rows), -1, -1)
@@ -316,7 +320,7 @@ class _ModuleLevels:
             fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
         self._seen = torch.cat((seen, itself), dim=2)
         positions = (self._lengths + self._level).unsqueeze(1).expand(-1, width)
-        stage = _Stage(self._lengths, self._seen, self._start, self._column)
+        stage = Stage(self._lengths, self._seen, self._start, self._column)
         self._fed, normed = self._drafter.run_modules(self._rows, frontier.tokens, fed, positions, stage)
         self._level, self._column = self._level + 1, self._column + width
         return self._drafter.network.logits(normed)

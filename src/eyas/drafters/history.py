@@ -45,6 +45,10 @@ class HistoryDrafter(Drafter):
         return ()
 
     @property
+    def max_depth(self) -> None:
+        return None
+
+    @property
     def slots(self) -> int:
         return len(self._tokens)
 

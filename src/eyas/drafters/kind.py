@@ -18,7 +18,7 @@ class Family(NamedTuple):
     """A published draft network, which other engines may run, too."""
 
     method: str
-    """What engines call the way it drafts: `eagle` or `eagle3`."""
+    """What engines call the way it drafts, such as `eagle3`."""
     attention: str
     """`grouped` for grouped-query attention, `latent` for multi-head latent attention."""
 
@@ -26,6 +26,8 @@ class Family(NamedTuple):
 EAGLE = Family("eagle", "grouped")
 EAGLE3 = Family("eagle3", "grouped")
 EAGLE3_MLA = Family("eagle3", "latent")
+DFLASH = Family("dflash", "grouped")
+DSPARK = Family("dspark", "grouped")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
+from eyas.drafters.block_decoding import BlockDrafter
+from eyas.drafters.block_network import BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
@@ -119,7 +121,12 @@ def _decoding(network: DraftNetwork, target: Target) -> NetworkDrafter:
     if layout is not None:
         prepack_linears(network, layout)
         use_huge_pages()
-    return NetworkDrafter(network, network.config.taps_of(target.num_layers))
+    return drafter_of(network, network.config.taps_of(target.num_layers))
+
+
+def drafter_of(network: DraftNetwork, taps: tuple[int, ...]) -> NetworkDrafter:
+    """The drafter that runs a network, which reads the boundaries `taps` of its target."""
+    return BlockDrafter(network, taps) if isinstance(network, BlockNetwork) else NetworkDrafter(network, taps)
 
 
 def local_directory(source: str | Path) -> Path:

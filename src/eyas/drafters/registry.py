@@ -14,15 +14,14 @@ from eyas.drafters.formats.medusa import is_medusa
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
 from eyas.drafters.history import HistoryDrafter
-from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
-from eyas.drafters.kinds import eagle1, eagle3, medusa, mla, mlp, mtp
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
+from eyas.drafters.kinds import dflash, dspark, eagle1, eagle3, medusa, mla, mlp, mtp
 from eyas.drafters.weightless import lookahead, ngram, suffix
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND, medusa.KIND, mtp.KIND)
-}
+_ALL = (dflash, dspark, eagle1, eagle3, mla, mlp, medusa, mtp)
+KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in _ALL}
 
 WEIGHTLESS: dict[str, Callable[[Target], HistoryDrafter]] = {
     "lookahead": lookahead.make, "ngram": ngram.make, "suffix": suffix.make,
@@ -73,6 +72,10 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
 
 def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collection[str]) -> Family | None:
     """The published network that config keys, native names of tensors and architectures (lower case) point to."""
+    # block drafters have EAGLE-3's fc and hidden_norm, but outside their layers
+    if "hidden_norm.weight" in names:
+        heads = any(name.startswith(("markov_head.", "confidence_head.")) for name in names)
+        return DSPARK if heads or any("dspark" in name for name in made_for) else DFLASH
     # what the tensors say is surest, then the architecture's name, then a key
     if "fc.weight" in names and any(name.endswith("hidden_norm.weight") for name in names):
         third = True

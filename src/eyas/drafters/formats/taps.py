@@ -17,6 +17,7 @@ from eyas.errors import ConfigError
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 BOUNDARIES = "boundaries: k = the residual entering target layer k"
+BLOCK_OUTPUTS = "layer outputs, as DFlash numbers them: k -> boundary k + 1"
 OUTPUTS = "layer outputs, as SGLang and SpecForge number them: k -> boundary k + 1"
 
 
@@ -43,6 +44,34 @@ def read_taps(fields: Fields) -> tuple[int, ...] | None:
     ids = found[0]
     nested_only = flat is None and other is None
     return _interpret(fields, ids, nested_only)
+
+
+def read_layer_outputs(fields: Fields, nested: dict[str, Any]) -> tuple[int, ...] | None:
+    """The boundaries of a block drafter, whose files number layer outputs; None if none are written.
+
+    They are under `target_layer_ids`, at the top level or in the section `nested`, from which they are taken; -1 is the
+    embeddings. speculators' `aux_hidden_state_layer_ids` and eyas's own `taps` are boundaries. Raises ConfigError.
+    """
+    own = _ids(fields, fields.values.pop("taps", None), "taps")
+    theirs = _ids(fields, fields.values.pop("aux_hidden_state_layer_ids", None), "aux_hidden_state_layer_ids")
+    found = [ids for ids in (own, theirs) if ids is not None]
+    for key, written in (
+        ("target_layer_ids", fields.values.pop("target_layer_ids", None)),
+        ("dflash_config.target_layer_ids", nested.pop("target_layer_ids", None)),
+    ):
+        numbers = [k + 1 for k in written] if isinstance(written, list) and all(map(_is_number, written)) else written
+        outputs = _ids(fields, numbers, key)
+        if outputs is not None:
+            found.append(outputs)
+            fields.convention = BLOCK_OUTPUTS
+    _agree(fields, found)
+    if own is not None or theirs is not None:
+        fields.convention = BOUNDARIES
+    return found[0] if found else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
+from eyas.drafters.block_network import BlockConfig, spread_taps
 from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.kind import Kind
 from eyas.drafters.loading import TargetSizes
@@ -91,6 +92,15 @@ class DrafterShape(StrictModel):
     v_head_dim: int | None = Field(default=None, ge=1)
     # medusa, whose `layers` are those of each head
     medusa_heads: int | None = Field(default=None, ge=1)
+    # dflash and dspark
+    block_size: int | None = Field(default=None, ge=2)
+    mask_token_id: int | None = Field(default=None, ge=0)
+    sample_from_anchor: bool | None = None
+    # dspark; markov_rank 0 = no Markov head
+    markov_rank: int | None = Field(default=None, ge=0)
+    markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
+    enable_confidence_head: bool | None = None
+    confidence_head_with_markov: bool | None = None
     # mlp
     depth: int | None = Field(default=None, ge=1)
     gate: bool | None = None
@@ -133,12 +143,13 @@ class DrafterShape(StrictModel):
         """
         if self.embedding is None and self.definition.config.model_fields["embedding"].default == "none":
             return "none"
-        return self.embedding or ("own" if self.definition.family is not None else "shared")
+        config, family = self.definition.config, self.definition.family
+        return self.embedding or ("own" if family is not None and not issubclass(config, BlockConfig) else "shared")
 
     @property
     def head_owner(self) -> str:
-        """`own` or `shared`; by default `shared` if the drafter predicts features that the target's head can read."""
-        return self.head or ("shared" if issubclass(self.definition.config, FeatureConfig) else "own")
+        """`own` or `shared`; by default `shared` if the target's head can read its states."""
+        return self.head or ("shared" if issubclass(self.definition.config, FeatureConfig | BlockConfig) else "own")
 
     def draft_vocabulary(self, vocab_size: int) -> int:
         """The number of the target's `vocab_size` tokens that the drafter can draft.
@@ -187,12 +198,18 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         values["q_lora_rank"] = None
     taps = values.get("taps")
     if taps is None:
-        fused = issubclass(cls, FusedTapsConfig)
-        taps = default_taps(target.num_layers) if fused else (target.final_boundary,)
+        taps = (target.final_boundary,)
+        if issubclass(cls, FusedTapsConfig):
+            taps = default_taps(target.num_layers)
+        elif issubclass(cls, BlockConfig):
+            taps = spread_taps(shape.layers or 1, target.num_layers)
     target.check_taps(taps)
     values["taps"] = tuple(taps)
-    if issubclass(cls, FusedTapsConfig):
+    if "num_aux_hidden_states" in cls.model_fields:
         values["num_aux_hidden_states"] = len(taps)
+    if issubclass(cls, BlockConfig):
+        values.setdefault("block_size", 7 + (not cls.model_fields["sample_from_anchor"].default))
+        values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter
         values["norm"] = tuple(taps) != (target.final_boundary,)
     if "rms_norm_eps" in cls.model_fields:
@@ -238,6 +255,12 @@ def _start(part: nn.Embedding | nn.Linear, weight: Tensor, fits: bool, trains: b
     if fits:
         part.weight.copy_(weight)
     part.weight.requires_grad_(trains)
+
+
+def _spare_token(own: Any, vocab_size: int) -> int:
+    """The token that stands in a block's masked slots: the padding token, else the last of the vocabulary."""
+    padding = getattr(own, "pad_token_id", None)
+    return padding if isinstance(padding, int) and 0 <= padding < vocab_size else vocab_size - 1
 
 
 def decoder_sizes(own: Any, max_length: int | None) -> dict[str, Any]:

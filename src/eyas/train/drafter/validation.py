@@ -17,7 +17,7 @@ from eyas.config import StrictModel
 from eyas.data.chats.folder import prompt_of, spread
 from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
 from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
@@ -73,7 +73,7 @@ class HeldOutDecoding:
         served = copy.deepcopy(network).to(device=target.device, dtype=target.dtype).eval()
         if "shared" in (network.config.embedding, network.config.head):
             served.borrow(target)
-        drafter = NetworkDrafter(served, network.config.taps or network.config.default_taps(target.num_layers))
+        drafter = drafter_of(served, network.config.taps or network.config.default_taps(target.num_layers))
         tree = tree_for(drafter, None if config.tree is None else parse_tree(config.tree))
         together = min(config.batch_size, len(self._requests))
         engine = Engine(target, self._tokenizer, Speculation(drafter, tree), batch_size=together)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from eyas.config import StrictModel
 
-TokenLoss = Literal["ce", "kl", "lk"]
+TokenLoss = Literal["ce", "kl", "lk", "l1"]
 FeatureLoss = Literal["none", "smooth_l1", "mse"]
 
 
@@ -25,6 +25,8 @@ class LossConfig(StrictModel):
       w * KL + (1 - w) * (1 - alpha), where w = exp(-kl_decay * mean alpha) of the step in the batch, so that KL
       dominates while the drafter is bad.
 
+    - `l1` (DSpark): 0.1 * ce + 0.9 * the sum of |p - q|, which is 2 - 2 alpha.
+
     The feature loss compares the state that the drafter feeds back with the target's state at the next position,
     averaged over the width.
     """
@@ -38,6 +40,11 @@ class LossConfig(StrictModel):
     decay: float = Field(default=0.8, gt=0, le=1)  # weight of a step relative to the one before
     noise: float = Field(default=0.0, ge=0)
     """Uniform noise (U - 0.5) * noise * 512 / T on the features of a row of T tokens (EAGLE-1: 0.2)."""
+
+    anchors: int | None = Field(default=None, ge=1)
+    """Most blocks of a chat that block drafters are trained on in a batch, drawn anew each time; None = all."""
+    confidence_weight: float = Field(default=1.0, ge=0)
+    """Weight of the binary cross entropy that trains a confidence head, if the drafter has one."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> LossConfig:
@@ -56,6 +63,8 @@ class LossConfig(StrictModel):
 
 
 _OF_PAPERS = {
+    "dflash": LossConfig(unroll=7, decay=0.7788, anchors=512),
+    "dspark": LossConfig(token="l1", unroll=7, decay=0.7788, anchors=512),
     "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
     "medusa": LossConfig(unroll=5),
     "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch, FeatureSource
+from eyas.drafters.block_network import BlockNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
 from eyas.train.loop.metrics import MicroBatchLoss
+from eyas.train.loss.block import block_guesses, sampled_anchors
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
-from eyas.train.loss.draft_loss import Sums, TokenLoss, draft_metrics
+from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, draft_metrics
 from eyas.train.loss.token_loss import teacher_of
 from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
@@ -42,17 +44,37 @@ class DraftLoss(nn.Module):
         self.network = network
         self._head, self._vocab_size, self._config = head, vocab_size, config
 
-    def forward(self, batch: FeatureBatch, noise: Tensor | None = None) -> LossOutput:
+    def forward(self, batch: FeatureBatch, noise: Tensor | None = None, key: tuple[int, ...] = (0,)) -> LossOutput:
         """The sums over a batch; `noise` [B, S, A, Ht] is added to the taps that the network reads.
+
+        By `key` a block drafter draws its anchors.
 
         The feature loss compares with the taps themselves. The caller's autocast decides precision. Raises ConfigError
         if the feature loss doesn't fit the network.
         """
         taps = batch.taps.to(self.network.dtype)
-        rows = chain_rows(batch.loss_mask, self._config.unroll)
         seen = taps if noise is None else taps + noise
         with fast_linears(taps.device):
-            return self._run(batch, seen, taps, rows)
+            if isinstance(self.network, BlockNetwork):
+                return self._run_blocks(self.network, batch, seen, key)
+            return self._run(batch, seen, taps, chain_rows(batch.loss_mask, self._config.unroll))
+
+    def _run_blocks(self, network: BlockNetwork, batch: FeatureBatch, seen: Tensor, key: tuple[int, ...]) -> LossOutput:
+        config, ids = self._config, network.target_ids
+        anchors = sampled_anchors(batch.loss_mask, config.anchors, key)
+        guesses = block_guesses(network, batch.tokens, seen, batch.loss_mask, anchors, config.unroll)
+        token_loss = TokenLoss(
+            teacher_of(batch, self._head, ids, self._vocab_size), network.joined_logits, network.joined_parameters(),
+            ids, self._vocab_size, config,
+        )  # fmt: skip
+        joined = network.joined(guesses.states, guesses.before)
+        scores = token_loss(list(joined.unbind(1)), guesses.rows)
+        loss = scores.loss
+        confidence = network.confidence(guesses.states, guesses.before)  # [n, K], None without such a head
+        if confidence is not None and config.confidence_weight:
+            loss = loss + config.confidence_weight * _confidence_loss(confidence, scores, guesses.rows, config.decay)
+        metrics = draft_metrics(guesses.rows, scores.right, scores.overlap)
+        return LossOutput(loss, metrics["accept_length"][1], metrics)
 
     def _run(self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows) -> LossOutput:
         network, config, ids = self.network, self._config, self.network.target_ids
@@ -85,6 +107,16 @@ class DraftLoss(nn.Module):
             by_row = distance(guess, truth.float(), reduction="none").mean(-1)
             total = total + config.feature_weight * config.decay**step * (by_row * (at >= 0)).sum()
         return total
+
+
+def _confidence_loss(confidence: Tensor, scores: TokenScores, rows: ChainRows, decay: float) -> Tensor:
+    """Binary cross entropy of the confidences [n, K] with the rates at which sampled guesses are accepted."""
+    at = rows.guesses.T  # [M, K]
+    said = confidence.gather(0, at.clamp(min=0))
+    said = said.to(torch.promote_types(said.dtype, torch.float32))
+    found = F.binary_cross_entropy_with_logits(said, scores.overlap.clamp(0, 1), reduction="none")
+    weights = decay ** torch.arange(at.shape[1], device=at.device) * (at >= 0)
+    return (found * weights).sum()
 
 
 def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
@@ -124,15 +156,16 @@ class DraftObjective:
         """Loss and metrics of training batch `number`."""
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             batch = self._source(number)  # an online target keeps its own precision
-        return self._run(batch, feature_noise(batch, self._noise, (self._seed, number)) if self._noise else None)
+        key = (self._seed, number)
+        return self._run(batch, feature_noise(batch, self._noise, key) if self._noise else None, key)
 
     def score(self, batch: FeatureBatch) -> MicroBatchLoss:
         """Loss and metrics of a given batch without feature noise; the caller's grad mode applies."""
-        return self._run(batch, None)
+        return self._run(batch, None, (0,))
 
-    def _run(self, batch: FeatureBatch, noise: Tensor | None) -> MicroBatchLoss:
+    def _run(self, batch: FeatureBatch, noise: Tensor | None, key: tuple[int, ...]) -> MicroBatchLoss:
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self._bf16):
-            outcome: LossOutput = self.core(batch, noise)
+            outcome: LossOutput = self.core(batch, noise, key)
         return MicroBatchLoss(outcome.loss, outcome.weight, outcome.metrics)
 
 

@@ -6,6 +6,7 @@ target's probability which that vocabulary covers, p = c p':
 - ce: -sum p' log q, kl: sum p' log(p' / q);                   d/dz = q - p'
 - alpha = sum min(p, q), with s = [q < p]:                     d/dz = q s - q sum(q s)
 - lk: -log alpha, with alpha at least FLOOR;                   d/dz = -(d alpha/dz) / alpha
+- l1: 0.1 ce + 0.9 sum |p - q|, the latter being 2 - 2 alpha
 - mixed lk: w KL + (1 - w) (1 - alpha), w a constant
 
 The teacher's distribution comes from the target's head or from stored top tokens, also a chunk at a time.
@@ -26,6 +27,8 @@ from eyas.data.features import FeatureBatch
 from eyas.errors import DataError
 from eyas.train.loss.config import LossConfig
 
+_L1_CE = 0.1
+"""The share of cross entropy in the loss `l1`."""
 FLOOR = 1e-12
 """The least alpha whose logarithm is taken, so that a hopeless row costs 27.6 instead of infinity."""
 
@@ -48,16 +51,19 @@ def score_guesses(
     ideal = p.unsqueeze(1)  # [m, 1, Vd]
     right = target_ids[log_q.argmax(-1)] == lesson.best.unsqueeze(1)
     distance = -(log_q @ p.unsqueeze(2)).squeeze(2)  # cross entropy [m, K]
-    if config.token != "ce":
+    if config.token not in ("ce", "l1"):
         distance = distance + torch.special.xlogy(p, p).sum(-1, keepdim=True)
     q = log_q.exp_()
     full = ideal * covered[:, None, None]
     shared = torch.minimum(full, q)
     overlap = shared.sum(-1)
-    if config.token != "lk":
+    if config.token in ("ce", "kl"):
         return GuessScores(distance, right, overlap, q.sub_(ideal) if grad else None)
 
-    if kl_share is None:
+    if config.token == "l1":
+        loss = _L1_CE * distance + (1 - _L1_CE) * 2 * (1 - overlap)
+        kl_weight, alpha_weight = overlap.new_full((), _L1_CE), torch.full_like(overlap, 2 * (1 - _L1_CE))
+    elif kl_share is None:
         floored = overlap.clamp(min=FLOOR)
         loss, kl_weight, alpha_weight = -floored.log(), None, floored.reciprocal()
     else:

@@ -1,0 +1,162 @@
+"""DSpark (DeepSpec, 2026): DFlash's block, a Markov head that lets a slot know the token before it, a confidence head.
+
+The Markov head adds a bias of low rank to a slot's logits that depends on the token chosen before; so the guesses of a
+block hang together, at the cost of one small product a level. The confidence head says how probable it is that a slot's
+guess is accepted.
+
+Shapes: R rows, W frontier nodes, H draft hidden, M rank of the Markov head, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from eyas.drafters.block_network import BlockConfig, BlockNetwork
+from eyas.drafters.config import WIDEST
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.kind import DSPARK, Kind
+from eyas.drafters.kinds.dflash import block_dict, read_block
+
+_TRAINING = ("num_anchors",)
+
+
+class DSparkConfig(BlockConfig):
+    """The block of DFlash and the two heads."""
+
+    sample_from_anchor: bool = True
+    markov_rank: int = Field(default=256, ge=0, le=WIDEST)
+    """0 = there is no Markov head."""
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    """`gated`: the slot's state weighs the bias; `rnn`: a state that remembers all tokens of the block before."""
+    enable_confidence_head: bool = True
+    confidence_head_with_markov: bool = True
+    """The confidence head reads the token before as well, as the Markov head embeds it."""
+
+    @model_validator(mode="after")
+    def _heads_agree(self) -> DSparkConfig:
+        if self.enable_confidence_head and self.confidence_head_with_markov and not self.markov_rank:
+            raise ValueError("confidence_head_with_markov needs a markov_rank of at least 1")
+        return self
+
+
+def read(fields: Fields) -> DSparkConfig:
+    """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
+    for key in _TRAINING:
+        fields.ignore(key, "about training")
+    read_block(fields)
+    return fields.finish(DSparkConfig)
+
+
+def write(config: DSparkConfig) -> dict[str, Any]:
+    """The config.json that DeepSpec's readers and eyas read: all settings at the top level."""
+    values = block_dict(config, "Qwen3DSparkModel")
+    return {**values, **values.pop("dflash_config"), "sample_from_anchor": config.sample_from_anchor}
+
+
+class MarkovHead(nn.Module):
+    """The bias that the tokens before add to a slot's logits."""
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__()
+        rank, size = config.markov_rank, config.hidden_size
+        self.kind = config.markov_head_type
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(size + rank, rank)
+        elif self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + size, 3 * rank)
+
+    def forward(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The bias [..., Vd] after tokens [...] in slots with states [..., H], and the new memory [..., M]."""
+        latent, memory = self.latent(states, tokens, memory)
+        out: Tensor = self.markov_w2(latent)
+        return out, memory
+
+    def latent(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What `markov_w2` makes the bias of [..., M], and the new memory [..., M]."""
+        embedded = self.markov_w1(tokens)  # [..., M]
+        if self.kind == "gated":
+            embedded = torch.sigmoid(self.gate_proj(torch.cat((states, embedded), dim=-1))) * embedded
+        elif self.kind == "rnn":
+            memory = torch.zeros_like(embedded) if memory is None else memory
+            gate, candidate, output = self.joint_proj(torch.cat((memory, embedded, states), dim=-1)).chunk(3, dim=-1)
+            memory = torch.lerp(torch.tanh(candidate), memory, torch.sigmoid(gate))
+            embedded = torch.tanh(output)
+        return embedded, memory
+
+
+class ConfidenceHead(nn.Module):
+    """How probable it is that a slot's guess is accepted."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits [...] of features [..., H (+ M)]."""
+        out: Tensor = self.proj(features).squeeze(-1)
+        return out
+
+
+class DSparkNetwork(BlockNetwork):
+    """The block's layers and the two heads."""
+
+    config: DSparkConfig
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__(config)
+        if config.markov_rank:
+            self.markov_head = MarkovHead(config)
+        if config.enable_confidence_head:
+            more = config.markov_rank if config.confidence_head_with_markov else 0
+            self.confidence_head = ConfidenceHead(config.hidden_size + more)
+
+    def follow(
+        self, logits: Tensor, states: Tensor, tokens: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if not self.config.markov_rank:
+            return super().follow(logits, states, tokens, memory)
+        bias, memory = self.markov_head(states.expand(-1, tokens.shape[1], -1), tokens, memory)
+        return logits + bias, memory
+
+    def joined(self, states: Tensor, tokens: Tensor) -> Tensor:
+        if not self.config.markov_rank:
+            return states
+        memory, latents = None, []
+        for slot in range(states.shape[1]):
+            latent, memory = self.markov_head.latent(states[:, slot], tokens[:, slot], memory)
+            latents.append(latent)
+        return torch.cat((states, torch.stack(latents, dim=1).to(states.dtype)), dim=-1)
+
+    def joined_logits(self, joined: Tensor) -> Tensor:
+        size = self.config.hidden_size
+        logits = self.logits(joined[..., :size])
+        return logits + self.markov_head.markov_w2(joined[..., size:]) if self.config.markov_rank else logits
+
+    def joined_parameters(self) -> tuple[nn.Parameter, ...]:
+        more = tuple(self.markov_head.markov_w2.parameters()) if self.config.markov_rank else ()
+        return super().joined_parameters() + more
+
+    def confidence(self, states: Tensor, tokens: Tensor) -> Tensor | None:
+        if not self.config.enable_confidence_head:
+            return None
+        if self.config.confidence_head_with_markov:
+            states = torch.cat((states, self.markov_head.markov_w1(tokens).to(states.dtype)), dim=-1)
+        out: Tensor = self.confidence_head(states)
+        return out
+
+
+KIND = Kind(
+    "dspark",
+    DSparkConfig,
+    DSparkNetwork,
+    read,
+    write,
+    architectures=frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"}),
+    family=DSPARK,
+)

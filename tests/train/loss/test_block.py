@@ -1,0 +1,171 @@
+"""Training of block drafters: attention against a masked softmax, rows against decoding, gradients of all parts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eyas.data.features import FeatureBatch
+from eyas.drafters.block_decoding import BlockDrafter
+from eyas.drafters.block_network import BlockNetwork
+from eyas.drafters.kinds.dflash import DFlashConfig
+from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
+from eyas.train.loss.block import block_guesses, sampled_anchors
+from eyas.train.loss.block_attention import Anchors, BlockAttention
+from eyas.train.loss.config import LossConfig
+from eyas.train.loss.objective import DraftLoss
+
+from ... import tiny
+
+HEADS, KV, SLOTS, SIZE = 4, 2, 3, 8
+BLOCK = {
+    "hidden_size": tiny.HIDDEN, "target_hidden_size": tiny.HIDDEN, "vocab_size": tiny.VOCAB,
+    "draft_vocab_size": 60, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "num_hidden_layers": 2, "num_aux_hidden_states": 2, "block_size": 5, "mask_token_id": 1,
+}  # fmt: skip
+VARIANTS = ("dflash", "vanilla", "gated", "rnn")
+
+
+def build(name: str) -> BlockNetwork:
+    torch.manual_seed(2)
+    made: BlockNetwork
+    if name == "dflash":
+        made = BlockNetwork(DFlashConfig(**BLOCK))
+    else:
+        made = DSparkNetwork(DSparkConfig(**BLOCK, markov_rank=6, markov_head_type=name))
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    made.set_vocabulary(torch.randperm(tiny.VOCAB)[:60].sort().values)
+    return made
+
+
+def batch(seed: int = 0) -> FeatureBatch:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, tiny.VOCAB, (2, 14), generator=draw)
+    mask = torch.zeros(2, 14, dtype=torch.bool)
+    mask[0, 4:13] = True
+    mask[1, 3:7] = mask[1, 9:12] = True
+    taps = torch.randn(2, 14, 2, tiny.HIDDEN, generator=draw)
+    return FeatureBatch(tokens, mask, taps, torch.randn(2, 14, tiny.HIDDEN, generator=draw))
+
+
+@pytest.mark.parametrize("rows", [4, 256])
+def test_attention_is_a_masked_softmax(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas.train.loss.block_attention.ROWS", rows)
+    chats, positions, width = [0, 0, 0, 2, 2], [0, 3, 6, 1, 5], 7
+    anchors = Anchors(torch.tensor(chats) * width + torch.tensor(positions), chats, positions)
+    torch.manual_seed(0)
+    shapes = [(5, HEADS, SLOTS, SIZE), (5, KV, SLOTS, SIZE), (5, KV, SLOTS, 6), (3, KV, width, SIZE), (3, KV, width, 6)]
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    q, k, v, keys, values = given
+    attention = BlockAttention(anchors)
+    attention.store(0, keys, values)
+    ours = attention(0, q, k, v)
+    mask = torch.zeros(5, 1, 1, width + SLOTS, dtype=torch.bool)
+    for block, position in enumerate(positions):
+        mask[block, ..., : position + 1] = mask[block, ..., width:] = True
+    expected = F.scaled_dot_product_attention(
+        q, torch.cat((keys[chats], k), 2).repeat_interleave(2, 1),
+        torch.cat((values[chats], v), 2).repeat_interleave(2, 1), mask,
+    )  # fmt: skip
+    torch.testing.assert_close(ours, expected)
+    down = torch.randn_like(expected)
+    found = torch.autograd.grad(ours, given, down)
+    for mine, theirs in zip(found, torch.autograd.grad(expected, given, down), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_are_what_decoding_computes(name: str) -> None:
+    network, given = build(name).eval().requires_grad_(False), batch()
+    steps = network.config.guesses
+    anchors = sampled_anchors(given.loss_mask, None, (0,))
+    made = block_guesses(network, given.tokens, given.taps, given.loss_mask, anchors, steps)
+    logits = network.joined_logits(network.joined(made.states, made.before))  # [n, K, Vd]
+    for block, (chat, position) in enumerate(zip(anchors.chats, anchors.positions, strict=True)):
+        drafter = BlockDrafter(network, (1, 2))
+        drafter.resize(1)
+        one = slice(chat, chat + 1)
+        drafter.observe(range(1), given.tokens[one, 1:], given.taps[one], [position + 1])
+        states = drafter._run_block(range(1))
+        memory = None
+        slots = network.logits(states)
+        for step in range(steps):
+            at = position + 1 + step
+            if at >= given.tokens.shape[1]:
+                break
+            tokens, slot = given.tokens[one, at : at + 1], slice(step, step + 1)
+            following, memory = network.follow(slots[:, slot], states[:, slot], tokens, memory)
+            torch.testing.assert_close(following[0, 0], logits[block, step], rtol=1e-4, atol=1e-5)
+
+
+def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
+    given = batch()
+    anchors = sampled_anchors(given.loss_mask, None, (0,))
+    steps = 4
+    made = block_guesses(build("dflash"), given.tokens, given.taps, given.loss_mask, anchors, steps)
+    mask, expected = given.loss_mask.tolist(), set()
+    for block, (chat, position) in enumerate(zip(anchors.chats, anchors.positions, strict=True)):
+        assert mask[chat][position + 1]
+        assert mask[chat][position + 2]
+        for step in range(steps):
+            span = mask[chat][position + 2 : position + 3 + step]
+            if len(span) == step + 1 and all(span):
+                expected.add((chat, position + 2 + step, step, block))
+    found = set()
+    for index, answer in enumerate(made.rows.answers.tolist()):
+        for step in range(steps):
+            block = int(made.rows.guesses[step, index])
+            if block >= 0:
+                found.add((answer // 14, answer % 14 + 1, step, block))
+    assert found == expected
+
+
+def test_anchors_are_drawn_by_their_key() -> None:
+    mask = batch().loss_mask
+    every = sampled_anchors(mask, None, (0,))
+    some = sampled_anchors(mask, 3, (0, 1))
+    assert some.positions == sampled_anchors(mask, 3, (0, 1)).positions
+    assert len(some.chats) == 6
+    assert set(zip(some.chats, some.positions, strict=True)) < set(zip(every.chats, every.positions, strict=True))
+    assert any(sampled_anchors(mask, 3, (0, key)).positions != some.positions for key in range(2, 6))
+    for (chat, at), (other, behind) in pairwise(zip(some.chats, some.positions, strict=True)):
+        assert (chat, at) < (other, behind)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("token", ["ce", "l1", "lk"])
+def test_gradients_are_those_of_finite_differences(name: str, token: str) -> None:
+    network, given = build(name).double(), batch()
+    for shared in (network.embed_tokens,):
+        shared.requires_grad_(False)
+    given = given._replace(taps=given.taps.double(), final=given.final.double() if given.final is not None else None)
+    head = torch.randn(tiny.HIDDEN, tiny.VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 0.3
+    loss = DraftLoss(network, lambda x: x @ head, tiny.VOCAB, LossConfig(token=token, unroll=4))  # type: ignore[arg-type]
+    check_gradients(network, loss, given, "confidence_head.")  # its targets are constants, so only its own are exact
+    loss._config = loss._config.model_copy(update={"confidence_weight": 0.0})
+    check_gradients(network, loss, given, "")
+
+
+def check_gradients(network: BlockNetwork, loss: DraftLoss, given: FeatureBatch, prefix: str) -> None:
+    """Compare the gradients of parameters whose names begin with `prefix` with finite differences."""
+    network.zero_grad()
+    loss(given).loss.backward()
+    draw = torch.Generator().manual_seed(4)
+    for name_of, parameter in network.named_parameters():
+        unused = name_of.startswith("confidence_head.") and not prefix
+        if not parameter.requires_grad or not name_of.startswith(prefix) or unused:
+            continue
+        assert parameter.grad is not None, name_of
+        way = torch.randn(parameter.shape, dtype=torch.float64, generator=draw)
+        with torch.no_grad():
+            values = []
+            for sign in (1, -1):
+                parameter.add_(way, alpha=sign * 1e-6)
+                values.append(loss(given).loss.item())
+                parameter.sub_(way, alpha=sign * 1e-6)
+        slope = (values[0] - values[1]) / 2e-6
+        assert float((parameter.grad * way).sum()) == pytest.approx(slope, rel=2e-4, abs=2e-5), name_of
