@@ -151,7 +151,7 @@ def _look_at(verb: str, values: dict[str, Any]) -> None:
         load_recipe(name, overrides)
 
 
-GENERAL_RECIPES = ("eagle1", "eagle3", "eagle3_1", "mla", "mlp")
+GENERAL_RECIPES = ("eagle1", "eagle3", "eagle3_1", "mla", "mlp", "medusa")
 """Recipes for any target."""
 
 

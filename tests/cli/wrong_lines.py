@@ -67,7 +67,7 @@ LINES: list[tuple[str, str]] = [
     (f"{_PAIR} --tree shared:4,4,0", "budget must be at least 1"),
     (f"{_PAIR} --tree chain:2 -n 2", "give one of them"),
     (f"{_PAIR} -n many", "write a number of at least 1, or auto"),
-    (f"{_PAIR} --method medusa", "unknown method 'medusa'"),
+    (f"{_PAIR} --method oak", "unknown method 'oak'"),
     (f"{_PAIR} --method none", "would be ignored"),
     (f"{_PAIR} --acceptance kind", "unknown acceptance 'kind'"),
     (f"{_PAIR} --acceptance typical:2,1", "epsilon 2.0"),

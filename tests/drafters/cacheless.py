@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyas.drafters.kinds.medusa import MedusaNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.targets.attention import grouped_attention
 
@@ -20,6 +21,9 @@ def from_scratch(network: DraftNetwork, tokens: Tensor, taps: Tensor, path: list
     tokens [n + 1], taps [n, A, Ht]. Pair i is (state at i, token i + 1) at position i; a guess's pair takes the state
     fed back by the pair before it.
     """
+    if isinstance(network, MedusaNetwork):  # the last true state alone
+        head = len(path)
+        return network.logits_at(network.guess(network.fuse(taps[-1:, None])[0, 0], head), head).log_softmax(-1)
     tokens, hidden = tokens[1:], network.fuse(taps.unsqueeze(0))[0]
     for step in range(len(path) + 1):
         at = torch.arange(len(tokens)).unsqueeze(0)

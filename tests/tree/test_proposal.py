@@ -116,7 +116,7 @@ TABLE = ValueTable(np.stack([np.linspace(0.9, 0.1, BINS), np.linspace(0.7, 0.05,
         SharedTree(6, 12, 7, per_row=4, threshold=0.1, values=TABLE),
         SharedTree(6, 12, 9, threshold=0.01, values=TABLE, prices=tuple(0.15 * n for n in range(1, 10))),
     ],
-    ids=repr,
+    ids=("dynamic", "wide", "threshold", "shared", "per row", "values", "prices"),
 )
 def test_candidates_all_at_once_are_those_of_every_level(spec: DynamicTree | SharedTree, rows: list[Proposal]) -> None:
     levels = [row.levels(spec.depth) for row in rows]

@@ -49,7 +49,7 @@ def grow(spec: TreeSpec, batch: int) -> tuple[DraftTree, list[list[Path]]]:
         frontiers.append(paths)
 
 
-@pytest.mark.parametrize("name", ["chain:5", "static:eagle1", "static:slim"])
+@pytest.mark.parametrize("name", ["chain:5", "static:eagle1", "static:slim", "static:mc_sim_7b_63"])
 def test_every_node_holds_its_own_path(name: str) -> None:
     spec = parse_tree(name)
     assert isinstance(spec, StaticTree)
@@ -78,7 +78,7 @@ def test_the_shared_mask_is_that_of_the_parents(name: str) -> None:
 
 def test_presets() -> None:
     sizes = {name: len(paths) for name, paths in PRESETS.items()}
-    assert sizes == {"eagle1": 25, "slim": 15}
+    assert sizes == {"eagle1": 25, "mc_sim_7b_63": 63, "slim": 15}
     assert all(len(set(paths)) == len(paths) for paths in PRESETS.values())
     by_depth = [sum(len(p) == d for p in PRESETS["eagle1"]) for d in range(1, 6)]
     assert by_depth == [4, 8, 8, 3, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -11,7 +11,7 @@ from eyas.doctor.reading import Change, Reading
 from eyas.drafters.config import FusedTapsConfig, TransformerConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.rope import read_rope
-from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
+from eyas.drafters.formats.tensor_names import EMBEDDING, is_head
 from eyas.errors import ConfigError
 from eyas.targets import Target
 
@@ -77,13 +77,13 @@ def rope(reading: Reading, target: Target) -> Iterator[Change]:
 def ownership(reading: Reading, target: Target) -> Iterator[Change]:
     """The target's embedding or head instead of the one in the file."""
     config = reading.config
-    for part, name, theirs in (
-        ("embedding", EMBEDDING, target.model.get_input_embeddings()),
-        ("head", HEAD, target.model.get_output_embeddings()),
+    for part, names, theirs in (
+        ("embedding", [EMBEDDING], target.model.get_input_embeddings()),
+        ("head", [name for name in reading.tensors if is_head(name)], target.model.get_output_embeddings()),
     ):
         if getattr(config, part) == "own" and tuple(theirs.weight.shape) == (config.vocab_size, config.hidden_size):
-            repair = f"remove {name}, so that the target's is used"
-            yield Change(part, "the target's own", repair, _shared(part, name))
+            repair = f"remove {', '.join(names)}, so that the target's is used"
+            yield Change(part, "the target's own", repair, _shared(part, names))
 
 
 def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
@@ -140,5 +140,5 @@ def _rope(section: dict[str, Any], target: Target) -> Any:
     return apply
 
 
-def _shared(part: str, name: str) -> Any:
-    return lambda reading: reading.changed({part: "shared"}, {name: None})
+def _shared(part: str, names: Sequence[str]) -> Any:
+    return lambda reading: reading.changed({part: "shared"}, dict.fromkeys(names))

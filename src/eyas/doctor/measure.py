@@ -71,7 +71,7 @@ def measure(reading: Reading, transcript: Transcript, target: Target, length: in
     right, overlap = [], []
     with fast_linears(transcript.device):
         for step, (_, normed) in enumerate(unrolled(network, transcript.tokens, transcript.states(reading.taps), rows)):
-            guessed, share = seen.compare(normed[rows.guesses[step].clamp(min=0)])
+            guessed, share = seen.compare(normed[rows.guesses[step].clamp(min=0)], step)
             right.append(guessed == truth)
             overlap.append(share)
     there = rows.guesses[: len(right)] >= 0  # [K, M]; answers may be shorter than the chain
@@ -96,13 +96,13 @@ class _Likely:
         self._ids = likely.clamp(min=0)
         self._p = transcript.likely.flatten(0, 1)[rows.answers] * (likely >= 0)
 
-    def compare(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """First choices (target ids) and overlaps, both [M], of the states [M, H] that the drafter's head reads."""
+    def compare(self, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """First choices (target ids) and overlaps, both [M], of a step's states [M, H] that the head reads."""
         ids = self._network.target_ids
         parts = zip(*(torch.split(each, POSITIONS_AT_ONCE) for each in (normed, self._ids, self._p)), strict=True)
         choices, overlaps = [], []
         for states, likely, p in parts:
-            logits = self._network.logits(states).float()  # [., Vd]
+            logits = self._network.logits_at(states, step).float()  # [., Vd]
             q = (logits.gather(1, likely) - logits.logsumexp(1, keepdim=True)).exp()
             choices.append(ids[logits.argmax(-1)])
             overlaps.append(torch.minimum(q, p).sum(1))

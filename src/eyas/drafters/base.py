@@ -37,6 +37,11 @@ class Drafter(Protocol):
         """The most children that it can offer of a node, such as the size of its vocabulary."""
 
     @property
+    def max_depth(self) -> int | None:
+        """The deepest tree that it can draft; None = any."""
+        return None
+
+    @property
     def default_tree(self) -> str | None:
         """The spec of the trees that it drafts best; None = nothing is known."""
 

@@ -53,6 +53,11 @@ class DrafterConfig(StrictModel):
         """How many taps the network's `fuse` reads."""
         return 1
 
+    @property
+    def guesses(self) -> int | None:
+        """How many tokens it guesses in one pass, and no more; None = one after another, as many as are wanted."""
+        return None
+
     def default_taps(self, layers: int) -> tuple[int, ...]:
         """The boundaries that it reads of a target with `layers` layers when none are written: the final norm's."""
         return (layers + 1,)

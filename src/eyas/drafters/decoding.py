@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.deferred_pairs import DeferredPairs
+from eyas.drafters.heads import HeadLevels, HeadsNetwork
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import to_device
@@ -76,6 +77,10 @@ class NetworkDrafter(Drafter):
     @property
     def max_fanout(self) -> int:
         return self.network.config.draft_vocab_size
+
+    @property
+    def max_depth(self) -> int | None:
+        return self.network.config.guesses
 
     @property
     def default_tree(self) -> str | None:
@@ -157,21 +162,29 @@ class NetworkDrafter(Drafter):
         grown = [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
-        start, fed = self._cache.start(rows), self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
-        levels: _ModuleLevels | _NativeLevels
-        if self._decoder is None:
-            levels = _ModuleLevels(self, rows, start, self._lengths(rows), fed)
-        else:
-            levels = _NativeLevels(self._decoder, self.network, self._cache, rows, start, fed)
-        logits = self.network.logits(self._normed[rows.start : rows.stop].unsqueeze(1))  # [R, W, Vd]
-        growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
+        levels, logits = self._start(rows, spec.depth)
+        growth, width = spec.start(len(rows), self._ids.device, None if all(grown) else grown), 1
         for level in range(spec.depth):
             native = self._decoder is not None
-            frontier = growth.expand(*best_children(logits, growth.fanout, coupling, level, self._ids, native))
+            score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
+            frontier = growth.expand(score.expand(-1, width, -1), tokens.expand(-1, width, -1))
             if frontier is None:
                 break
+            width = frontier.tokens.shape[1]
             logits = levels.add(frontier)
         return growth.tree()
+
+    def _start(self, rows: range, depth: int) -> tuple[_ModuleLevels | _NativeLevels | HeadLevels, Tensor]:
+        """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
+        network, normed = self.network, self._normed[rows.start : rows.stop]
+        if isinstance(network, HeadsNetwork):
+            block = HeadLevels(network, normed, depth)
+            return block, block.first()
+        start, fed = self._cache.start(rows), self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
+        logits = network.logits(normed.unsqueeze(1))
+        if self._decoder is None:
+            return _ModuleLevels(self, rows, start, self._lengths(rows), fed), logits
+        return _NativeLevels(self._decoder, network, self._cache, rows, start, fed), logits
 
     @torch.inference_mode()
     def truncate(self, slot: int, length: int) -> None:

@@ -134,7 +134,7 @@ def weight_files(path: Path) -> list[Path]:
     files = sorted(file.name for file in path.glob("*.safetensors"))
     if len(files) == 1:
         return [path / files[0]]
-    pickles = sorted(file.name for file in path.glob("*.bin"))
+    pickles = _pickles(path)
     hint = f"; {pickles[0]} is a pickle, read it only if you trust it: --draft-weights {pickles[0]}" if pickles else ""
     found = f"several ({', '.join(files)}) and no index" if files else "none"
     raise CheckpointError(f"{path} should hold one .safetensors file, found {found}{hint}")
@@ -157,8 +157,12 @@ def read_headers(path: Path) -> Headers:
     headers = headers_of(
         sorted(file for file in path.glob("*.safetensors") if file.name != "adapter_model.safetensors")
     )
-    headers.pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+    headers.pickles = _pickles(path)
     return headers
+
+
+def _pickles(path: Path) -> list[str]:
+    return sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
 
 
 def headers_of(files: Iterable[Path]) -> Headers:

@@ -29,7 +29,7 @@ class SavedTokens(NamedTuple):
 
 
 class HistoryDrafter(Drafter):
-    """Proposes continuations from the tokens of each slot's sequence; subclasses say which.
+    """Keeps the tokens of each slot's sequence; subclasses draft with them.
 
     The tokens are read to the host as they are committed: on an accelerator after the round's host sync, when nothing
     is left to wait for.
@@ -39,14 +39,6 @@ class HistoryDrafter(Drafter):
         """For a target on `device`. There are no slots yet."""
         self._device = device
         self.resize(0)
-
-    def propose(self, slot: int, tokens: Sequence[int], depth: int) -> Proposal:
-        """What may follow the `tokens` of the sequence in `slot`, at most `depth` levels of it; it may be empty."""
-        raise NotImplementedError
-
-    def propose_within(self, slot: int, spec: TreeSpec) -> Proposal:
-        """What may follow the sequence in `slot`, for a tree of the shape `spec`."""
-        return self.propose(slot, self._tokens[slot], spec.depth)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -89,6 +81,28 @@ class HistoryDrafter(Drafter):
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         self.observe(rows, next_tokens, taps, counts)
 
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """Nothing to do: what is committed is all that counts."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        if length < self.length(slot):
+            del self._tokens[slot][length + 1 if length else 0 :]
+
+    def move(self, source: int, target: int) -> None:
+        self._tokens[target], self._tokens[source] = self._tokens[source], []
+
+
+class LookupDrafter(HistoryDrafter):
+    """Proposes continuations that were found in what is known, at next to no cost; subclasses say which."""
+
+    def propose(self, slot: int, tokens: Sequence[int], depth: int) -> Proposal:
+        """What may follow the `tokens` of the sequence in `slot`, at most `depth` levels of it; it may be empty."""
+        raise NotImplementedError
+
+    def propose_within(self, slot: int, spec: TreeSpec) -> Proposal:
+        """What may follow the sequence in `slot`, for a tree of the shape `spec`."""
+        return self.propose(slot, self._tokens[slot], spec.depth)
+
     def draft(
         self,
         rows: range,
@@ -101,13 +115,3 @@ class HistoryDrafter(Drafter):
             self.propose_within(slot, spec) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
         ]
         return grow(spec, found, self._device)
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        """Nothing to do: what is committed is all that counts."""
-
-    def truncate(self, slot: int, length: int) -> None:
-        if length < self.length(slot):
-            del self._tokens[slot][length + 1 if length else 0 :]
-
-    def move(self, source: int, target: int) -> None:
-        self._tokens[target], self._tokens[source] = self._tokens[source], []

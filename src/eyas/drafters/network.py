@@ -68,9 +68,18 @@ class DraftNetwork(nn.Module):
         if config.embedding == "own":
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.head == "own":
-            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+            self.make_heads()
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+
+    def make_heads(self) -> None:
+        """Make its own head; called only if it doesn't use the target's."""
+        self.lm_head = nn.Linear(self.config.hidden_size, self.config.draft_vocab_size, bias=False)
+
+    @property
+    def heads(self) -> list[nn.Linear]:
+        """Its own heads over the draft vocabulary, which is one as a rule; empty if it uses the target's."""
+        return [self.lm_head] if self.config.head == "own" else []
 
     @property
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
@@ -159,6 +168,13 @@ class DraftNetwork(nn.Module):
         """Logits [..., Vd] of states [..., H]; gradients flow to `normed`, also through the target's head."""
         out: Tensor = self.lm_head(normed) if self.config.head == "own" else self.shared_parts().head(normed)
         return out
+
+    def logits_at(self, normed: Tensor, slot: int) -> Tensor:  # noqa: ARG002
+        """Logits [..., Vd] of the states [..., H] of one guess, `slot` levels below the root's children.
+
+        Networks with several heads have one for each; here `logits` are the same for all.
+        """
+        return self.logits(normed)
 
     def shared_parts(self) -> SharedParts:
         """What it has borrowed from its target. Raises CheckpointError if that was forgotten."""

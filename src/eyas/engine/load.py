@@ -44,7 +44,7 @@ def load(
     costs: str | Path | None = None,
     chat_template: str | Path | None = None,
 ) -> Engine:
-    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files such as `ngram`.
+    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files of its own.
 
     `draft_model` is a drafter, or a smaller language model that drafts (`method` `draft_model`).
 
@@ -70,7 +70,7 @@ def load(
     if speculates:
         drafter = open_drafter(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer, model=model,
         )  # fmt: skip
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
@@ -91,7 +91,7 @@ def load(
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
     """`tree`, or the drafter's own default; refused if the drafter can't grow it. Raises UsageError."""
-    own = parse_tree(drafter.default_tree or DEFAULT_TREE)
+    own = parse_tree(default_tree(drafter))
     spec = tree or own
     if isinstance(spec, LookaheadTree) != isinstance(own, LookaheadTree):
         raise UsageError(
@@ -100,4 +100,13 @@ def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
         )
     if spec.max_fanout > drafter.max_fanout:
         raise UsageError(f"the tree asks for {spec.max_fanout} children, the drafter can offer {drafter.max_fanout}")
+    if drafter.max_depth is not None and spec.depth > drafter.max_depth:
+        raise UsageError(f"the tree is {spec.depth} deep, the drafter guesses {drafter.max_depth} tokens at most")
     return spec
+
+
+def default_tree(drafter: Drafter) -> str:
+    """The name of the tree that a drafter gets if none is asked for."""
+    most = drafter.max_depth
+    shallow = most is not None and most < parse_tree(DEFAULT_TREE).depth
+    return drafter.default_tree or (f"dynamic:{most},6,24" if shallow else DEFAULT_TREE)

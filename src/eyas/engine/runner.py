@@ -306,7 +306,7 @@ def staging_columns(spec: TreeSpec | None) -> int:
     if isinstance(spec, SharedTree):  # a new one each round: not worth remembering
         return 1 + max(min(spec.budget, spec.per_row or spec.budget), spec.depth * spec.width)
     if isinstance(spec, LookaheadTree):
-        return 1 + spec.nodes
+        return 1 + spec.max_nodes
     return _grown_columns(cast(Hashable, spec))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -25,6 +26,15 @@ class BeamCandidates:
     """For each level [B, W * K] logarithms of path values, child `k` of frontier node `w` in column `w * K + k`."""
     beams: tuple[Tensor, ...]
     """For each level but the last [B, W'] columns of the children that are the next frontier, best first."""
+
+
+class Source(IntEnum):
+    """Where a node comes from: what it is worth is learnt for each source by itself."""
+
+    NETWORK = 0
+    LOOKUP = 1
+    BOTH = 2
+    """The drafter's network and a copied passage agree on it."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +69,14 @@ class DraftTree:
     counted: int | None = None
     """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
-    """What the nodes were chosen from, if the tree's spec keeps it."""
+    """What the network's nodes were chosen from, if the tree's spec keeps it."""
     draws: Draws | None = None
     """What the nodes were drawn from, if the rule of acceptance asks for it."""
     scratch: Tensor | None = None
     """[B, N] bool: nodes that are run but never accepted, nor is what lies below them; None = there are none."""
+    sources: Tensor | None = None  # [B, N] int64, each node's `Source`; None = one and the same
+    looked_up: bool = False
+    """Whether all nodes were found on the host: no network computed anything for the draft."""
 
     @staticmethod
     def empty(batch: int, device: torch.device) -> DraftTree:
@@ -130,6 +143,7 @@ class DraftTree:
             parents=moved.gather(1, self.parents.gather(1, order) + 1),
             logprob=self.logprob.gather(1, order),
             valid=self.valid.gather(1, order),
+            sources=None if self.sources is None else self.sources.gather(1, order),
             max_depth=min(self.max_depth, width),
             shared_ancestors=None,
             counted=int(counts.sum()),
@@ -166,6 +180,10 @@ class TreeSpec(Protocol):
     @property
     def max_fanout(self) -> int:
         """The most children that any node offers; a draft vocabulary must be at least this large."""
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes that a row's tree has."""
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""

@@ -131,6 +131,10 @@ class DynamicTree:
     def max_fanout(self) -> int:
         return self.top_k
 
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes
+
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> DynamicGrowth:
         return DynamicGrowth(self, batch, device, drafting)
 

@@ -17,6 +17,7 @@ from eyas.tree.draft_tree import DraftTree, TreeSpec
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.shared import SharedTree
 from eyas.tree.static import StaticTree
+from eyas.tree.union import unite
 
 _ABSENT = -1e4
 """The log-probability of children that don't exist, where a shape wants more than there are."""
@@ -62,9 +63,12 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
     They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete.
     """
     if not any(proposal.tokens for proposal in proposals):
-        return DraftTree.empty(len(proposals), device)
+        return replace(DraftTree.empty(len(proposals), device), looked_up=True)
     levels = [proposal.levels(spec.depth) for proposal in proposals]
-    if isinstance(spec, StaticTree) and spec.max_fanout == 1:
+    if isinstance(spec, SharedTree) and spec.found_only:
+        groups = torch.tensor(spec.groups or (0,) * len(proposals))
+        tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
+    elif isinstance(spec, StaticTree) and spec.max_fanout == 1:
         tree = _holding([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
     elif _takes_all(spec, levels):
         tree = _holding([list(chain.from_iterable(row)) for row in levels], proposals)
@@ -72,12 +76,26 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
         tree = _all_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
+    return replace(on_device(tree, device), looked_up=True)
+
+
+def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
+    """Trees on the host that hold all of the proposals [B], or `chains`: of each the path of best children."""
+    every = [range(len(proposal.tokens)) for proposal in proposals]
+    kept = [_best_path(one, len(nodes)) for one, nodes in zip(proposals, every, strict=True)] if chains else every
+    return _holding(kept, proposals)
+
+
+def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
+    """A tree that was made on the host, on `device`; how many nodes it has stays known."""
     if device.type == "cpu":
         return tree
     tokens, parents, logprob, valid = (
-        part.to(device) for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
+        part.to(device, non_blocking=True) for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
     )
-    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=int(tree.valid.sum()))
+    sources = None if tree.sources is None else tree.sources.to(device, non_blocking=True)
+    counted = int(tree.valid.sum())
+    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=counted, sources=sources)
 
 
 def _best_path(proposal: Proposal, depth: int) -> list[int]:

@@ -43,7 +43,24 @@ _SLIM: tuple[Path, ...] = (
     (0, 0, 0, 0, 0), (0, 0, 0, 0, 1),
 )  # fmt: skip
 
-PRESETS: dict[str, tuple[Path, ...]] = {"eagle1": _EAGLE1, "slim": _SLIM}
+# Medusa's published tree for 7B models (FasterDecoding's `mc_sim_7b_63`): 63 nodes, four deep.
+_MEDUSA: tuple[Path, ...] = (
+    *((i,) for i in range(10)),
+    *((0, i) for i in range(10)),
+    *((1, i) for i in range(7)),
+    *((2, i) for i in range(3)),
+    *((3, i) for i in range(2)),
+    *((i, 0) for i in range(4, 10)),
+    *((0, 0, i) for i in range(10)),
+    *((0, 1, i) for i in range(3)),
+    *((0, 2, i) for i in range(2)),
+    *((0, i, 0) for i in range(3, 8)),
+    *((1, 0, i) for i in range(2)),
+    (2, 0, 0),
+    *((0, 0, 0, i) for i in range(2)),
+)
+
+PRESETS: dict[str, tuple[Path, ...]] = {"eagle1": _EAGLE1, "mc_sim_7b_63": _MEDUSA, "slim": _SLIM}
 """The paths of `static:NAME` trees."""
 
 _FORMS = (

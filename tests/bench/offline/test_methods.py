@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from eyas.bench.offline import methods
 from eyas.bench.offline.methods import (
     MethodChoice,
     MethodOpener,
@@ -34,11 +33,11 @@ def test_all_are_the_drafters_and_whatever_needs_none() -> None:
     chosen, skipped = all_choices({"mine": "m", "eagle3": "e"})
     assert chosen[:2] == [MethodChoice("mine", "m"), MethodChoice("eagle3", "e")]
     assert {choice.name for choice in chosen[2:]} >= set(WEIGHTLESS)
-    assert [each.name for each in skipped] == [kind for kind in KINDS if kind != "eagle3"]
+    assert {"mine+suffix", "eagle3+suffix", "mtp"} <= {choice.name for choice in chosen}
+    assert [each.name for each in skipped] == [k for k in (*KINDS, "draft_model") if k not in ("eagle3", "mtp")]
 
 
-def test_a_name_is_a_drafters_a_kind_or_two_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "WEIGHTLESS", ("ngram", "suffix"))
+def test_a_name_is_a_drafters_a_kind_or_two_of_them() -> None:
     one = {"mine": "m"}
     assert named_choices(["mine", "ngram", "mine"], one) == [
         MethodChoice("mine", "m"),
@@ -47,14 +46,15 @@ def test_a_name_is_a_drafters_a_kind_or_two_of_them(monkeypatch: pytest.MonkeyPa
     assert named_choices(["eagle3+suffix"], one) == [MethodChoice("eagle3+suffix", "m", "eagle3+suffix")]
     two = {"eagle3": "e", "mla": "l"}
     assert named_choices(["mla+suffix", "mla"], two) == [
-        MethodChoice("mla+suffix", "l", "mla+suffix"),
+        MethodChoice("mla+suffix", "l", "+suffix"),
         MethodChoice("mla", "l"),
     ]
     assert named_choices(["eagle1"], one) == [MethodChoice("eagle1", "m", "eagle1")]  # refused by kind when opened
     for name, drafters in (("eagle3", {}), ("eagle1", two), ("eagle1+ngram", two)):
         with pytest.raises(UsageError, match=r"needs one drafter: give --draft-model eagle[13]=PATH"):
             named_choices([name], drafters)
-    with pytest.raises(UsageError, match=r"there is no magic; write ngram, suffix, .*eagle3"):
+    assert named_choices(["mine+suffix"], one) == [MethodChoice("mine+suffix", "m", "+suffix")]
+    with pytest.raises(UsageError, match=r"magic is no kind of draft model; write one of .*eagle3"):
         named_choices(["magic+suffix"], one)
 
 
@@ -81,7 +81,7 @@ def test_opening_says_why_not_and_what_training_took(tmp_path: Path) -> None:
     made = Path(shutil.copytree(good, tmp_path / "made"))
     config["eyas"] = {"steps": 30, "seconds": 90.0, "rows": 7, "loss": {"token": "ce"}}
     (made / "config.json").write_text(json.dumps(config))
-    opener = MethodOpener(target, tokenizer())
+    opener = MethodOpener(target, "tiny", tokenizer())
     choices = [
         MethodChoice("good", str(good)),
         MethodChoice("made", str(made)),

@@ -83,7 +83,9 @@ def test_what_cannot_run_is_said_first_and_the_rest_is_measured(bench: Run, pair
     for name, reason in reasons.items():
         assert f"can't run {name}: {reason}\n" in result.stderr
     measured = {one["method"] for one in report["methods"]}
-    assert {"eagle3", *WEIGHTLESS} == measured | (reasons.keys() & {"eagle3", *WEIGHTLESS})
+    every = {"eagle3", "eagle3+suffix", *WEIGHTLESS}
+    assert every == measured | (reasons.keys() & every)
+    assert "mtp" in reasons
 
 
 def test_the_preset_takes_each_method_with_its_papers_tree(bench: Run, pair: Pair, tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_the_preset_takes_each_method_with_its_papers_tree(bench: Run, pair: Pai
     [
         (("--temperature", "-1"), "--temperature -1: a temperature is a number, at least 0"),
         (("--temperature", "0,hot"), "--temperature '0,hot': write numbers with commas between them"),
-        (("--method", "magic"), "--method magic: there is no magic; write "),
+        (("--method", "magic"), "unknown method 'magic': write "),
         (("--method", "eagle3"), "--method eagle3 needs one drafter: give --draft-model eagle3=PATH"),
         (("--preset", "seeds", "--method", "ngram"), "--preset seeds says which methods: leave out --method"),
         (("--preset", "seeds", "--tree", "ngram=chain:2"), "--tree ngram=...: no method of that name is measured"),

@@ -59,7 +59,7 @@ def test_text(demo: Run) -> None:
 class Shifted:
     """A broken rule that claims to be lossless."""
 
-    lossless = True
+    lossless = seeded = True
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)

@@ -192,14 +192,14 @@ def test_other_kinds_of_drafters_are_named(tmp_path: Path) -> None:
     assert "serve it with vLLM" in problem
 
 
-@pytest.mark.parametrize("kind", ["eagle1", "mla", "mlp"])
+@pytest.mark.parametrize("kind", ["eagle1", "mla", "mlp", "medusa"])
 def test_every_kind_is_examined(tmp_path: Path, kind: str) -> None:
     save_network(tiny.network(kind), tmp_path, {"target_fingerprint": "abc"})
     fits = facts(tmp_path, fingerprint="abc")
     assert (examine(tmp_path, fits).kind, examine(tmp_path, fits).problems) == (kind, [])
     other = examine(tmp_path, facts(tmp_path, fingerprint="def")).warnings
     assert any("trained for other weights" in warning and "abc" in warning for warning in other)
-    retensor(tmp_path, "layers.0.self_attn.o_proj.weight", "layers.0.weight")
+    retensor(tmp_path, "layers.0.self_attn.o_proj.weight", "layers.0.weight", "blocks.0.layers.0.weight")
     assert len(examine(tmp_path).missing) == 1
 
 

@@ -20,7 +20,7 @@ from eyas.types import Request, SamplingParams
 from ... import tiny
 
 ALL = torch.arange(tiny.VOCAB)
-PRESETS = ("eagle1", "eagle3", "eagle3.1", "mla", "mlp")
+PRESETS = ("eagle1", "eagle3", "eagle3.1", "mla", "mlp", "medusa")
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
@@ -85,7 +85,7 @@ def test_presets_and_taps() -> None:
         ({"kind": "eagle3", "embedding": "none"}, "needs a token embedding"),
         ({"kind": "eagle1", "train_head": True}, "train_head needs a head of the drafter's own"),
         ({"kind": "mlp", "train_embedding": True}, "train_embedding needs an embedding of the drafter's own"),
-        ({"kind": "medusa"}, "kind"),
+        ({"kind": "oak"}, "kind"),
     ],
 )
 def test_options_that_would_be_ignored(shape: dict[str, Any], reason: str) -> None:

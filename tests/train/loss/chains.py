@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.drafters.kinds.medusa import MedusaNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
 
@@ -35,6 +36,11 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "eagle1": ("eagle1", {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
     "mlp": ("mlp", {"draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
+    "medusa": ("medusa", {"draft_vocab_size": DRAFT, "num_heads": 4, "num_hidden_layers": 2}),
+    "mtp": (
+        "mtp",
+        {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own", "zero_first": True},
+    ),
     "two layers": ("eagle3", {**_GROUPED, **_FUSED, "num_hidden_layers": 2, "norm_before_residual": True}),
 }
 
@@ -56,6 +62,9 @@ def chain(made: DraftNetwork, tokens: Tensor, taps: Tensor, row: int, steps: int
 
     tokens [1, S], taps [1, S, A, Ht]; a state fed back and one for the head, [H], for each step.
     """
+    if isinstance(made, MedusaNetwork):
+        states = [made.guess(made.fuse(taps)[0, row], step) for step in range(steps)]
+        return [(state, state) for state in states]
     cache: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

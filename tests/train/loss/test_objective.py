@@ -52,7 +52,7 @@ def written_out(found: DraftObjective, head: nn.Linear, given: FeatureBatch, con
             row = slice(chat, chat + 1)
             fed, normed = chain(made, given.tokens[row], given.taps[row], token - 2 - step, step + 1)[step]
             weight = config.decay**step
-            loss = loss - weight * config.token_weight * (p * made.logits(normed).log_softmax(-1)).sum()
+            loss = loss - weight * config.token_weight * (p * made.logits_at(normed, step).log_softmax(-1)).sum()
             if config.feature != "none":
                 distance = F.smooth_l1_loss if config.feature == "smooth_l1" else F.mse_loss
                 loss = loss + weight * config.feature_weight * distance(fed, given.taps[chat, token - 1, 0])
@@ -62,7 +62,9 @@ def written_out(found: DraftObjective, head: nn.Linear, given: FeatureBatch, con
 @pytest.mark.parametrize("name", NETWORKS)
 def test_loss_and_gradients_are_those_of_chains_written_out(name: str) -> None:
     """All parameters, head and embedding included, in float64."""
-    config = LossConfig.for_kind(name if name in ("eagle1", "mla", "mlp") else "eagle3")
+    config = LossConfig.for_kind(name if name in ("eagle1", "mla", "mlp", "medusa") else "eagle3")
+    if name == "medusa":
+        config = config.model_copy(update={"unroll": network(name).config.guesses})
     if config.unroll == 1:  # the feature losses over more than a step too
         config = config.model_copy(update={"unroll": 3})
     found, head, given = objective(name, config, torch.float64)

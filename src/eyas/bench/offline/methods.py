@@ -23,10 +23,11 @@ from eyas.drafters.checkpoint import PROVENANCE
 from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.loading import local_directory, open_drafter
-from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
+from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import CostTable, make_controller
-from eyas.engine.load import DEFAULT_TREE, tree_for
+from eyas.engine.load import default_tree, tree_for
 from eyas.errors import EyasError, UsageError
 from eyas.targets import Target
 from eyas.tree import is_auto, parse_tree
@@ -82,8 +83,10 @@ PRESETS: Mapping[str, Sequence[Seed]] = {"seeds": SEEDS}
 def all_choices(drafters: Mapping[str, str]) -> tuple[list[MethodChoice], list[Skipped]]:
     """Every method: all `drafters` (name -> files) and all methods without weights; and kinds without a drafter."""
     chosen = [MethodChoice(name, source) for name, source in drafters.items()]
-    chosen += [MethodChoice(name, method=name) for name in WEIGHTLESS]
-    return chosen, [Skipped(kind, _missing(kind)) for kind in KINDS if kind not in drafters]
+    chosen += [MethodChoice(name, method=name) for name in WITHOUT_DRAFTER if name not in drafters]
+    chosen += [MethodChoice(f"{name}{UNITED}suffix", source, f"{UNITED}suffix") for name, source in drafters.items()]
+    given = {choice.name for choice in chosen}
+    return chosen, [Skipped(kind, _missing(kind)) for kind in (*KINDS, SMALL_LM) if kind not in given]
 
 
 def named_choices(methods: Sequence[str], drafters: Mapping[str, str]) -> list[MethodChoice]:
@@ -97,7 +100,7 @@ def preset_choices(preset: str, drafters: Mapping[str, str]) -> tuple[list[Metho
     for seed in PRESETS[preset]:
         if seed.drafter in drafters:
             chosen.append(MethodChoice(seed.name, drafters[seed.drafter], None, seed.tree))
-        elif seed.drafter in WEIGHTLESS:
+        elif seed.drafter in WITHOUT_DRAFTER:
             chosen.append(MethodChoice(seed.name, None, seed.drafter, seed.tree))
         else:
             skipped.append(Skipped(seed.name, _missing(seed.drafter)))
@@ -122,19 +125,16 @@ def _missing(drafter: str) -> str:
 def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
     if name in drafters:
         return MethodChoice(name, drafters[name])
-    parts = name.split(UNITED)
-    trained = [part for part in parts if part not in WEIGHTLESS]
-    if not trained:
+    first, plus, lookup = name.partition(UNITED)
+    if first in drafters:  # a drafter's own name, which may be no kind's
+        read_method(f"{UNITED}{lookup}")
+        return MethodChoice(name, drafters[first], f"{UNITED}{lookup}")
+    parsed = read_method(name)
+    if parsed.alone:
         return MethodChoice(name, method=name)
-    unknown = [part for part in trained if part not in (*KINDS, *drafters)]
-    if unknown:
-        known = ", ".join(dict.fromkeys((*WEIGHTLESS, *KINDS, *drafters)))
-        raise UsageError(f"--method {name}: there is no {unknown[0]}; write {known}, or two of them as A{UNITED}B")
-    given = [drafters[part] for part in trained if part in drafters] or list(drafters.values())
-    if len(given) != 1:
-        raise UsageError(f"--method {name} needs one drafter: give --draft-model {trained[0]}=PATH")
-    method = UNITED.join(part for part in parts if part in (*KINDS, *WEIGHTLESS)) or None
-    return MethodChoice(name, given[0], method)
+    if len(drafters) != 1:
+        raise UsageError(f"--method {name} needs one drafter: give --draft-model {first or 'NAME'}=PATH")
+    return MethodChoice(name, next(iter(drafters.values())), name if first in (*KINDS, SMALL_LM) or plus else None)
 
 
 @dataclass
@@ -185,6 +185,8 @@ class MethodOpener:
     """Opens methods for one target; drafters of the same files are loaded once."""
 
     target: Target
+    model: str
+    """What the target was loaded from."""
     tokenizer: Any
     batch_size: int = 1
     coupled: bool = True
@@ -207,7 +209,7 @@ class MethodOpener:
 
     def _open(self, choice: MethodChoice) -> OpenedMethod:
         drafter, weights = self._drafter(choice)
-        tree = choice.tree or drafter.default_tree or DEFAULT_TREE
+        tree = choice.tree or default_tree(drafter)
         engine = drafting_engine(self.target, self.tokenizer, drafter, tree, self.batch_size, self.coupled)
         return OpenedMethod(choice, engine, drafter, tree, weights)
 
@@ -215,8 +217,9 @@ class MethodOpener:
         key = choice.source, choice.method
         if key not in self._drafters:
             drafter = open_drafter(
-                choice.source, self.target, ignore_config_keys=self.ignore_config_keys, method=choice.method
-            )
+                choice.source, self.target, ignore_config_keys=self.ignore_config_keys, method=choice.method,
+                tokenizer=self.tokenizer, model=self.model,
+            )  # fmt: skip
             self._drafters[key] = drafter, drafter_bytes(drafter, self.target)
         return self._drafters[key]
 

@@ -78,11 +78,12 @@ def measure(
     advance: Advance = lambda: None,
 ) -> dict[str, MethodResult]:
     """Run a task with every engine; tokens are compared with those of the one named `none`, plain decoding."""
+    return measure_answerers(task, {name: answerer(engine, params) for name, engine in engines.items()}, plan, advance)
 
-    def answerer(engine: Engine) -> GroupAnswerer:
-        return lambda group: run_group(engine, group, params)
 
-    return measure_answerers(task, {name: answerer(engine) for name, engine in engines.items()}, plan, advance)
+def answerer(engine: Engine, params: SamplingParams) -> GroupAnswerer:
+    """What answers groups of prompts with an engine."""
+    return lambda group: run_group(engine, group, params)
 
 
 def measure_answerers(

@@ -62,7 +62,7 @@ def bench(
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.report import lines_of, means, report_dict, table_of
     from eyas.bench.offline.runner import PLAIN, Plan, measure, read_tasks
-    from eyas.drafters.loading import load_drafter
+    from eyas.drafters.loading import open_drafter
     from eyas.engine import Engine
     from eyas.targets import load_tokenizer
 
@@ -74,7 +74,13 @@ def bench(
         loaded = open_target(target.model, target)
         tokenizer = load_tokenizer(target.model)
         drafters = {
-            name: load_drafter(name, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
+            name: open_drafter(
+                name,
+                loaded,
+                weights=files.draft_weights,
+                ignore_config_keys=files.ignore_config_key,
+                tokenizer=tokenizer,
+            )
             for name in draft_model
         }
         drafted = engines_for(loaded, tokenizer, drafters, tree, coupled is not False, batch_size)

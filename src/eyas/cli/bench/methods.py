@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,6 +53,9 @@ def methods(
         list[str], Option(help="A key of the drafters' config.json to ignore; may be repeated.")
     ] = [],  # noqa: B006
     coupled: Coupled = None,
+    transformers: Annotated[
+        bool, Option("--transformers", help="Measure transformers.generate as well, at temperature 0.")
+    ] = False,
     plot: Annotated[Path | None, Option(dir_okay=False, help="The figures as a plot, an .svg file.")] = None,
     json: Json = False,
     output_: ReportFile = None,
@@ -72,6 +76,8 @@ def methods(
     drafters = dict(_named_path(text) for text in draft_model)
     if len(drafters) != len(draft_model):
         raise UsageError("two drafters have the same name: give them as NAME=PATH")
+    if transformers and (0.0 not in heats or frequency_penalty):
+        raise UsageError("--transformers measures greedy answers: it needs --temperature 0 and no --frequency-penalty")
     if preset is not None and method:
         raise UsageError(f"--preset {preset} says which methods: leave out --method")
     trees = dict(_named_tree(text) for text in tree)
@@ -79,7 +85,8 @@ def methods(
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.method_report import COMPARISON, MethodComparison
     from eyas.bench.offline.methods import MethodOpener, all_choices, named_choices, preset_choices, with_trees
-    from eyas.bench.offline.runner import Plan, measure, read_tasks
+    from eyas.bench.offline.runner import PLAIN, Plan, answerer, measure_answerers, read_tasks
+    from eyas.bench.offline.transformers_baseline import TransformersBaseline
     from eyas.bench.report.figures import methods_figure
     from eyas.files import write_bytes
     from eyas.targets import load_tokenizer
@@ -94,8 +101,9 @@ def methods(
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
     loaded = open_target(target.model, target)
     opener = MethodOpener(
-        loaded, load_tokenizer(target.model), measuring.batch_size, coupled is not False, ignore_config_key
-    )
+        loaded, target.model, load_tokenizer(target.model), measuring.batch_size, coupled is not False,
+        ignore_config_key,
+    )  # fmt: skip
     opened, failed = opener.open(choices)
     skipped += failed
     for name, reason in skipped:
@@ -103,13 +111,18 @@ def methods(
     if not opened:
         raise UsageError("none of these methods can run here: there is nothing to compare with plain decoding")
     engines = opener.plain() | {one.choice.name: one.engine for one in opened}
+    baseline = TransformersBaseline(target.model, engines[PLAIN]) if transformers else None
     plan = Plan(measuring.repeats, measuring.warmup)
     results = {}
-    with row_bar(len(heats) * sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
+    runs = len(heats) * len(engines) + transformers
+    with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * runs) as advance:
         for heat in heats:
             for task in tasks:
                 at = params.model_copy(update={"temperature": heat})
-                results[heat, task.name] = measure(task, engines, at, plan, advance)
+                answering = {name: answerer(engine, at) for name, engine in engines.items()}
+                if baseline is not None and heat == 0.0:
+                    answering["transformers"] = partial(baseline.run_group, params=at)
+                results[heat, task.name] = measure_answerers(task, answering, plan, advance)
                 for one in opened:
                     one.weigh(loaded)
     errors = list(dict.fromkeys(error for task in tasks for error in task.errors))

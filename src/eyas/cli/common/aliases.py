@@ -140,7 +140,7 @@ _ADVICE = {
     "rejection_sample_method": "the output is the target's own unless --acceptance is given",
 }
 _OTHER_METHODS = frozenset(
-    "ngram ngram_gpu suffix medusa mlp_speculator mtp deepseek_mtp dflash extract_hidden_states".split()
+    "ngram ngram_gpu suffix medusa mlp_speculator deepseek_mtp dflash extract_hidden_states".split()
 )
 
 

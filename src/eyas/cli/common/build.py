@@ -18,8 +18,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     TargetOptions,
 )
-from eyas.drafters.kinds import NAMES as KINDS
-from eyas.drafters.small_lm import METHOD as SMALL_LM
+from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import CheckpointError, ModelError, UsageError
 from eyas.hub import find_model
@@ -64,7 +63,7 @@ def tree_text(options: DraftOptions) -> str | None:
     if options.method == "none" or options == DraftOptions():
         _refuse_draft_options(options)
         return None
-    if options.draft_model is None and options.method not in WEIGHTLESS:
+    if options.draft_model is None and (options.method is None or not read_method(options.method).alone):
         raise UsageError(f"{_given_flags(options)} needs a drafter: give --draft-model, or leave it out")
     check_method(options.method, options.draft_model)
     if options.num_speculative_tokens is None:
@@ -230,12 +229,12 @@ def quiet() -> None:
 
 def check_method(method: str | None, draft_model: str | None) -> None:
     """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
-    known = (*KINDS, SMALL_LM, *WEIGHTLESS)
-    if method not in (None, *known):
-        raise UsageError(f"unknown method {method!r}: write {', '.join(known)} or none")
-    if draft_model is None and method not in WEIGHTLESS:
-        raise UsageError(f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WEIGHTLESS)}")
-    if draft_model is not None and method in WEIGHTLESS:
+    parsed = read_method(method)
+    if draft_model is None and not parsed.alone:
+        raise UsageError(
+            f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WITHOUT_DRAFTER)}"
+        )
+    if draft_model is not None and not parsed.drafter:
         raise UsageError(f"--method {method} needs no drafter: leave out --draft-model, or the method")
 
 

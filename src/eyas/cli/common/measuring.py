@@ -66,13 +66,13 @@ def engines_for(
     """An engine for every drafter, by its name, with every tree, by its text, on one target; no trees = its own."""
     from eyas.bench.offline.methods import drafting_engine
     from eyas.engine.controller import costs_for
-    from eyas.engine.load import DEFAULT_TREE
+    from eyas.engine.load import default_tree
     from eyas.tree import is_auto
 
     engines = {}
     for name, drafter in drafters.items():
         costs = costs_for(target, drafter, batch_size) if any(map(is_auto, trees)) else None
-        for text in trees or [drafter.default_tree or DEFAULT_TREE]:
+        for text in trees or [default_tree(drafter)]:
             engines[name, text] = drafting_engine(target, tokenizer, drafter, text, batch_size, coupled, costs)
     return engines
 

@@ -117,7 +117,7 @@ def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
     choices, missing = all_choices({name: str(folder) for name, folder in demo_drafters().items()})
     engines = {"plain": plain}
     for choice in with_trees(choices, {} if tree is None else {None: tree}):
-        opened, failed = MethodOpener(Target(model, native=native), plain.tokenizer).open([choice])
+        opened, failed = MethodOpener(Target(model, native=native), str(DEMO_TARGET), plain.tokenizer).open([choice])
         engines |= {one.choice.name: one.engine for one in opened}
         for name, reason in failed:
             note(f"not in this race: {name}: {reason}")

@@ -47,7 +47,8 @@ def verify(
     prompt_file: PromptFile,
     draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
     method: Annotated[
-        str | None, Option(help="ngram and suffix draft without a drafter's files; else the drafter's kind.")
+        str | None,
+        Option(help="ngram and suffix draft without files, mtp with the target's own; else the drafter's kind."),
     ] = None,
     tree: Trees = [],  # noqa: B006  # copied by typer
     temperatures: Annotated[str, Option(help="Comma-separated.")] = "0,0.7,1",
@@ -85,7 +86,7 @@ def verify(
     tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
         draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer, model=target.model,
     )  # fmt: skip
     certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
     cells = []
@@ -104,11 +105,11 @@ def verify(
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
     """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
-    from eyas.engine.load import DEFAULT_TREE, tree_for
+    from eyas.engine.load import default_tree, tree_for
     from eyas.tree import parse_tree
 
-    own = drafter.default_tree or DEFAULT_TREE
-    names = (own,) if own.startswith("lookahead:") else ("chain:4", own)
+    own, chain = default_tree(drafter), f"chain:{min(4, drafter.max_depth or 4)}"
+    names = (own,) if own.startswith("lookahead:") else (chain, own)
     trees = given or {text: parse_tree(text) for text in names}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}
 

@@ -35,8 +35,8 @@ class Fields:
     """The whole configuration, unchanged."""
     where: str
     """The file it comes from, for messages."""
-    names: Collection[str] | None = None
-    """The native names of the checkpoint's tensors; None = they aren't known."""
+    names: Mapping[str, Any] | None = None
+    """The checkpoint's tensors, native name -> what has its `shape`; None = they aren't known."""
     overlook: Collection[str] = ()
     """Keys that the user wants ignored."""
     layers: int | None = None

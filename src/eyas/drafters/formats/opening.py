@@ -21,6 +21,7 @@ from eyas.drafters.files import (
 )
 from eyas.drafters.formats.gguf import GGUF_SUFFIX
 from eyas.drafters.formats.gguf_eagle3 import read_gguf
+from eyas.drafters.formats.medusa import native_medusa
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY, TRAINING_ONLY, translate
 from eyas.errors import CheckpointError
 
@@ -48,7 +49,7 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
         headers = headers_of(files)
         raw = RawCheckpoint(path, "directory", config, where, headers, lambda: read_tensors(files), headers.read_some)
     if MODEL_TYPE_KEY not in config:
-        return raw
+        return native_medusa(raw)
     native = translate(config, where)
     return replace(
         raw,

@@ -9,6 +9,8 @@ from __future__ import annotations
 FIRST_LAYER, MIDLAYER = "layers.0.", "midlayer."
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+HEADS = "lm_heads."
+"""What the names of the heads begin with, in kinds that have one for each guess."""
 SHAREABLE = frozenset({EMBEDDING, HEAD})
 """Tensors that a file may leave out: they are then the target's."""
 
@@ -25,6 +27,11 @@ def native_name(name: str) -> str:
 def name_in_file(name: str, first_layer: str) -> str:
     """The name that a native tensor gets in a file whose first layer is called `first_layer` (dot included)."""
     return first_layer + name.removeprefix(FIRST_LAYER) if name.startswith(FIRST_LAYER) else name
+
+
+def is_head(name: str) -> bool:
+    """Whether this is the native name of a head, or of one of several."""
+    return name == HEAD or name.startswith(HEADS)
 
 
 def is_computed(name: str) -> bool:

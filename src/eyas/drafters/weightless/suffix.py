@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.drafters.history import HistoryDrafter
+from eyas.drafters.history import LookupDrafter
 from eyas.drafters.suffix_index import SuffixIndex, SuffixLimits
 from eyas.targets import Target
 from eyas.tree import TreeSpec
@@ -68,7 +68,7 @@ class FinishedAnswers:
             self._tokens -= len(index)
 
 
-class SuffixDrafter(HistoryDrafter):
+class SuffixDrafter(LookupDrafter):
     """Proposes what followed the longest and most telling suffix of a sequence, in itself or in finished answers."""
 
     def __init__(self, device: torch.device, limits: SuffixLimits | None = None) -> None:

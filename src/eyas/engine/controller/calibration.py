@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.base import Drafter
-from eyas.engine.controller.controller import WIDTHS, Controller
+from eyas.drafters.history import LookupDrafter
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.errors import UsageError
 from eyas.targets import Target
@@ -28,7 +30,7 @@ _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192)
 _PAIRS = (1, 4, 16, 64, 256)
 _WIDTHS = (1, 2, 4, 8)
 _LEVELS = 3
-"""Levels that are timed together; the time of one is an equal share."""
+"""Levels that are timed together, if the drafter guesses as far; the time of one is an equal share."""
 _SHORT, _LONG = 32, 544
 """Cache columns in two measurements whose difference gives a pass's time by column."""
 _MIDDLE = 256
@@ -73,6 +75,7 @@ class _Bench:
     def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
         self._target, self._drafter = target, drafter
         self._width = min(16, widest)
+        self._levels = _LEVELS if drafter.max_depth is None else min(_LEVELS, drafter.max_depth - 1)
         self._rows = _up_to(batch_size)
         self._together = max(rows for rows in (1, 2, 4, 8) if rows <= batch_size)
         self._draw = torch.Generator().manual_seed(0)
@@ -123,7 +126,7 @@ class _Bench:
         firsts, levels = sensible(points("first")), {}
         for (name, size), total in found.items():
             if name.startswith("level"):
-                levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / _LEVELS
+                levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / max(1, self._levels)
         rows = self._rows[-1]
         further = found["long", rows] - found["rows", rows]
         return CostTable(
@@ -159,7 +162,7 @@ class _Bench:
         for rows in dict.fromkeys((1, self._rows[len(self._rows) // 2], most)):
             for width in _WIDTHS:
                 if width <= self._width:
-                    draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + _LEVELS)  # noqa: E731
+                    draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + self._levels)  # noqa: E731
                     yield (f"level{rows}", rows * width), draft
         for more in (0, *_UNEQUAL) if self._together > 1 else ():
             tree = _unequal(self._together, _EQUAL, more, self._target)
@@ -282,20 +285,27 @@ def make_controller(
             f"--tree {text} sizes trees by what their nodes are worth, but lookahead needs its whole window each "
             f"round: give a window with --tree lookahead:W,N,G, or leave --tree out ({drafter.default_tree})"
         )
-    offered = drafter.max_fanout
+    offered, looks_up = drafter.max_fanout, isinstance(drafter, LookupDrafter | HybridDrafter)
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
     if not isinstance(costs, CostTable):
         costs = costs_for(target, drafter, batch_size, costs)
     return Controller(
         CostModel(costs),
         widths=widths,
+        depth=min(DEPTH, drafter.max_depth or DEPTH),
         max_length=target.max_length,
         counts_freely=target.device.type == "cpu",
+        computes=not isinstance(drafter, LookupDrafter),
+        looks_up=looks_up,
     )
 
 
 def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:
-    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved."""
+    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved.
+
+    A hybrid costs what its network costs.
+    """
+    drafter = drafter.network if isinstance(drafter, HybridDrafter) else drafter
     if saved is not None and saved.exists():
         return CostTable.read(saved, describe(target, drafter))
     table = calibrate(target, drafter, batch_size, drafter.max_fanout)

@@ -11,7 +11,7 @@ from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConf
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, read_json
 from eyas.drafters.formats.opening import gguf_in, open_raw
 from eyas.drafters.formats.taps import IDS
-from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, SHAREABLE, VOCABULARY_MAP, native_name
+from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
 from eyas.drafters.formats.vocabulary import complete_vocabulary
 from eyas.drafters.registry import kind_name
 from eyas.errors import CheckpointError, ConfigError
@@ -70,7 +70,7 @@ def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterRe
         files=raw.headers.files,
         format=raw.format,
         own_embedding=EMBEDDING in names,
-        own_head=HEAD in names,
+        own_head=any(map(is_head, names)),
         provenance=raw.config.get(PROVENANCE),
         problems=[problem] if problem else [],
     )

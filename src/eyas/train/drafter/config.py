@@ -41,8 +41,11 @@ class DrafterTrainConfig(StrictModel):
         if not isinstance(values, dict) or isinstance(values.get("loss"), LossConfig):
             return values
         shape = values.get("shape") or {}
-        kind = (shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)).definition.name
-        return {**values, "loss": {**LossConfig.for_kind(kind).model_dump(), **(values.get("loss") or {})}}
+        shape = shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)
+        usual = LossConfig.for_kind(shape.definition.name).model_dump()
+        if shape.medusa_heads is not None:
+            usual["unroll"] = shape.medusa_heads  # step j trains head j
+        return {**values, "loss": {**usual, **(values.get("loss") or {})}}
 
     @model_validator(mode="after")
     def _source_has_what_it_needs(self) -> DrafterTrainConfig:

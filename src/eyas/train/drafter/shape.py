@@ -27,7 +27,10 @@ _PRESETS: dict[str, tuple[str, dict[str, bool]]] = {"eagle3.1": ("eagle3", {"fc_
 _OF_EVERY_KIND = {
     "kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head",
 }  # fmt: skip
-_FIELD = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+_FIELD = {
+    "layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+    "medusa_heads": "num_heads",
+}  # fmt: skip
 """Option of `DrafterShape` -> its name in a drafter's config, where the two differ."""
 _THETA = 10000.0
 _PLAIN_TYPES = ("default", "linear", "llama3", "yarn")
@@ -86,6 +89,8 @@ class DrafterShape(StrictModel):
     qk_nope_head_dim: int | None = Field(default=None, ge=1)
     qk_rope_head_dim: int | None = Field(default=None, ge=2)
     v_head_dim: int | None = Field(default=None, ge=1)
+    # medusa, whose `layers` are those of each head
+    medusa_heads: int | None = Field(default=None, ge=1)
     # mlp
     depth: int | None = Field(default=None, ge=1)
     gate: bool | None = None
@@ -122,7 +127,12 @@ class DrafterShape(StrictModel):
 
     @property
     def embedding_owner(self) -> str:
-        """`own`, `shared` or `none`; by default `own` if other engines run the kind, because they expect one."""
+        """`own`, `shared` or `none`; by default `own` if other engines run the kind, because they expect one.
+
+        A kind that reads no tokens has none.
+        """
+        if self.embedding is None and self.definition.config.model_fields["embedding"].default == "none":
+            return "none"
         return self.embedding or ("own" if self.definition.family is not None else "shared")
 
     @property
@@ -213,9 +223,9 @@ def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> Dra
     network.set_vocabulary(draft_ids)
     if config.embedding == "own":
         _start(network.embed_tokens, target.model.get_input_embeddings().weight, same_width, shape.train_embedding)
-    if config.head == "own":
+    for head in network.heads:
         rows = target.model.get_output_embeddings().weight[draft_ids.to(target.device)]
-        _start(network.lm_head, rows, same_width, shape.train_head is not False)
+        _start(head, rows, same_width, shape.train_head is not False)
     network = network.to(target.device)
     if "shared" in (config.embedding, config.head):
         network.borrow(target)

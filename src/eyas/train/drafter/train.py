@@ -32,8 +32,6 @@ from eyas.train.loss.objective import DraftObjective
 
 _FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings"}
 """Config fields that may differ in a warm start: they affect no weights but the head's, whose rows are matched."""
-_MAPPED = ("d2t", "t2d", "lm_head.weight")
-"""Tensors that depend on the draft vocabulary."""
 
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
@@ -107,13 +105,14 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
         different = ", ".join(sorted(own.keys() ^ given.keys()))
         raise DrafterMismatchError(f"can't start from {name}: only one of the two has {different}")
     ids, known = network.target_ids, source.target_ids.to(network.target_ids.device)
+    here, there = _common(ids, known)
+    mapped = {id(head.weight) for head in network.heads}
     with torch.no_grad():
-        for key, tensor in own.items():
-            if key not in _MAPPED:
+        for key, tensor in network.named_parameters():
+            if id(tensor) in mapped:
+                tensor[here] = given[key].to(tensor)[there]
+            else:
                 tensor.copy_(given[key])
-        here, there = _common(ids, known)
-        if "lm_head.weight" in own:
-            own["lm_head.weight"][here] = given["lm_head.weight"].to(own["lm_head.weight"])[there]
     return len(here)
 
 

@@ -57,6 +57,7 @@ class LossConfig(StrictModel):
 
 _OF_PAPERS = {
     "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
+    "medusa": LossConfig(unroll=5),
     "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),
 }
 """Drafter kind -> the loss of its paper, where that isn't EAGLE-3's."""

@@ -89,7 +89,7 @@ class DraftLoss(nn.Module):
 
 def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
     """The trained parameters of `network.logits`; empty if the head is the target's."""
-    return tuple(p for p in network.lm_head.parameters() if p.requires_grad) if network.config.head == "own" else ()
+    return tuple(p for head in network.heads for p in head.parameters() if p.requires_grad)
 
 
 class DraftObjective:
@@ -107,7 +107,15 @@ class DraftObjective:
         bf16: bool,
         seed: int = 0,
     ) -> None:
-        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for feature noise."""
+        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for feature noise.
+
+        Raises ConfigError for more steps or fewer than a network of several heads has heads.
+        """
+        if network.config.guesses not in (None, config.unroll):
+            raise ConfigError(
+                f"loss.unroll is {config.unroll}, but the drafter has {network.config.guesses} heads: step j trains "
+                "head j, so the two must be equal"
+            )
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config)
         self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed

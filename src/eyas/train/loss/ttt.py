@@ -5,6 +5,8 @@ i + 2. Step j feeds token i + 1 + j and the drafter's own output of step j - 1 (
 position i + j, and predicts token i + 2 + j. So row i over all steps is the chain of guesses that decoding
 makes after committing pair i: it attends to the true pairs 0..i and its own guesses, never to another row's.
 
+Medusa's heads all guess from the true state, so step j is head j (`_heads`).
+
 Step 0 computes every position, since later rows attend to its keys. A later step computes only rows whose chain, from
 that step on, still predicts an answer token: prompt rows and rows past the last answer are left out.
 
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.drafters.heads import HeadsNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.train.loss.chain_attention import ChainAttention
 
@@ -30,6 +33,9 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
     tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows, later steps those of `rows` in one sequence, whatever
     their chat. Stops early when no row is left.
     """
+    if isinstance(network, HeadsNetwork):
+        yield from _heads(network, taps, rows)
+        return
     batch, width = tokens.shape
     positions = torch.arange(width, device=tokens.device).expand(batch, width)
     attention = ChainAttention(rows.indices)
@@ -46,6 +52,16 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
             flat[rows.indices[:count] + 1 + step].unsqueeze(0), fed[:, :count], at[:, :count] + step, attention
         )
         yield fed[0], normed[0]
+
+
+def _heads(network: HeadsNetwork, taps: Tensor, rows: ChainRows) -> Iterator[tuple[Tensor, Tensor]]:
+    """The steps of heads that guess from the true state alone: step j is head j, and nothing is fed back."""
+    states = network.fuse(taps).to(taps.dtype).flatten(0, 1)  # [B * S, H]
+    for step, count in enumerate(rows.counts):
+        # where no row is left one is run all the same: every process needs gradients of every head
+        indices = rows.indices[:count] if count else rows.indices.new_zeros(1)
+        guessed = network.guess(states.index_select(0, indices) if step else states, step)
+        yield guessed, guessed
 
 
 @dataclass(frozen=True)
