@@ -105,19 +105,20 @@ class SuffixIndex:
         self.truncate(len(kept))
         self._text[: self._size] = kept
 
-    def draft(self, context: Sequence[int], depth: int, fanout: int) -> SuffixDraft:
+    def draft(self, context: Sequence[int], depth: int, fanout: int, floor: float = 0.0) -> SuffixDraft:
         """The best draft that any suffix of `context` gives: at most `depth` levels, `fanout` children a node.
 
         Every suffix gives one that takes the most probable token first, then the next, and the best is the one with the
-        highest score; of equals that of the longer suffix. An empty text, or a new token, gives none.
+        highest score; of equals that of the longer suffix. An empty text, or a new token, gives none; nor does one
+        whose score isn't above `floor`.
         """
-        best = SuffixDraft(Proposal(), 0.0)
+        best = SuffixDraft(Proposal(), floor)
         stops, lengths = self._matches(context)
         for match in np.unique(lengths)[::-1].tolist():
             nodes = self._limits.nodes(match)
             if nodes <= best.score:
                 break  # shorter ones may draft even less
-            found = self._grown(stops[lengths >= match], nodes, depth, fanout)
+            found = self._grown(stops[lengths >= match], nodes, depth, fanout, best.score)
             if found.score > best.score:
                 best = found
         return best
@@ -152,15 +153,22 @@ class SuffixIndex:
         lengths[longer] = unlike[:, ::-1].argmax(axis=1)
         return stops, lengths
 
-    def _grown(self, stops: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int) -> SuffixDraft:
-        """The most probable continuations of occurrences that end there, up to `nodes` of them."""
+    def _grown(
+        self, stops: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int, floor: float
+    ) -> SuffixDraft:  # fmt: skip
+        """The most probable continuations of occurrences that end there, up to `nodes`.
+
+        They are left unfinished where they can't score more than `floor`.
+        """
         made, score = Proposal(), 0.0
         following = self._windows_after[stops, : min(nodes, depth)]  # [n, W]
-        queue = [*_children(following, 0, 1.0, -1, fanout, self._limits.least)]
-        heapq.heapify(queue)
+        queue = _children(following, 0, 1.0, -1, fanout, self._limits.least)
         while queue and len(made.tokens) < nodes:
             child = heapq.heappop(queue)
-            rows, level, probability = child.rows, child.level, -child.order[0]
+            probability, level = -child.order[0], child.level
+            if score + probability * (nodes - len(made.tokens)) <= floor:
+                break
+            rows = child.rows[child.chosen]
             parent = len(made.tokens)
             made.tokens.append(child.token)
             made.parents.append(child.parent)
@@ -190,20 +198,29 @@ class _Continuation(NamedTuple):
     """Its share of its parent's occurrences."""
     level: int
     rows: Array
-    """What follows those of the occurrences that go on with it [n, W]."""
+    """What follows the parent's occurrences [n, W]."""
+    chosen: list[int]
+    """Which of them go on with the token."""
 
 
 def _children(
     rows: Array, level: int, probability: float, parent: int, fanout: int, least: float
-) -> list[_Continuation]:
+) -> list[_Continuation]:  # fmt: skip
     """What follows occurrences at a level: the most frequent tokens; of equals those that followed the last time."""
+    enough = least * len(rows) / probability
     column = rows[:, level]
-    tokens, counts = np.unique(column, return_counts=True)
-    likely = (tokens != _NOTHING) & (probability * counts >= least * len(column))
+    followers: dict[int, list[int]] = {}
+    if len(rows) > _FEW:  # the few tokens that are frequent enough first
+        tokens, counts = np.unique(column, return_counts=True)
+        followers = {token: np.flatnonzero(column == token).tolist() for token in tokens[counts >= enough].tolist()}
+    else:
+        for row, token in enumerate(column.tolist()):
+            followers.setdefault(token, []).append(row)
+    followers.pop(_NOTHING, None)
     found = []
-    for token, count in zip(tokens[likely].tolist(), counts[likely].tolist(), strict=True):
-        mine = np.flatnonzero(column == token)
-        ratio = count / len(column)
-        order = (-probability * ratio, parent, -int(mine[-1]))
-        found.append(_Continuation(order, token, parent, ratio, level, rows[mine]))
+    for token, chosen in followers.items():
+        if len(chosen) >= enough:
+            ratio = len(chosen) / len(rows)
+            order = (-probability * ratio, parent, -chosen[-1])
+            found.append(_Continuation(order, token, parent, ratio, level, rows, chosen))
     return sorted(found)[:fanout]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from eyas.drafters.history import LookupDrafter
-from eyas.drafters.suffix_index import SuffixDraft, SuffixIndex, SuffixLimits
+from eyas.drafters.suffix_index import SuffixIndex, SuffixLimits
 from eyas.targets import Target
 from eyas.tree import TreeSpec
 from eyas.tree.proposal import Proposal
@@ -130,8 +130,10 @@ class SuffixDrafter(LookupDrafter):
         last = tokens[-self._limits.longest :]
         draft = own.draft(last, depth, fanout)
         answers = self.answers.index(self._owners[slot][0])
-        others = SuffixDraft(Proposal(), 0.0) if answers is None else answers.draft(last, depth, fanout)
-        return draft.proposal if draft.score >= others.score else others.proposal
+        if answers is not None:
+            others = answers.draft(last, depth, fanout, draft.score)
+            draft = others if others.score > draft.score else draft
+        return draft.proposal
 
     def propose_within(self, slot: int, spec: TreeSpec) -> Proposal:
         return self.propose(slot, self._tokens[slot], spec.depth, min(spec.max_fanout, _MOST_FANOUT))
