@@ -30,6 +30,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as REGISTERED
 
 from benchmarks.architecture_sizes import SIZES, SPECIAL
+from benchmarks.pages import insert
 from eyas.cli.common.display import output
 from eyas.engine import Engine, Speculation
 from eyas.errors import EyasError
@@ -262,14 +263,6 @@ def _cell(text: str) -> str:
     return line if len(line) <= 160 else line[:157].rsplit(" ", 1)[0] + " ..."
 
 
-def write_page(page: Path, section: str) -> None:
-    """Put a section between the marks of a page."""
-    text = page.read_text(encoding="utf-8")
-    before, rest = text.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    write_text(page, f"{before}{MARKS[0]}\n{section}\n{MARKS[1]}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="model types with commas between them; tried anew")
@@ -282,7 +275,8 @@ def main() -> None:
         parser.error(f"unknown model types: {', '.join(unknown)}")
     rows = try_all(kinds, known, options.output)
     if options.page is not None:
-        write_page(options.page, page_section(rows, transformers.__version__))
+        made = page_section(rows, transformers.__version__)
+        write_text(options.page, insert(options.page.read_text(encoding="utf-8"), MARKS, made))
     sys.exit(any(row.result == BROKEN for row in rows))
 
 

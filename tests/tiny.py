@@ -160,6 +160,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mla": {**_LAYERED, **_LATENT, "draft_vocab_size": 60},
     "mlp": _SIZES,
     "medusa": {**_SIZES, "draft_vocab_size": 60, "num_heads": 5},
+    "mtp": {**_LAYERED, "num_key_value_heads": 2},
 }
 """Small settings of every drafter kind."""
 
@@ -169,7 +170,7 @@ def network(kind: str, seed: int = 0, scale: float = 6.0, **settings: Any) -> Dr
     made = KINDS_OF_DRAFTERS[kind]
     values = {**KINDS[kind], **settings}
     values.setdefault("draft_vocab_size", values["vocab_size"])
-    if kind in ("eagle1", "mlp"):
+    if kind in ("eagle1", "mlp", "mtp"):
         values["target_hidden_size"] = values["hidden_size"]
     config = made.read(Fields(values, "test"))
     config = config.model_copy(update={k: v for k, v in settings.items() if k in ("embedding", "head")})

@@ -27,8 +27,9 @@ from benchmarks.engines.compare import Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
 from benchmarks.engines.prompts import make_prompts
 from benchmarks.engines.reference import Chains, Gaps, Reference, references
-from benchmarks.engines.table import insert, table
+from benchmarks.engines.table import MARKS, table
 from benchmarks.engines.vllm import Job
+from benchmarks.pages import insert
 from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.machine import describe_machine
 from eyas.errors import EyasError
@@ -158,7 +159,7 @@ def write(output: Path, page: Path | None, results: Sequence[Result]) -> None:
     together = [*kept, *results]
     write_json(output, {"machine": describe_machine(), "results": [result.as_dict() for result in together]})
     if page is not None:
-        write_text(page, insert(page.read_text(encoding="utf-8"), table(together)))
+        write_text(page, insert(page.read_text(encoding="utf-8"), MARKS, table(together)))
 
 
 def _absolute(text: str) -> Path:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from benchmarks.engines.compare import Result
-from eyas.errors import DataError
 from eyas.interop.export.consumers import CONSUMERS
 
-BEGIN, END = "<!-- made by `make engines` -->", "<!-- end of what `make engines` made -->"
+MARKS = "<!-- made by `make engines` -->", "<!-- end of what `make engines` made -->"
 
 
 def table(results: Sequence[Result]) -> str:
@@ -60,12 +59,3 @@ def _outcome(result: Result) -> str:
 
 def _line(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def insert(page: str, made: str) -> str:
-    """The page with its generated part replaced. DataError if it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise DataError(f"the page has no part between {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"

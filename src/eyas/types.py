@@ -135,6 +135,8 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     """Wall time of the rounds this sequence took part in (shared with the others of its batch)."""
+    draft_seconds: float = 0.0
+    """The drafter's part of them: its drafts, and its reading of what was committed; on an accelerator the host's."""
 
     def record(self, accepted: int, offered: int) -> None:
         """Count one round: `accepted` draft tokens kept of a tree `offered` levels deep."""
@@ -173,6 +175,11 @@ class Stats:
         """Tokens per second of decoding; prefill and its tokens are kept apart."""
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
+    @property
+    def draft_share(self) -> float:
+        """The drafter's share of the time of decoding."""
+        return self.draft_seconds / self.decode_seconds if self.decode_seconds else 0.0
+
     def merge(self, other: Stats) -> None:
         """Pool another sequence's counts into this one (times are summed too)."""
         for name in (
@@ -185,6 +192,7 @@ class Stats:
             "queue_seconds",
             "prefill_seconds",
             "decode_seconds",
+            "draft_seconds",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (
@@ -206,6 +214,7 @@ class Stats:
             "accepted_histogram": self.accepted_histogram,
             "prefill_seconds": round(self.prefill_seconds, 6),
             "decode_seconds": round(self.decode_seconds, 6),
+            "draft_seconds": round(self.draft_seconds, 6),
             "tokens_per_second": round(self.tokens_per_second, 2),
         }
 
@@ -222,6 +231,8 @@ class Completion:
     stats: Stats
     lossy: bool = False
     """True when a verification rule that may change the output was used."""
+    seeded: bool = True
+    """False when a rule was used that keeps the distribution, but not what plain decoding draws with this seed."""
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One a token, if they were asked for."""
@@ -239,6 +250,8 @@ class Completion:
         }
         if self.lossy:
             row["lossy"] = True
+        if not self.seeded:
+            row["seeded"] = False
         if self.logprobs is not None:
             row["logprobs"] = [asdict(each) for each in self.logprobs]
         if self.prompt_logprobs is not None:

@@ -27,6 +27,7 @@ EXPECTED = {
     "eagle1": {"taps", "rope", "embedding", "head", "rotary layout", "input order", "norm weights"},
     "mlp": {"taps", "embedding", "head", "input order"},
     "medusa": {"taps", "head"},
+    "mtp": {"taps", "rope", "embedding", "head", "rotary layout", "input order", "norm weights"},
 }  # fmt: skip
 
 

@@ -35,6 +35,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mla, plain queries": ("mla", {"q_lora_rank": None, "num_hidden_layers": 2, "fc_norm": True, "norm_output": True}),
     "mlp": ("mlp", {}),
     "mlp, all options": ("mlp", {"depth": 3, "gate": False, "dropout": 0.5, "norm": True, "taps": [3]}),
+    "mtp": ("mtp", {}),
+    "mtp, two layers": ("mtp", {"num_hidden_layers": 2, "zero_first": True, "draft_vocab_size": 50}),
     "mlp, no tokens": ("mlp", {"embedding": "none"}),
     "medusa": ("medusa", {}),
     "medusa, deep": ("medusa", {"num_hidden_layers": 3, "medusa_fc_bias": False, "default_tree": "chain:3"}),

@@ -209,6 +209,7 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
         assert stats.prefill_seconds >= 0
         assert stats.decode_seconds > 0
         assert stats.tokens_per_second == pytest.approx((15 - first) / stats.decode_seconds)
+        assert (0 < stats.draft_share < 1) if tree is not None else stats.draft_seconds == 0
         if tree is None:
             assert (stats.walked, stats.drafted_depth, stats.target_passes) == (0, 0, 15 - first)
             assert (stats.accept_length, stats.acceptance_rate) == (1.0, 0.0)

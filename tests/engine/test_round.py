@@ -91,6 +91,7 @@ def test_a_round_reports_what_it_did() -> None:
             assert [int(tree.tokens[row, place - 1]) for place in path[1:]] == tokens[:-1]
         assert outcome.draft_seconds > 0
         assert outcome.pass_seconds > 0
+        assert outcome.observe_seconds > 0
         ragged += len(set(outcome.nodes)) > 1
     assert ragged > 0
     _, plain = decode("llama", [None], params)

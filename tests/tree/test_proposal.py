@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.tree import DraftTree, parse_tree
+from eyas.tree import proposal as proposal_module
+from eyas.tree.dynamic import DynamicTree
 from eyas.tree.proposal import Proposal, grow
+from eyas.tree.shared import SharedTree
+from eyas.tree.values import BINS, ValueTable
 
 CPU = torch.device("cpu")
 
@@ -34,8 +39,11 @@ def proposed(proposal: Proposal) -> dict[tuple[int, ...], float]:
     return dict(found)
 
 
+STEPS = st.floats(-1.0, -0.01)
+
+
 @st.composite
-def proposals(draw: st.DrawFn) -> Proposal:
+def proposals(draw: st.DrawFn, steps: st.SearchStrategy[float] = STEPS) -> Proposal:
     made = Proposal()
     for node in range(draw(st.integers(0, 12))):
         parent = draw(st.integers(-1, node - 1))
@@ -43,7 +51,7 @@ def proposals(draw: st.DrawFn) -> Proposal:
         above = [logprob for logprob, at in zip(made.logprobs, made.parents, strict=True) if at == parent]
         made.tokens.append(draw(st.sampled_from(sorted(set(range(30)) - taken))))
         made.parents.append(parent)
-        made.logprobs.append(min(above, default=0.0) - draw(st.floats(0.01, 1.0)))
+        made.logprobs.append(min(above, default=0.0) + draw(steps))
     return made
 
 
@@ -90,3 +98,37 @@ def test_values_are_those_proposed() -> None:
     tree = grow(parse_tree("dynamic:2,2,3"), [proposal, Proposal()], CPU)
     assert {round(math.exp(value), 3) for value in tree.logprob[0][tree.valid[0]].tolist()} == {0.5, 0.4, 0.25}
     assert not tree.valid[1].any()
+
+
+SIXTY_FOURTHS = st.integers(-200, -1).map(lambda n: n / 64)  # whose sums are exact
+TABLE = ValueTable(np.stack([np.linspace(0.9, 0.1, BINS), np.linspace(0.7, 0.05, BINS)])[None])
+
+
+@given(st.lists(proposals(SIXTY_FOURTHS), min_size=1, max_size=3).filter(lambda rows: any(row.tokens for row in rows)))
+@pytest.mark.parametrize(
+    "spec",
+    [
+        DynamicTree(4, 12, 5),
+        DynamicTree(12, 12, 60),
+        DynamicTree(4, 12, 9, threshold=0.2),
+        SharedTree(4, 12, 7),
+        SharedTree(12, 12, 60, per_row=5),
+        SharedTree(6, 12, 7, per_row=4, threshold=0.1, values=TABLE),
+        SharedTree(6, 12, 9, threshold=0.01, values=TABLE, prices=tuple(0.15 * n for n in range(1, 10))),
+    ],
+    ids=("dynamic", "wide", "threshold", "shared", "per row", "values", "prices"),
+)
+def test_candidates_all_at_once_are_those_of_every_level(spec: DynamicTree | SharedTree, rows: list[Proposal]) -> None:
+    levels = [row.levels(spec.depth) for row in rows]
+    assert proposal_module._fits_beams(spec, levels)
+    slow, fast = proposal_module._grown(spec, rows), proposal_module._all_at_once(spec, rows, levels)
+    for tree in (fast, grow(spec, rows, CPU)):
+        for row, proposal in enumerate(rows):
+            known = proposed(proposal)
+            assert paths(tree, row) <= known.keys()
+            found = sorted(tree.logprob[row][tree.valid[row]].tolist())
+            assert found == pytest.approx(sorted(known[path] for path in paths(tree, row)))
+            if not isinstance(spec, SharedTree) or spec.values is None:  # among equals either may be kept
+                assert found == pytest.approx(sorted(slow.logprob[row][slow.valid[row]].tolist()))
+        assert int(tree.valid.sum()) == int(slow.valid.sum())
+        assert tree.max_depth >= int(tree.depth.max())

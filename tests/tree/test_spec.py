@@ -54,7 +54,7 @@ def test_impossible_numbers_are_refused(text: str) -> None:
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="unknown static tree 'eagle9': known are eagle1, slim"):
+    with pytest.raises(UsageError, match="unknown static tree 'eagle9': known are eagle1, mc_sim_7b_63, slim"):
         parse_tree("static:eagle9")
 
 

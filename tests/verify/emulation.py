@@ -15,7 +15,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import SamplingParams
-from eyas.verify import Coupling, Sampler, WalkRule
+from eyas.verify import Coupling, IndependentDraws, Sampler, WalkRule
 
 CPU = torch.device("cpu")
 PROMPT = (1, 2, 3)
@@ -83,7 +83,9 @@ def generate(
         if drafter is None or spec is None:
             tree = DraftTree.empty(rows, CPU)
         else:
-            tree = draft(drafter, state, spec, sampler.coupling(range(rows), coupled))
+            draws = None if walk.seeded else IndependentDraws(sampler, range(rows))
+            tree = draft(drafter, state, spec, draws or sampler.coupling(range(rows), coupled))
+            tree = tree if draws is None else draws.kept(tree)
         states = node_states(tree, state)
         result = walk(NodeLogits.of(target.table[states]), tree, sampler, range(rows))
         count = result.accepted + 1

@@ -8,6 +8,15 @@ _DEMO = Path(__file__).parent / "demo"
 DEMO_TARGET = _DEMO / "target"
 DEMO_DRAFTER = _DEMO / "drafter"
 
+
+def demo_drafters() -> dict[str, Path]:
+    """All embedded drafters by method: EAGLE-3's, and those in folders that are called as their method is."""
+    others = {folder.name: folder for folder in sorted(_DEMO.iterdir()) if (folder / "config.json").is_file()}
+    return {"eagle3": DEMO_DRAFTER} | {
+        name: folder for name, folder in others.items() if folder not in (_DEMO / "target", _DEMO / "drafter")
+    }
+
+
 DEMO = "demo"
 """The embedded pair's name wherever a model or drafter is named; a folder called so is `./demo`."""
 

@@ -12,6 +12,7 @@ import eyas
 from eyas.cli.bench.accuracy import accuracy
 from eyas.cli.bench.bench import bench
 from eyas.cli.bench.checkpoints import checkpoints
+from eyas.cli.bench.methods import methods
 from eyas.cli.bench.report import report
 from eyas.cli.bench.serve import serve as bench_serve
 from eyas.cli.bench.trees import trees
@@ -51,9 +52,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure drafters, checkpoints, draft trees, servers, and whether answers stay the same.",
+        "Measure drafters, methods, checkpoints, trees, servers, and whether answers stay the same.",
         {
             "measure": bench,
+            "methods": methods,
             "accuracy": accuracy,
             "checkpoints": checkpoints,
             "trees": trees,

@@ -46,6 +46,11 @@ class Drafter(Protocol):
         """The spec of the trees that it drafts best; None = nothing is known."""
 
     @property
+    def draws(self) -> bool:
+        """Whether its tokens are drawn from distributions, as a network's are, and not found, as copied ones are."""
+        return False
+
+    @property
     def slots(self) -> int:
         """How many sequences it has room for."""
 

@@ -149,7 +149,7 @@ class Checkpoint:
         check_tensors(self.tensors, network.shapes, where)
         found = {native_name(name): tensor for name, tensor in self.raw.load().items()}
         tensors = {name: found[name] for name in self.tensors}
-        _check_numbers(tensors, where)
+        check_numbers(tensors, where)
         self.report.notes += complete_vocabulary(tensors, self.config, where)
         if target is None and "shared" in (self.config.embedding, self.config.head):
             part = EMBEDDING if self.config.embedding == "shared" else HEAD
@@ -197,7 +197,7 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[
         )
 
 
-def _check_numbers(tensors: Mapping[str, Tensor], where: str) -> None:
+def check_numbers(tensors: Mapping[str, Tensor], where: str) -> None:
     """Refuse weights that aren't floats or not finite. Raises CheckpointError."""
     for name, tensor in tensors.items():
         if name in VOCABULARY_MAP:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.blocks import BlockLevels, BlockNetwork
 from eyas.drafters.deferred_pairs import DeferredPairs
+from eyas.drafters.heads import HeadLevels, HeadsNetwork
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import to_device
@@ -85,6 +85,10 @@ class NetworkDrafter(Drafter):
     @property
     def default_tree(self) -> str | None:
         return self.network.config.default_tree
+
+    @property
+    def draws(self) -> bool:
+        return True
 
     @property
     def slots(self) -> int:
@@ -161,7 +165,8 @@ class NetworkDrafter(Drafter):
         levels, logits = self._start(rows, spec.depth)
         growth, width = spec.start(len(rows), self._ids.device, None if all(grown) else grown), 1
         for level in range(spec.depth):
-            score, tokens = self._guesses(logits, level, growth.fanout, coupling)
+            native = self._decoder is not None
+            score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
             frontier = growth.expand(score.expand(-1, width, -1), tokens.expand(-1, width, -1))
             if frontier is None:
                 break
@@ -169,28 +174,17 @@ class NetworkDrafter(Drafter):
             logits = levels.add(frontier)
         return growth.tree()
 
-    def _start(self, rows: range, depth: int) -> tuple[_ModuleLevels | _NativeLevels | BlockLevels, Tensor]:
+    def _start(self, rows: range, depth: int) -> tuple[_ModuleLevels | _NativeLevels | HeadLevels, Tensor]:
         """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
         network, normed = self.network, self._normed[rows.start : rows.stop]
-        if isinstance(network, BlockNetwork):
-            block = BlockLevels(network, normed, depth)
+        if isinstance(network, HeadsNetwork):
+            block = HeadLevels(network, normed, depth)
             return block, block.first()
         start, fed = self._cache.start(rows), self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:
             return _ModuleLevels(self, rows, start, self._lengths(rows), fed), logits
         return _NativeLevels(self._decoder, network, self._cache, rows, start, fed), logits
-
-    def _guesses(self, logits: Tensor, level: int, fanout: int, coupling: Coupling) -> tuple[Tensor, Tensor]:
-        """The best guesses that follow each of W nodes, given logits [R, W, Vd]: scores and target tokens [R, W, K].
-
-        Where all nodes of a level have the same, W is 1.
-        """
-        count = min(fanout, logits.shape[2])
-        if self._decoder is not None and coupling.ranks_by_logits(level):
-            return native_guesses(logits, count, self._ids)
-        score, best = coupling.rank(logits, level, self._ids).topk(count, dim=2)
-        return score, self._ids[best]
 
     @torch.inference_mode()
     def truncate(self, slot: int, length: int) -> None:
@@ -284,6 +278,21 @@ class NetworkDrafter(Drafter):
             return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 
         return attend
+
+
+def best_children(
+    logits: Tensor, fanout: int, coupling: Coupling, level: int, ids: Tensor, native: bool
+) -> tuple[Tensor, Tensor]:
+    """The best guesses that follow each of W nodes of a `level`: scores and target tokens [R, W, K].
+
+    They are given by `logits` [R, W, Vd], whose tokens are the target's `ids` [Vd]; `native` if they came out of a
+    native pass.
+    """
+    count = min(fanout, logits.shape[2])
+    if native and coupling.ranks_by_logits(level):
+        return native_guesses(logits, count, ids)
+    score, best = coupling.rank(logits, level, ids).topk(count, dim=2)
+    return score, ids[best]
 
 
 class _ModuleLevels:

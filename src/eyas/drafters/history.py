@@ -6,12 +6,12 @@ Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, SavedPairs
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.tree.proposal import Proposal, grow
 from eyas.verify import Coupling
@@ -29,7 +29,7 @@ class SavedTokens(NamedTuple):
 
 
 class HistoryDrafter(Drafter):
-    """Proposes continuations from the tokens of each slot's sequence; subclasses say which.
+    """Keeps the tokens of each slot's sequence; subclasses draft with them.
 
     The tokens are read to the host as they are committed: on an accelerator after the round's host sync, when nothing
     is left to wait for.
@@ -39,10 +39,6 @@ class HistoryDrafter(Drafter):
         """For a target on `device`. There are no slots yet."""
         self._device = device
         self.resize(0)
-
-    def propose(self, slot: int, tokens: Sequence[int], depth: int) -> Proposal:
-        """What may follow the `tokens` of the sequence in `slot`, at most `depth` levels of it; it may be empty."""
-        raise NotImplementedError
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -70,10 +66,10 @@ class HistoryDrafter(Drafter):
     def unread(self, slot: int) -> int:  # noqa: ARG002
         return 0
 
-    def save(self, slot: int, start: int, stop: int) -> SavedTokens:
+    def save(self, slot: int, start: int, stop: int) -> SavedPairs:
         return SavedTokens(self._tokens[slot][start + 1 : stop + 1])
 
-    def load(self, slot: int, saved: SavedTokens, count: int) -> None:
+    def load(self, slot: int, saved: Any, count: int) -> None:
         self._tokens[slot] += saved.tokens[:count]
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:  # noqa: ARG002
@@ -85,20 +81,6 @@ class HistoryDrafter(Drafter):
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         self.observe(rows, next_tokens, taps, counts)
 
-    def draft(
-        self,
-        rows: range,
-        spec: TreeSpec,
-        coupling: Coupling,  # noqa: ARG002
-        drafting: Sequence[bool] | None = None,
-    ) -> DraftTree:
-        wanted = [True] * len(rows) if drafting is None else drafting
-        found = [
-            self.propose(slot, self._tokens[slot], spec.depth) if want else Proposal()
-            for slot, want in zip(rows, wanted, strict=True)
-        ]
-        return grow(spec, found, self._device)
-
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
         """Nothing to do: what is committed is all that counts."""
 
@@ -108,3 +90,28 @@ class HistoryDrafter(Drafter):
 
     def move(self, source: int, target: int) -> None:
         self._tokens[target], self._tokens[source] = self._tokens[source], []
+
+
+class LookupDrafter(HistoryDrafter):
+    """Proposes continuations that were found in what is known, at next to no cost; subclasses say which."""
+
+    def propose(self, slot: int, tokens: Sequence[int], depth: int) -> Proposal:
+        """What may follow the `tokens` of the sequence in `slot`, at most `depth` levels of it; it may be empty."""
+        raise NotImplementedError
+
+    def propose_within(self, slot: int, spec: TreeSpec) -> Proposal:
+        """What may follow the sequence in `slot`, for a tree of the shape `spec`."""
+        return self.propose(slot, self._tokens[slot], spec.depth)
+
+    def draft(
+        self,
+        rows: range,
+        spec: TreeSpec,
+        coupling: Coupling,  # noqa: ARG002
+        drafting: Sequence[bool] | None = None,
+    ) -> DraftTree:
+        wanted = [True] * len(rows) if drafting is None else drafting
+        found = [
+            self.propose_within(slot, spec) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
+        ]
+        return grow(spec, found, self._device)

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from eyas.assets import named_drafter
+from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.history import LookupDrafter
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.in_target import mtp
+from eyas.drafters.methods import read_method
+from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.small_lm import METHOD as SMALL_LM
+from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
+from eyas.targets.adapters import base_of
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.linears import best_layout
 
 _LOG = logging.getLogger("eyas")
+
+IN_TARGET: dict[str, Callable[[Path, Target], DraftNetwork]] = {"mtp": mtp.load}
+"""Method -> what finds its network among the target's own files. A new one is a file in `in_target/`."""
 
 
 def open_drafter(
@@ -34,18 +45,44 @@ def open_drafter(
     weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
+    tokenizer: Any = None,
+    model: str | Path | None = None,
 ) -> Drafter:
-    """The drafter of a `method` without weights, or else what `load_drafter` makes of `source`.
+    """A method without weights, a small language model, what `load_drafter` makes of `source`, or a hybrid of two.
 
-    Raises what `load_drafter` raises, and UsageError for a method that doesn't go with the source.
+    `tokenizer` is the target's, for language models of another vocabulary. `model` is what the target was loaded from,
+    for methods that find their weights there when there is no source. Raises what `load_drafter` and `load_small_lm`
+    raise, and UsageError for a method that doesn't go with the source.
     """
-    if method in WEIGHTLESS:
+    parsed = read_method(method)
+    lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
+    if not parsed.drafter:
         if source is not None:
             raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
-        return WEIGHTLESS[method](target)
+        assert lookup is not None
+        return lookup
+    if source is None and model is not None and parsed.kind in IN_TARGET:
+        files = local_directory(base_of(find_model(named_target(model))))
+        return _united(_decoding(IN_TARGET[parsed.kind](files, target), target), lookup, target)
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
-    return load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=method)
+    if parsed.kind in (None, SMALL_LM):
+        path = local_directory(source)
+        if holds_language_model(path):
+            if weights is not None or ignore_config_keys:
+                raise UsageError(f"{source} is a language model: leave out the drafter's weights and config keys")
+            if lookup is not None:
+                raise UsageError(f"{source} is a language model: it drafts alone, leave out +{parsed.lookup}")
+            return load_small_lm(path, target, tokenizer)
+        if parsed.kind is not None:
+            raise UsageError(f"{source} is no language model, as method {method} needs: leave the method out")
+    network = load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=parsed.kind)
+    return _united(network, lookup, target)
+
+
+def _united(network: NetworkDrafter, lookup: Drafter | None, target: Target) -> Drafter:
+    """A network's drafter, with a method without weights beside it if there is one."""
+    return HybridDrafter(network, lookup, target.device) if isinstance(lookup, LookupDrafter) else network
 
 
 def load_drafter(
@@ -72,11 +109,16 @@ def load_drafter(
     check_fit(checkpoint.config, target, name)
     target.check_taps(checkpoint.config.taps_of(target.num_layers))
     network = checkpoint.network(target).to(device=target.device, dtype=target.dtype)
+    _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
+    return _decoding(network, target)
+
+
+def _decoding(network: DraftNetwork, target: Target) -> NetworkDrafter:
+    """The drafter that runs a network, whose weights are laid out for this machine."""
     layout = best_layout(target.device, target.dtype)
     if layout is not None:
         prepack_linears(network, layout)
         use_huge_pages()
-    _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
     return NetworkDrafter(network, network.config.taps_of(target.num_layers))
 
 

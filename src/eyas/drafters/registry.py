@@ -8,21 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from eyas.drafters.base import Drafter
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.formats.fields import architectures
 from eyas.drafters.formats.medusa import is_medusa
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
+from eyas.drafters.history import HistoryDrafter
 from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
-from eyas.drafters.kinds import eagle1, eagle3, medusa, mla, mlp
-from eyas.drafters.weightless import lookahead, ngram
+from eyas.drafters.kinds import eagle1, eagle3, medusa, mla, mlp, mtp
+from eyas.drafters.weightless import lookahead, ngram, suffix
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND, medusa.KIND)}
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (eagle1.KIND, eagle3.KIND, mla.KIND, mlp.KIND, medusa.KIND, mtp.KIND)
+}
 
-WEIGHTLESS: dict[str, Callable[[Target], Drafter]] = {"lookahead": lookahead.make, "ngram": ngram.make}
+WEIGHTLESS: dict[str, Callable[[Target], HistoryDrafter]] = {
+    "lookahead": lookahead.make, "ngram": ngram.make, "suffix": suffix.make,
+}  # fmt: skip
 """Method -> what makes its drafter, for methods that need no files. A new one is a file in `weightless/`."""
 
 UNKNOWN = "unknown"

@@ -278,8 +278,8 @@ class Engine:
         if len(chunk.token_ids) == len(sequence.tokens):  # its first
             chunk = replace(chunk, prompt_logprobs=sequence.known_prompt_logprobs)
         if sequence.finish_reason is not None:
-            lossy = self.speculation is not None and not self.rule.lossless
-            chunk = replace(chunk, completion=sequence.completion(self.tokenizer, lossy, error))
+            rule = SeededWalk() if self.speculation is None else self.rule
+            chunk = replace(chunk, completion=sequence.completion(self.tokenizer, rule, error))
             del self._unfinished[sequence.index]
             self._inboxes.pop(sequence.index, None)
         if inbox is None:

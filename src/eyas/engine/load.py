@@ -44,7 +44,9 @@ def load(
     costs: str | Path | None = None,
     chat_template: str | Path | None = None,
 ) -> Engine:
-    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files such as `ngram`.
+    """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files of its own.
+
+    `draft_model` is a drafter, or a smaller language model that drafts (`method` `draft_model`).
 
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
     `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
@@ -63,11 +65,13 @@ def load(
     spec = parse_tree(tree) if isinstance(tree, str) and auto is None else None if isinstance(tree, str) else tree
     template = None if chat_template is None else read_chat_template(chat_template)
     target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled, quantize=quantize)
+    tokenizer = load_tokenizer(model, template)
     speculation = controller = None
     if speculates:
         drafter = open_drafter(
-            draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method
-        )
+            draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
+            tokenizer=tokenizer, model=model,
+        )  # fmt: skip
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
         else:
@@ -76,7 +80,7 @@ def load(
             speculation = Speculation(drafter, None, coupled)
     return Engine(
         target,
-        load_tokenizer(model, template),
+        tokenizer,
         speculation,
         batch_size=batch_size,
         limits=limits,

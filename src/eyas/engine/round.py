@@ -22,7 +22,7 @@ from eyas.runtime import to_device
 from eyas.targets import Target
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import TokenLogprobs
-from eyas.verify import EmittedLogprobs, LegalTree, Sampler, SeededWalk, Walk, WalkRule
+from eyas.verify import EmittedLogprobs, IndependentDraws, LegalTree, Sampler, SeededWalk, Walk, WalkRule
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class RoundOutput(NamedTuple):
     """Drafting, reading of deferred pairs included; on an accelerator the host's part of it."""
     pass_seconds: float = 0.0
     """Verifying and walking until the host sync; on an accelerator with what was still to be drafted."""
+    observe_seconds: float = 0.0
+    """The drafter's reading of what was committed, 0 without one; on an accelerator the host's part of it."""
 
 
 @torch.inference_mode()
@@ -91,8 +93,10 @@ def run_round(
     if speculation is None or spec is None:
         tree, drafting = DraftTree.empty(len(rows), target.device), [False] * len(rows)
     else:
-        coupling = sampler.coupling(rows, speculation.coupled)
+        draws = None if rule is None or rule.seeded else IndependentDraws(sampler, rows)
+        coupling = draws or sampler.coupling(rows, speculation.coupled)
         tree = speculation.drafter.draft(rows, spec, coupling, drafting).compact()
+        tree = tree if draws is None else draws.kept(tree)
     drafted = time.perf_counter()
 
     legal = sampler.legal(rows, tree)  # the trees as the rows' grammars allow them
@@ -102,6 +106,7 @@ def run_round(
     passed = time.perf_counter()
 
     target.commit(rows, paths)
+    committed = time.perf_counter()
     if speculation is not None:
         if spec is not None:
             speculation.drafter.verified(rows, tree, verified.logits, drafting)
@@ -114,6 +119,7 @@ def run_round(
         pass_tokens=verified.tokens,
         draft_seconds=drafted - started,
         pass_seconds=passed - drafted,
+        observe_seconds=0.0 if speculation is None else time.perf_counter() - committed,
     )
 
 

@@ -24,12 +24,13 @@ from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
-from eyas.errors import InvariantError, PassMemoryError
+from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.tree import TreeSpec
 from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
+from eyas.tree.static import StaticTree
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 
@@ -51,6 +52,7 @@ class ModelRunner:
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
         if self.drafter is not None:
             target.check_taps(self.drafter.taps)
+            _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
@@ -266,6 +268,16 @@ class ModelRunner:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
 
 
+def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:
+    """Raise UsageError for a rule that needs draws where there are none, or other trees than chains."""
+    if rule.seeded:
+        return
+    if not drafter.draws:
+        raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, no copied text")
+    if not isinstance(tree, StaticTree) or tree.max_fanout > 1:
+        raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
+
+
 @contextmanager
 def _pass_of(tokens: int) -> Iterator[None]:
     """Passes of at most so many tokens are run; PassMemoryError if memory runs out."""
@@ -294,7 +306,7 @@ def staging_columns(spec: TreeSpec | None) -> int:
     if isinstance(spec, SharedTree):  # a new one each round: not worth remembering
         return 1 + max(min(spec.budget, spec.per_row or spec.budget), spec.depth * spec.width)
     if isinstance(spec, LookaheadTree):
-        return 1 + spec.nodes
+        return 1 + spec.max_nodes
     return _grown_columns(cast(Hashable, spec))
 
 

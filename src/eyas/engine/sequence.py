@@ -12,7 +12,7 @@ from eyas.types import Completion, PromptLogprobs, Request, Stats, TokenLogprobs
 
 if TYPE_CHECKING:
     from eyas.engine.round import RoundOutput
-    from eyas.verify import Grammar
+    from eyas.verify import Grammar, WalkRule
 
 
 @dataclass(eq=False)
@@ -106,6 +106,9 @@ class SequenceState:
         else:
             self.stats.record(output.accepted[row], output.offered[row])
             self.stats.decode_seconds += seconds
+            self.stats.draft_seconds += output.observe_seconds
+            if output.draft is not None:
+                self.stats.draft_seconds += output.draft_seconds
         logprobs = output.logprobs.get(row)
         logprobs = None if logprobs is None else logprobs[: len(taken)]
         self.logprobs += logprobs or ()
@@ -120,15 +123,16 @@ class SequenceState:
         wanted = self.request.params.prompt_logprobs is not None and not self.unscored
         return tuple(self.prompt_logprobs) if wanted else None
 
-    def completion(self, tokenizer: Any, lossy: bool, error: Exception | None = None) -> Completion:
-        """The finished sequence as its request gets it; `error` is what ended it, if it wasn't its own."""
+    def completion(self, tokenizer: Any, rule: WalkRule, error: Exception | None = None) -> Completion:
+        """The finished sequence, decoded by `rule`, as its request gets it; `error` ended it, if it wasn't its own."""
         return Completion(
             id=self.request.id,
             token_ids=self.tokens,
             text=tokenizer.decode(self.tokens, skip_special_tokens=True) if tokenizer else "",
             finish_reason=self.finish_reason or "length",
             stats=self.stats,
-            lossy=lossy,
+            lossy=not rule.lossless,
+            seeded=rule.seeded,
             error=self.error if error is None else f"{type(error).__name__}: {error}",
             logprobs=None if self.request.params.logprobs is None else tuple(self.logprobs),
             prompt_logprobs=self.known_prompt_logprobs,

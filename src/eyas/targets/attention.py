@@ -35,23 +35,26 @@ from eyas.runtime import to_device
 from eyas.targets.native.linears import native_attention
 
 
-def visible(lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, window: int | None) -> Tensor:
+def visible(
+    lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, window: int | None, staged: Tensor | None = None
+) -> Tensor:
     """[R, 1, Q, K] bool: whether query q sees column k, in a pass over staged columns.
 
     Column c < start of row r holds the token at position c if c < lengths[r] (else it is stale or another row's
     staging); column start + i holds column i of the pass, which only its descendants may see. `lengths` [R] count
     committed tokens; `ancestors` [R or 1, Q, Q] bool, each column an ancestor of itself; `positions` [R, Q]; `window`
-    is the number of latest positions, its own included, that a query sees (None = all).
+    is the number of latest positions, its own included, that a query sees (None = all). Where some columns were staged
+    by earlier passes, `ancestors` [R, Q, S] and the positions `staged` [R, S] are those of all of them.
     """
     rows, width = positions.shape
     columns = torch.arange(start, device=positions.device)
     committed = (columns < lengths.unsqueeze(1)).unsqueeze(1).expand(rows, width, start)
-    staged = ancestors.expand(rows, width, width)
+    seen = ancestors.expand(rows, -1, -1)
     if window is not None:
         oldest = positions.unsqueeze(2) - window  # [R, Q, 1]
         committed = committed & (columns > oldest)
-        staged = staged & (positions.unsqueeze(1) > oldest)
-    return torch.cat((committed, staged), dim=2).unsqueeze(1)
+        seen = seen & ((positions if staged is None else staged).unsqueeze(1) > oldest)
+    return torch.cat((committed, seen), dim=2).unsqueeze(1)
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

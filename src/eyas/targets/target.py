@@ -100,7 +100,8 @@ class Target:
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(self.model, self.num_layers)
         self._plan = attention_plan(self.config)
-        self._finish = logit_finish(self.config)
+        self.finish = logit_finish(self.config)
+        """What the model does to its head's product: nothing, a scale, a soft cap."""
         with refused_where_it_fails(self.model):
             self._probe()
             self._choose_passes()
@@ -112,7 +113,7 @@ class Target:
         probe = ShapeProbe()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
-        mask = self._masks(zero[0], 0, zero[:, :, None] == 0, zero)
+        mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
         with caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1)) as caught:
             out = self.model(
                 input_ids=token, attention_mask=mask, position_ids=zero, past_key_values=probe, use_cache=True,
@@ -123,7 +124,7 @@ class Target:
         self._shapes = probe.of_layers(self.config)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
-            self._finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
+            self.finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
         )
 
     def _choose_passes(self) -> None:
@@ -206,13 +207,13 @@ class Target:
                 "recomputed from stored states for training; decoding is not affected"
             )
         head = self.model.get_output_embeddings() if rows is None else rows
-        out: Tensor = self._finish(head(final.to(self.dtype)))
+        out: Tensor = self.finish(head(final.to(self.dtype)))
         return out
 
     @property
     def head_is_linear(self) -> bool:
         """Whether logits are the head's product and nothing else."""
-        return self.head_is_exact and isinstance(self._finish, nn.Identity)
+        return self.head_is_exact and isinstance(self.finish, nn.Identity)
 
     def head_rows(self, ids: Tensor) -> nn.Module:
         """A copy of the head for the tokens `ids` [Vd] only."""
@@ -302,7 +303,7 @@ class Target:
         seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (
             (steps < lengths.unsqueeze(1)).unsqueeze(1) | torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
         )
-        mask = self._masks(torch.zeros_like(lengths), 0, seen, positions)
+        mask = self.masks(torch.zeros_like(lengths), 0, seen, positions)
         with caught_taps(self.model.base_model, self.layers, taps) as caught:
             final = self.model.base_model(
                 input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
@@ -329,7 +330,7 @@ class Target:
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
             # nodes beyond the context can't be emitted, but there are no learned positions to look up there
             positions = positions.clamp(max=self.max_length - 1)
-        mask = self._masks(lengths, start, ancestors, positions)
+        mask = self.masks(lengths, start, ancestors, positions)
         if layout is not None:
             tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
         runner = self.model.base_model if tree is None else self.model
@@ -358,7 +359,7 @@ class Target:
         parents = None if tree is None or tree.size < 2 else F.pad(tree.parents + 1, (1, 0), value=-1)
         staged = Staged(rows, columns, cells, lengths, parents, start, start)
         done = native.run(self.cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
-        out: Any = done.final if tree is None else self._finish(done.logits)
+        out: Any = done.final if tree is None else self.finish(done.logits)
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
 
     def _stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
@@ -367,10 +368,12 @@ class Target:
             return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
         return torch.stack(list(caught), dim=2).to(self.dtype)
 
-    def _masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor) -> Any:
-        """The additive mask [R, 1, Q, K] of a pass, or one for each attention type where the model mixes them."""
+    def masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None) -> Any:
+        """The additive mask [R, 1, Q, K] of a pass, or one for each attention type; arguments as of `visible`."""
         made = {
-            kind: attention.additive(attention.visible(lengths, start, ancestors, positions, window), self.dtype)
+            kind: attention.additive(
+                attention.visible(lengths, start, ancestors, positions, window, staged), self.dtype
+            )
             for kind, window in self._plan.windows.items()
         }
         return made if len(made) > 1 else next(iter(made.values()))

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eyas.tree.draft_tree import DraftTree, Frontier, Growth, NodeLogits, TreeSpec
+    from eyas.tree.draft_tree import DraftTree, Draws, Frontier, Growth, NodeLogits, TreeSpec
     from eyas.tree.spec import AUTO, is_auto, parse_tree
 
-__all__ = ["AUTO", "DraftTree", "Frontier", "Growth", "NodeLogits", "TreeSpec", "is_auto", "parse_tree"]
+__all__ = ["AUTO", "DraftTree", "Draws", "Frontier", "Growth", "NodeLogits", "TreeSpec", "is_auto", "parse_tree"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,30 @@ class BeamCandidates:
     """For each level but the last [B, W'] columns of the children that are the next frontier, best first."""
 
 
+class Source(IntEnum):
+    """Where a node comes from: what it is worth is learnt for each source by itself."""
+
+    NETWORK = 0
+    LOOKUP = 1
+    BOTH = 2
+    """The drafter's network and a copied passage agree on it."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The distributions that a batch of chains was drawn from, for rules that accept by them."""
+
+    probs: tuple[Tensor, ...]
+    """For each level [B, Vd] probabilities of the tokens `ids`."""
+    ids: Tensor | None  # [Vd] the target's ids; None = the target's whole vocabulary
+    valid: Tensor  # [B, N] bool: which nodes were drawn, those included that a grammar rules out afterwards
+
+    def at(self, level: int, vocab_size: int) -> Tensor:
+        """[B, V] the probabilities of a level over the target's vocabulary."""
+        probs = self.probs[level]
+        return probs if self.ids is None else probs.new_zeros(len(probs), vocab_size).index_add_(1, self.ids, probs)
+
+
 @dataclass(frozen=True)
 class DraftTree:
     """A batch of draft trees, padded to N nodes.
@@ -44,9 +69,14 @@ class DraftTree:
     counted: int | None = None
     """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
-    """What the nodes were chosen from, if the tree's spec keeps it."""
+    """What the network's nodes were chosen from, if the tree's spec keeps it."""
+    draws: Draws | None = None
+    """What the nodes were drawn from, if the rule of acceptance asks for it."""
     scratch: Tensor | None = None
     """[B, N] bool: nodes that are run but never accepted, nor is what lies below them; None = there are none."""
+    sources: Tensor | None = None  # [B, N] int64, each node's `Source`; None = one and the same
+    looked_up: bool = False
+    """Whether all nodes were found on the host: no network computed anything for the draft."""
 
     @staticmethod
     def empty(batch: int, device: torch.device) -> DraftTree:
@@ -113,6 +143,7 @@ class DraftTree:
             parents=moved.gather(1, self.parents.gather(1, order) + 1),
             logprob=self.logprob.gather(1, order),
             valid=self.valid.gather(1, order),
+            sources=None if self.sources is None else self.sources.gather(1, order),
             max_depth=min(self.max_depth, width),
             shared_ancestors=None,
             counted=int(counts.sum()),
@@ -149,6 +180,10 @@ class TreeSpec(Protocol):
     @property
     def max_fanout(self) -> int:
         """The most children that any node offers; a draft vocabulary must be at least this large."""
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes that a row's tree has."""
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""

@@ -69,6 +69,27 @@ class BeamGrowth:
         self._beams.append(best)
         return Frontier(flat.gather(1, best), best // fanout)
 
+    def expand_all(
+        self, sizes: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]],
+        logprob: Sequence[Sequence[float]], later: Sequence[Sequence[bool]],
+    ) -> None:  # fmt: skip
+        """Take candidates [B, M] of all levels at once, of `sizes`, where no beam would leave any out; on a CPU only.
+
+        `parents` are candidates, -1 = the root; `later` ones aren't the best child of theirs.
+        """
+        steps = torch.tensor(logprob).clamp_(max=0.0)
+        values = self._step_values(steps.unsqueeze(2).expand(-1, -1, 2))  # [B, M, 2] as a best child, as a later one
+        rank = torch.tensor(later, dtype=torch.int64).unsqueeze(2)
+        scores = _path_sums(values.gather(2, rank).squeeze(2), parents)
+        logprobs = _path_sums(steps, parents)
+        made = (torch.tensor(tokens), scores, logprobs, torch.tensor(parents))
+        for level in zip(*(torch.split_with_sizes(part, list(sizes), dim=1) for part in made), strict=True):
+            for kept, part in zip((self._tokens, self._scores, self._logprobs, self._parents), level, strict=True):
+                kept.append(part)
+            self._beam_score = level[1].amax(1, keepdim=True)
+            if not self._wants_another_level():
+                break
+
     def _step_values(self, steps: Tensor) -> Tensor:
         """[B, W, K] what children with log-probabilities `steps` add to the logarithm of a path's value: at most 0."""
         return steps
@@ -76,6 +97,17 @@ class BeamGrowth:
     def _wants_another_level(self) -> bool:
         """Whether to go on from the beam in `_beam_score`."""
         return True
+
+
+def _path_sums(steps: Tensor, parents: Sequence[Sequence[int]]) -> Tensor:
+    """[B, M] the sums of `steps` [B, M] along the paths that `parents` [B, M] lead up."""
+    sums = []
+    for row, above in zip(steps.tolist(), parents, strict=True):
+        total: list[float] = []
+        for step, parent in zip(row, above, strict=True):
+            total.append(step + total[parent] if parent >= 0 else step)
+        sums.append(total)
+    return torch.tensor(sums)
 
 
 @dataclass(frozen=True)
@@ -98,6 +130,10 @@ class DynamicTree:
     @property
     def max_fanout(self) -> int:
         return self.top_k
+
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> DynamicGrowth:
         return DynamicGrowth(self, batch, device, drafting)

@@ -49,8 +49,7 @@ class LookaheadTree:
         return self.window + self.ngram - 3
 
     @property
-    def nodes(self) -> int:
-        """The most nodes of a row."""
+    def max_nodes(self) -> int:
         # with all levels; or with one less, each a column longer
         filled = max((self.ngram - 1) * self.window, (self.ngram - 2) * (self.window + 1)) - 1
         return filled + self.guesses * self.depth

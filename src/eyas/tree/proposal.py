@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.dynamic import DynamicTree
+from eyas.tree.shared import SharedTree
 from eyas.tree.static import StaticTree
+from eyas.tree.union import unite
 
 _ABSENT = -1e4
 """The log-probability of children that don't exist, where a shape wants more than there are."""
@@ -33,6 +38,17 @@ class Proposal:
         """One continuation, all steps of which are equally probable."""
         return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), [logprob] * len(tokens))
 
+    def levels(self, depth: int) -> list[list[int]]:
+        """The nodes of each level, in their order; at most `depth` levels."""
+        found: list[list[int]] = []
+        above: list[int] = []  # how deep each node is; the root's children 0
+        for node, parent in enumerate(self.parents):
+            above.append(above[parent] + 1 if parent >= 0 else 0)
+            if above[node] == len(found):
+                found.append([])
+            found[above[node]].append(node)
+        return found[:depth]
+
     def children(self) -> list[list[int]]:
         """The children of the root, then of each node, in their order."""
         found: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
@@ -47,37 +63,107 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
     They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete.
     """
     if not any(proposal.tokens for proposal in proposals):
-        return DraftTree.empty(len(proposals), device)
-    chain = isinstance(spec, StaticTree) and spec.max_fanout == 1
-    tree = _chains(spec.depth, proposals) if chain else _grown(spec, proposals)
+        return replace(DraftTree.empty(len(proposals), device), looked_up=True)
+    levels = [proposal.levels(spec.depth) for proposal in proposals]
+    if isinstance(spec, SharedTree) and spec.found_only:
+        groups = torch.tensor(spec.groups or (0,) * len(proposals))
+        tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
+    elif isinstance(spec, StaticTree) and spec.max_fanout == 1:
+        tree = _holding([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
+    elif _takes_all(spec, levels):
+        tree = _holding([list(chain.from_iterable(row)) for row in levels], proposals)
+    elif _fits_beams(spec, levels):
+        tree = _all_at_once(spec, proposals, levels)
+    else:
+        tree = _grown(spec, proposals)
+    return replace(on_device(tree, device), looked_up=True)
+
+
+def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
+    """Trees on the host that hold all of the proposals [B], or `chains`: of each the path of best children."""
+    every = [range(len(proposal.tokens)) for proposal in proposals]
+    kept = [_best_path(one, len(nodes)) for one, nodes in zip(proposals, every, strict=True)] if chains else every
+    return _holding(kept, proposals)
+
+
+def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
+    """A tree that was made on the host, on `device`; how many nodes it has stays known."""
     if device.type == "cpu":
         return tree
     tokens, parents, logprob, valid = (
-        part.to(device) for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
+        part.to(device, non_blocking=True) for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
     )
-    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=int(tree.valid.sum()))
+    sources = None if tree.sources is None else tree.sources.to(device, non_blocking=True)
+    counted = int(tree.valid.sum())
+    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=counted, sources=sources)
 
 
-def _chains(depth: int, proposals: Sequence[Proposal]) -> DraftTree:
-    """Each row's best path, at most `depth` long: what `_grown` does for chains, without its tensors a level."""
-    paths: list[list[int]] = []
-    for proposal in proposals:
-        path: list[int] = []
-        node, children = -1, proposal.children()
-        while children[node + 1] and len(path) < depth:
-            node = children[node + 1][0]
-            path.append(node)
-        paths.append(path)
-    width = max(map(len, paths))
-    tokens, logprob = torch.zeros(len(paths), width, dtype=torch.int64), torch.zeros(len(paths), width)
-    steps = torch.arange(width)
-    for row, (path, proposal) in enumerate(zip(paths, proposals, strict=True)):
-        tokens[row, : len(path)] = torch.tensor([proposal.tokens[node] for node in path], dtype=torch.int64)
-        logprob[row, : len(path)] = torch.tensor([proposal.logprobs[node] for node in path])
-    counts = [len(path) for path in paths]
-    valid = steps < torch.tensor(counts).unsqueeze(1)
-    parents = (steps - 1).masked_fill(~valid, -1)
-    return DraftTree(tokens, parents, logprob.cumsum(1), valid, width, counted=sum(counts))
+def _best_path(proposal: Proposal, depth: int) -> list[int]:
+    """The path of best children, at most `depth` long."""
+    path: list[int] = []
+    node, children = -1, proposal.children()
+    while children[node + 1] and len(path) < depth:
+        node = children[node + 1][0]
+        path.append(node)
+    return path
+
+
+def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> DraftTree:
+    """Trees that hold the nodes `kept` [B] of each proposal, parents before children."""
+    width, deepest = max(map(len, kept)), 0
+    tokens, parents = [[0] * width for _ in kept], [[-1] * width for _ in kept]
+    logprobs, valid = [[0.0] * width for _ in kept], [[False] * width for _ in kept]
+    for row, (nodes, proposal) in enumerate(zip(kept, proposals, strict=True)):
+        reached = {-1: (-1, 0.0, 0)}  # node -> its column, its path's log-probability and its depth
+        for column, node in enumerate(nodes):
+            above, logprob, depth = reached[proposal.parents[node]]
+            logprob, depth = logprob + proposal.logprobs[node], depth + 1
+            reached[node] = column, logprob, depth
+            tokens[row][column], parents[row][column] = proposal.tokens[node], above
+            logprobs[row][column], valid[row][column] = logprob, True
+            deepest = max(deepest, depth)
+    t = torch.tensor
+    return DraftTree(t(tokens), t(parents), t(logprobs), t(valid), deepest, counted=sum(map(len, kept)))
+
+
+def _takes_all(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> bool:
+    """Whether a tree of the shape `spec` has room for every node of these levels [B][depth], whatever it is worth."""
+    if not _fits_beams(spec, levels) or spec.threshold > 0.0:
+        return False
+    counts = [sum(map(len, row)) for row in levels]
+    if isinstance(spec, DynamicTree):
+        return max(counts) <= spec.nodes
+    return spec.prices is None and sum(counts) <= spec.budget and max(counts) <= (spec.per_row or spec.budget)
+
+
+def _fits_beams(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> TypeGuard[DynamicTree | SharedTree]:
+    """Whether growing by beams would come upon every node of these levels [B][depth]."""
+    if not isinstance(spec, DynamicTree | SharedTree) or (isinstance(spec, SharedTree) and spec.keeps_candidates):
+        return False
+    return all(len(nodes) <= spec.max_fanout for row in levels for nodes in row)
+
+
+def _all_at_once(
+    spec: DynamicTree | SharedTree, proposals: Sequence[Proposal], levels: Sequence[Sequence[Sequence[int]]]
+) -> DraftTree:
+    """What `_grown` does where all nodes are candidates, without its tensors a level."""
+    sizes = [max(map(len, rows)) for rows in zip_longest(*levels, fillvalue=())]
+    count = sum(sizes)
+    tokens, parents = [[-1] * count for _ in proposals], [[-1] * count for _ in proposals]
+    steps, later = [[_ABSENT] * count for _ in proposals], [[False] * count for _ in proposals]
+    for row, (proposal, of_row) in enumerate(zip(proposals, levels, strict=True)):
+        columns, begun, start = {-1: -1}, set[int](), 0
+        for size, nodes in zip(sizes, of_row, strict=False):
+            for column, node in enumerate(nodes, start):
+                parent = columns[proposal.parents[node]]
+                columns[node] = column
+                tokens[row][column], parents[row][column] = proposal.tokens[node], parent
+                steps[row][column], later[row][column] = proposal.logprobs[node], parent in begun
+                begun.add(parent)
+            start += size
+    growth = spec.start(len(proposals), torch.device("cpu"), [bool(proposal.tokens) for proposal in proposals])
+    growth.expand_all(sizes, tokens, parents, steps, later)
+    return _without_absent(growth.tree())
 
 
 def _grown(spec: TreeSpec, proposals: Sequence[Proposal]) -> DraftTree:
@@ -99,7 +185,11 @@ def _grown(spec: TreeSpec, proposals: Sequence[Proposal]) -> DraftTree:
                 offered, proposals, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True
             )
         ]
-    tree = growth.tree()
+    return _without_absent(growth.tree())
+
+
+def _without_absent(tree: DraftTree) -> DraftTree:
+    """A tree that was grown with absent children, without them."""
     valid = tree.valid & (tree.logprob > _ABSENT / 2)
     return replace(tree, valid=valid, counted=None, shared_ancestors=None).compact()
 

@@ -57,6 +57,8 @@ class SharedTree:
     """Each row's group in `values`; None = all rows are in group 0."""
     keeps_candidates: bool = False
     """Whether finished trees bring along all candidates they were chosen from."""
+    found_only: bool = False
+    """Whether nodes are only found on the host, as copies are: a network, if there is one, computes nothing."""
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("depth", "width", "budget", "per_row")}
@@ -70,8 +72,39 @@ class SharedTree:
     def max_fanout(self) -> int:
         return self.width
 
+    @property
+    def max_nodes(self) -> int:
+        return min(self.budget, self.per_row or self.budget)
+
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> SharedGrowth:
         return SharedGrowth(self, batch, device, drafting)
+
+    def keep(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """[B, M] bool: the candidates to keep; `scores` [B, M] are logarithms of their values.
+
+        `allowed` [B, M or 1]: which of them may be kept; None = all.
+        """
+        if self.prices is not None:
+            return self._profitable(scores, allowed)
+        priority, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
+        if self.threshold > 0.0:
+            priority.masked_fill_(value < self.threshold, -math.inf)
+        if allowed is not None:
+            priority.masked_fill_(~allowed, -math.inf)
+        if self.per_row is not None and self.per_row < priority.shape[1]:
+            priority.masked_fill_(~greatest(priority, self.per_row), -math.inf)
+        kept = priority > -math.inf
+        if self.budget < priority.numel():
+            kept &= greatest(priority.view(1, -1), self.budget).view_as(kept)
+        return kept
+
+    def _profitable(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
+        """[B, M] bool: the candidates whose values together exceed their prices by the most; on a CPU only."""
+        assert self.prices is not None
+        scores = scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
+        value = np.exp(scores.numpy(), dtype=np.float64)
+        padding_prices = self.padding_prices if len(value) > 1 else None
+        return torch.from_numpy(most_profitable(value, self.prices, padding_prices, self.per_row).mask(value))
 
 
 class SharedGrowth(BeamGrowth):
@@ -99,7 +132,12 @@ class SharedGrowth(BeamGrowth):
 
     def tree(self) -> DraftTree:
         spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
-        kept = self._chosen(scores)
+        allowed = None
+        if len(self._drafting) < self._batch:
+            drafting = torch.zeros(self._batch, 1, dtype=torch.bool)
+            drafting[self._drafting] = True
+            allowed = drafting.to(self._device)
+        kept = spec.keep(scores, allowed)
         count = scores.shape[1]
         level_stops = list(accumulate(level.shape[1] for level in self._scores))
         if self._counts_freely:
@@ -125,35 +163,6 @@ class SharedGrowth(BeamGrowth):
             counted=None if spec.threshold > 0.0 and not self._counts_freely else counted,
             candidates=self._candidates() if spec.keeps_candidates else None,
         )
-
-    def _chosen(self, scores: Tensor) -> Tensor:
-        """[B, M] bool: the candidates to keep; `scores` [B, M] are logarithms of their values."""
-        spec = self._spec
-        if spec.prices is not None:
-            return self._profitable(scores)
-        priority, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
-        if spec.threshold > 0.0:
-            priority.masked_fill_(value < spec.threshold, -math.inf)
-        if len(self._drafting) < self._batch:
-            idle = torch.ones(self._batch, dtype=torch.bool)
-            idle[self._drafting] = False
-            priority[idle.to(self._device)] = -math.inf
-        if spec.per_row is not None and spec.per_row < priority.shape[1]:
-            priority.masked_fill_(~greatest(priority, spec.per_row), -math.inf)
-        kept = priority > -math.inf
-        if spec.budget < priority.numel():
-            kept &= greatest(priority.view(1, -1), spec.budget).view_as(kept)
-        return kept
-
-    def _profitable(self, scores: Tensor) -> Tensor:
-        """[B, M] bool: the candidates whose values together exceed their prices by the most; on a CPU only."""
-        spec = self._spec
-        assert spec.prices is not None
-        value = np.exp(scores.numpy(), dtype=np.float64)
-        idle = [row for row in range(self._batch) if row not in self._drafting]
-        value[idle] = 0.0
-        padding_prices = spec.padding_prices if self._batch > 1 else None
-        return torch.from_numpy(most_profitable(value, spec.prices, padding_prices, spec.per_row).mask(value))
 
     def _candidates(self) -> BeamCandidates:
         return BeamCandidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))

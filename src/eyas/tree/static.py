@@ -50,6 +50,10 @@ class StaticTree:
     def max_fanout(self) -> int:
         return 1 + max(path[-1] for path in self.nodes)
 
+    @property
+    def max_nodes(self) -> int:
+        return len(self.nodes)
+
     def levels(self) -> list[_Level]:
         """The index tables of each level, on the host."""
         has_child = {path[:-1] for path in self.nodes}

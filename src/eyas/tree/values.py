@@ -56,13 +56,20 @@ class ValueTable:
         `steps` [B, W, C] are the children's log-probabilities, best first; `groups` [B] int64. Ties are broken by the
         log-probability itself.
         """
+        later = torch.arange(steps.shape[2], device=steps.device) > 0
+        return self.of_nodes(steps, later, groups.view(-1, 1, 1))
+
+    def of_nodes(self, steps: Tensor, later: Tensor, groups: Tensor) -> Tensor:
+        """Logarithms of what steps to nodes are worth, by their log-probabilities `steps`, in any shape.
+
+        `later`: which of them aren't their parent's first child; `groups`: the group of each.
+        """
         flat = self._on.get(steps.device)
         if flat is None:
             flat = to_device(np.log(self.values), steps.device, torch.float32).flatten()
             self._on[steps.device] = flat
         index = steps.neg().clamp_(min=0.0).sqrt_().mul_(_FINENESS).clamp_(max=BINS - 1).to(torch.int64)
-        index[:, :, 1:] += BINS
-        index += groups.view(-1, 1, 1) * (2 * BINS)
+        index.add_(later, alpha=BINS).add_(groups, alpha=2 * BINS)
         return torch.add(flat[index], steps, alpha=_TIE_BREAK)
 
 

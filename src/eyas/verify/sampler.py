@@ -162,15 +162,13 @@ class Coupling:
         self, state: SamplingState, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
     ) -> None:
         """`legal` are the tokens that may follow the root: no others are worth proposing there."""
-        self._state = state
-        self._needs = needs
-        self._rows = slice(rows.start, rows.stop)
+        self.state, self.needs, self.legal = state, needs, legal
+        self.rows = slice(rows.start, rows.stop)
         self._noisy = enabled and needs.noise
-        self._legal = legal
 
     def ranks_by_logits(self, steps_ahead: int) -> bool:
         """Whether `rank` only takes log-probabilities of the logits, and so leaves their order as it is."""
-        return not (self._needs.temperature or self._noisy or (self._legal is not None and steps_ahead == 0))
+        return not (self.needs.temperature or self._noisy or (self.legal is not None and steps_ahead == 0))
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
         """[B, W, Vd] float32 log-probabilities of drafter `logits` [B, W, Vd], with temperature and noise applied.
@@ -178,20 +176,24 @@ class Coupling:
         `steps_ahead` is 0 for the root's children, 1 for theirs, and so on. `target_ids` [Vd] are the target's ids of
         the draft vocabulary, None if it is the target's own.
         """
-        state, rows = self._state, self._rows
-        logits = logits.to(torch.float32)
-        if self._needs.temperature:
-            logits = logits / state.divisor[rows, None, None]
+        logits, state, rows = self.warped(logits, steps_ahead, target_ids), self.state, self.rows
         if self._noisy:
             ids = state.token_ids if target_ids is None else target_ids
             noise = gumbel(state.seed[rows], state.position[rows].unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
             logits = torch.addcmul(logits, noise, state.noise_scale[rows, None, None])
-        if self._legal is not None and steps_ahead == 0:
-            legal = self._legal.at(torch.zeros_like(state.position[rows]))  # [B, V]
+        return logits.log_softmax(dim=-1)
+
+    def warped(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
+        """Drafter `logits` [B, W, Vd] in float32, with the temperature applied; illegal tokens get a hopeless one."""
+        logits = logits.to(torch.float32)
+        if self.needs.temperature:
+            logits = logits / self.state.divisor[self.rows, None, None]
+        if self.legal is not None and steps_ahead == 0:
+            legal = self.legal.at(torch.zeros_like(self.state.position[self.rows]))  # [B, V]
             legal = legal if target_ids is None else legal[:, target_ids]
             # finite: a draft vocabulary may hold no legal token
             logits = logits.masked_fill(~legal.unsqueeze(1), _ILLEGAL)
-        return logits.log_softmax(dim=-1)
+        return logits
 
 
 def check_request(params: SamplingParams, prompt: Sequence[int], stops: Collection[int], vocab_size: int) -> None:

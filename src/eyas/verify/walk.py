@@ -84,6 +84,10 @@ class WalkRule(Protocol):
     def lossless(self) -> bool:
         """Whether the output has the distribution of plain sampling."""
 
+    @property
+    def seeded(self) -> bool:
+        """Whether draws are those of the request's seed. If not, drafters draw too, and trees keep from what."""
+
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         """Walk the trees of the slots `rows`, given the target's `logits` at their roots and nodes."""
 
@@ -95,7 +99,7 @@ class SeededWalk:
     of children this accepts as often as any lossless rule can: with the target's probability of the children.
     """
 
-    lossless = True
+    lossless = seeded = True
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
@@ -160,6 +164,7 @@ class TypicalWalk:
     """
 
     lossless = False
+    seeded = True
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         numbers = TypicalAcceptance(epsilon, delta)

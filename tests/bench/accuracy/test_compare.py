@@ -56,7 +56,7 @@ def task(*texts: str) -> Even:
 class OneBeside:
     """A broken rule: every token it emits where something was drafted is another than the target's."""
 
-    lossless = True
+    lossless = seeded = True
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)

@@ -80,7 +80,7 @@ def test_bad_rows_are_told_once_and_nothing_is_no_proof() -> None:
 class FirstChild:
     """A broken rule: the root's first child is accepted unseen."""
 
-    lossless = True
+    lossless = seeded = True
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
@@ -119,7 +119,7 @@ def test_a_broken_cache_is_a_real_difference(monkeypatch: pytest.MonkeyPatch) ->
 class Swapped:
     """The right walk, but for one token that becomes another."""
 
-    lossless = True
+    lossless = seeded = True
 
     def __init__(self, token: int, twin: int) -> None:
         self.token, self.twin = token, twin

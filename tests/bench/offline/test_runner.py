@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eyas.bench.offline import runner
-from eyas.bench.offline.runner import GroupRun, MethodResult, Plan, Task, measure, pooled
+from eyas.bench.offline.runner import GroupRun, MethodResult, Plan, Task, measure, measure_answerers, pooled
 from eyas.text.prompts import PromptRow
 from eyas.types import Completion, SamplingParams, Stats
 
@@ -99,14 +99,31 @@ def test_groups_without_answers_leave_errors_only(bench: Bench) -> None:
 
 def test_times_of_a_batch_are_wall_times() -> None:
     made = [
-        Completion("", [], "", "stop", Stats(tokens=n, prefill_seconds=p, decode_seconds=d))
+        Completion("", [], "", "stop", Stats(tokens=n, prefill_seconds=p, decode_seconds=d, draft_seconds=d / 4))
         for n, p, d in ((5, 0.5, 2.0), (7, 0.4, 3.0))
     ]
     together = pooled(made)
     assert (together.tokens, together.prefill_seconds, together.decode_seconds) == (12, 0.5, 3.0)
+    assert together.draft_seconds == 0.75
 
 
 def test_the_spread_of_repeats_is_kept(bench: Bench) -> None:
     bench.seconds = {("none", "g0"): [9.0, 10.0, 11.0]}
     assert measure(task(2), NAMES, PARAMS, Plan(repeats=3, warmup=0))["none"].spreads == [0.1, 0.0]
     assert measure(task(2), NAMES, PARAMS, Plan(repeats=1, warmup=0))["none"].spreads == []
+
+
+def test_ratios_are_of_the_same_repeat(bench: Bench) -> None:
+    bench.seconds = {("none", "g0"): [4.0, 2.0], ("a", "g0"): [2.0, 4.0]}
+    results = measure(task(1), NAMES, PARAMS, Plan(2, 0))
+    assert results["a"].ratios == [2.0, 0.5]
+    assert results["none"].ratios == [1.0, 1.0]
+
+
+def test_anything_that_answers_can_be_measured() -> None:
+    def answers(tokens: list[int], seconds: float) -> Any:
+        return lambda _: GroupRun(Stats(tokens=10, decode_seconds=seconds), [tokens], [])
+
+    answerers = {"none": answers([1, 2], 1.0), "elsewhere": answers([1, 3], 2.0)}
+    results = measure_answerers(task(1), answerers, Plan(1, 0))
+    assert (results["elsewhere"].ratios, results["elsewhere"].same) == ([0.5], 0)

@@ -11,8 +11,7 @@ import pytest
 from benchmarks.engines.compare import Answer, Result, compare
 from benchmarks.engines.counts import Counts, Round, full_chains
 from benchmarks.engines.reference import Reference
-from benchmarks.engines.table import BEGIN, END, insert, table
-from eyas.errors import DataError
+from benchmarks.engines.table import table
 from eyas.interop.export.consumers import CONSUMERS
 
 RUN: dict[str, Any] = {"engine": "vLLM", "version": "0.32.0", "form": "vllm", "way": "over HTTP", "date": "2026-11-21"}
@@ -89,10 +88,3 @@ def test_the_table_counts_ties_and_differences_apart() -> None:
     answers = [Answer((3, 9), SAME[0].counts), Answer((8, 2, 1), SAME[1].counts)]
     assert "0 of 2 answers equal, 0 parted at a tie, 2 DIFFERENT" in table([run(answers)])
     assert "0 of 2 answers equal, 2 parted at a tie, 0 DIFFERENT" in table([run(answers, gap=1e-5)])
-
-
-def test_only_the_generated_part_of_a_page_is_replaced() -> None:
-    page = f"before\n{BEGIN}\n\nold\n\n{END}\nafter\n"
-    assert insert(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    with pytest.raises(DataError, match="no part between"):
-        insert("before\n", "new")

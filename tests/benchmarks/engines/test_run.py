@@ -15,7 +15,7 @@ import benchmarks.engines.__main__ as check
 from benchmarks.engines.building import Unavailable, build_llama, build_vllm
 from benchmarks.engines.compare import Result
 from benchmarks.engines.counts import Counts
-from benchmarks.engines.table import BEGIN, END
+from benchmarks.engines.table import MARKS
 from eyas.errors import EndpointError
 
 COUNTS = Counts(3, 9, (2, 2, 1))
@@ -80,7 +80,7 @@ def test_results_of_the_other_engine_stay_and_the_page_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"{BEGIN}\n{END}\n")
+    page.write_text("\n".join(MARKS))
     monkeypatch.setattr(Fake, "vllm_yields", [VLLM])
     monkeypatch.setattr(Fake, "llama_yields", [LLAMA])
     assert run(monkeypatch, tmp_path, "--page", str(page)) == 0

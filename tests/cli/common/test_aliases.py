@@ -48,6 +48,8 @@ def run(*arguments: Any) -> Result:
         (("M", "--speculative-config", '{"draft_tensor_parallel_size": 1}'), ["M", None, None, None, None]),
         (("M", "--speculative-config", json.dumps(CONFIG), "-n", 3), ["M", "D", "eagle3", "3", None]),
         (("M", "--speculative-algorithm", "EAGLE"), ["M", None, "eagle1", None, None]),
+        (("M", "--speculative-algorithm", "STANDALONE"), ["M", None, "draft_model", None, None]),
+        (("M", "--speculative-config", '{"method": "draft_model"}'), ["M", None, "draft_model", None, None]),
         (
             ("M", "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "D"),
             ["M", "D", "eagle3", None, None],
@@ -87,7 +89,7 @@ def test_what_aliases_mean(arguments: tuple[Any, ...], expected: list[Any]) -> N
         (("M", "--speculative-config", "{"), "--speculative-config is no JSON"),
         (("M", "--speculative-config", "[]"), 'must be a JSON object, such as {"method": "eagle3"'),
         (("M", "--speculative-config", '{"method": "ngram"}'), "method ngram"),
-        (("M", "--speculative-config", '{"method": 3}'), 'write "eagle" or "eagle3"'),
+        (("M", "--speculative-config", '{"method": 3}'), 'write "eagle", "eagle3" or "draft_model"'),
         (("M", "--speculative-config", '{"model": null}'), "no directory and no Hub id"),
         (("M", "--speculative-config", '{"num_speculative_tokens": true}'), "no number of at least 1"),
         (("M", "--speculative-config", '{"num_speculative_tokens": 0}'), "no number of at least 1"),

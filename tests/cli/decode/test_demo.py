@@ -59,7 +59,7 @@ def test_text(demo: Run) -> None:
 class Shifted:
     """A broken rule that claims to be lossless."""
 
-    lossless = True
+    lossless = seeded = True
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
@@ -84,6 +84,36 @@ def test_bad_options(demo: Run, option: tuple[str, str], code: int, message: str
     result = demo(*option)
     assert result.exit_code == code
     assert message in result.stderr
+
+
+def test_methods_race_on_the_same_texts(demo: Run) -> None:
+    result = demo("--methods", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    names = list(dict.fromkeys(row["method"] for row in report["rows"]))
+    assert names[:2] == ["plain", "eagle3"]
+    assert "ngram" in names
+    assert [row["text"] for row in report["rows"]] == ["maths", "code", "all"] * len(names)
+    for row in report["rows"]:
+        assert row["identical_output"] is True
+        assert (row["draft_share"] > 0) == (row["method"] != "plain")
+        assert row["speedup"] > 0
+        if row["method"] == "plain":
+            assert (row["speedup"], row["accept_length"]) == (1.0, 1.0)
+    assert "the demo has no drafter for them: " in result.stderr
+    text = demo("--methods").stdout
+    for name in names:
+        assert f"\n {name} " in text
+    assert "every token of all runs was compared" in text
+
+
+def test_a_method_that_differs_is_shown(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas.engine.engine.SeededWalk", Shifted)
+    result = demo("--methods", "--json")
+    assert result.exit_code == 1
+    wrong = {row["method"] for row in json.loads(result.stdout)["rows"] if not row["identical_output"]}
+    assert "eagle3" in wrong
+    assert "plain" not in wrong
 
 
 def test_the_prompts_are_of_three_kinds() -> None:

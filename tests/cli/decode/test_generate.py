@@ -29,6 +29,7 @@ STATS = [
     "accepted_histogram",
     "prefill_seconds",
     "decode_seconds",
+    "draft_seconds",
     "tokens_per_second",
 ]
 ROWS: list[dict[str, Any]] = [

@@ -56,3 +56,13 @@ def test_line_ends_of_the_text_are_kept_and_accepted_tokens_marked() -> None:
     marked = [part for part in styled.split("\x1b[") if "return" in part]
     assert marked
     assert marked[0].startswith("4;32m")
+
+
+@pytest.mark.parametrize(("width", "height", "across"), [(80, 24, 2), (120, 40, 3), (240, 50, 5)])
+def test_many_panels_lie_in_rows(width: int, height: int, across: int) -> None:
+    text = drawn([lane(f"method{number}", 90, 2.0) for number in range(5)], width, height)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= height
+    assert all(f"method{number}" in text for number in range(5))
+    assert lines[0].count("╭") == across

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from eyas.engine.controller.controller import Pace
-from eyas.engine.controller.explore import Allowance
+from eyas.engine.controller.explore import Allowance, Pace
 
 
 def test_an_allowance_spends_its_share_and_no_more() -> None:

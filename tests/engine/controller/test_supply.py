@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from eyas.engine.controller.acceptance import Supply
+from eyas.engine.controller.supply import Supply
 from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import SharedTree
 from eyas.tree.values import BINS, bins

@@ -149,6 +149,7 @@ TABLE: dict[str, Row] = {
         dict.fromkeys(("sglang", "atom", "tensorrt-llm"), "num_hidden_layers")),
     "mlp": ("mlp", {"embedding": "shared", "head": "shared"}, dict.fromkeys(ALL, "kind")),
     "medusa": ("medusa", {"head": "shared"}, dict.fromkeys(ALL, "kind")),
+    "mtp": ("mtp", {**E1, "zero_first": True}, dict.fromkeys(ALL, "kind")),
 }  # fmt: skip
 for _name, (_kind, _settings, _refused) in TABLE.items():
     if _kind == "mla":

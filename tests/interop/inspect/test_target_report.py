@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen3NextConfig
 from typer.testing import CliRunner
 
 from eyas.cli.app import app
@@ -15,6 +18,7 @@ from eyas.errors import ModelError
 from eyas.interop.inspect.target_report import TargetReport, report_target
 
 from ... import tiny
+from ...drafters.in_target import checkpoints
 from ...pairs import save_target, tokenizer
 
 
@@ -79,3 +83,32 @@ def test_what_transformers_does_not_decode_with(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_hidden_layers": 2}), encoding="utf-8")
     with pytest.raises(ModelError, match="no causal language model of type vit"):
         report_target(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layout", "told"),
+    [
+        ("deepseek3", "deepseek", "model.layers.4.* (DeepSeek-V3's layout)"),
+        ("qwen3", "qwen", "mtp.layers.0.* (Qwen3-Next's layout)"),
+        ("qwen2", "mimo", "model.mtp_layers.0.* (MiMo's layout)"),
+    ],
+)
+def test_mtp_modules_are_named(architecture: str, layout: str, told: str, tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, architecture, layout)
+    assert examine(tmp_path).mtp_modules == [told]
+
+
+def test_modules_of_a_target_that_eyas_refuses_are_named_too(tmp_path: Path) -> None:
+    """Qwen3-Next is recurrent: it can't verify trees."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8}
+    Qwen3NextConfig(**sizes).save_pretrained(tmp_path)
+    outer = ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "layers.0.self_attn.q_proj")
+    save_file({f"mtp.{name}.weight": torch.ones(1) for name in outer}, tmp_path / "model.safetensors")
+    report = examine(tmp_path)
+    assert report.mtp_modules == ["mtp.layers.0.* (Qwen3-Next's layout)"]
+    assert any("qwen3_next" in problem for problem in report.problems), report.problems
+
+
+def test_a_target_without_modules_names_none(tmp_path: Path) -> None:
+    tiny.build_model("llama").save_pretrained(tmp_path)
+    assert examine(tmp_path).mtp_modules == []

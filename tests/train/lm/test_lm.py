@@ -19,6 +19,7 @@ from eyas.train.lm.lm import (
     LmConfig,
     LmModelConfig,
     build_lm,
+    cut_depth,
     grow_depth,
     repeat_a_span,
     repetition_loss,
@@ -66,6 +67,17 @@ def test_growing_keeps_the_function() -> None:
     torch.testing.assert_close(grown(tokens).logits, shallow(tokens).logits)
     with pytest.raises(ConfigError, match="multiple"):
         grow_depth(shallow, 5)
+
+
+def test_cutting_keeps_layers_at_equal_distances() -> None:
+    deep = build_lm(LmModelConfig.model_validate({**SHAPE, "layers": 7}), 60, 1, 0)
+    for layers, kept in ((2, [0, 6]), (3, [0, 3, 6]), (1, [0])):
+        short = cut_depth(deep, layers)
+        assert short.config.num_hidden_layers == layers
+        for mine, source in enumerate(kept):
+            theirs = deep.model.layers[source].state_dict()
+            assert all(torch.equal(part, theirs[name]) for name, part in short.model.layers[mine].state_dict().items())
+        assert torch.equal(short.lm_head.weight, deep.lm_head.weight)
 
 
 def test_a_fingerprint_knows_weights_not_how_they_were_loaded() -> None:

@@ -37,6 +37,10 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle1": ("eagle1", {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
     "mlp": ("mlp", {"draft_vocab_size": DRAFT, "embedding": "own", "head": "own"}),
     "medusa": ("medusa", {"draft_vocab_size": DRAFT, "num_heads": 4, "num_hidden_layers": 2}),
+    "mtp": (
+        "mtp",
+        {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own", "zero_first": True},
+    ),
     "two layers": ("eagle3", {**_GROUPED, **_FUSED, "num_hidden_layers": 2, "norm_before_residual": True}),
 }
 

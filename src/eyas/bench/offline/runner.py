@@ -27,6 +27,19 @@ Advance = Callable[[], None]
 RunT = TypeVar("RunT")
 
 
+class GroupRun(NamedTuple):
+    """One timed run of a group of prompts."""
+
+    stats: Stats
+    token_ids: list[list[int]]
+    """One list for every turn of every row."""
+    errors: list[str]
+
+
+GroupAnswerer = Callable[[Group], GroupRun]
+"""Answers a group of prompts, and says what that took."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How often every group is run with every method, and how often the first one before that, uncounted."""
@@ -48,6 +61,8 @@ class MethodResult:
     """The median runs one by one, in the order of the task's groups."""
     spreads: list[float] = field(default_factory=list)
     """Relative standard deviations of decoding times over the repeats, by group; empty without repeats."""
+    ratios: list[float] = field(default_factory=list)
+    """Tokens/s over those of plain decoding in the same repeat of the same group, one by one."""
 
     @property
     def identical(self) -> bool:
@@ -63,23 +78,33 @@ def measure(
     advance: Advance = lambda: None,
 ) -> dict[str, MethodResult]:
     """Run a task with every engine; tokens are compared with those of the one named `none`, plain decoding."""
+    return measure_answerers(task, {name: answerer(engine, params) for name, engine in engines.items()}, plan, advance)
 
-    def run(name: str, group: Group) -> GroupRun:
-        return run_group(engines[name], group, params)
 
-    results = {name: MethodResult() for name in engines}
+def answerer(engine: Engine, params: SamplingParams) -> GroupAnswerer:
+    """What answers groups of prompts with an engine."""
+    return lambda group: run_group(engine, group, params)
+
+
+def measure_answerers(
+    task: Task, answerers: Mapping[str, GroupAnswerer], plan: Plan, advance: Advance = lambda: None
+) -> dict[str, MethodResult]:
+    """What `measure` does, for whatever answers groups of prompts: an engine, or another program's decoding."""
+    results = {name: MethodResult() for name in answerers}
     if not task.groups:
         return results
     for _ in range(plan.warmup):
-        for name in engines:
-            run(name, task.groups[0])
+        for answer in answerers.values():
+            answer(task.groups[0])
     for number, group in enumerate(task.groups):
-        runs = interleaved(list(engines), run, group, plan.repeats, number, advance)
+        runs = interleaved(
+            list(answerers), lambda name, each: answerers[name](each), group, plan.repeats, number, advance
+        )
         task.errors += runs[PLAIN][0].errors
         if not runs[PLAIN][0].token_ids:
             continue
         for name, result in results.items():
-            _add(result, runs[name], runs[PLAIN][0])
+            _add(result, runs[name], runs[PLAIN])
     return results
 
 
@@ -112,17 +137,20 @@ def median_run(runs: Sequence[RunT], seconds: Callable[[RunT], float]) -> RunT:
     return sorted(runs, key=seconds)[(len(runs) - 1) // 2]
 
 
-def _add(result: MethodResult, runs: Sequence[GroupRun], plain: GroupRun) -> None:
+def _add(result: MethodResult, runs: Sequence[GroupRun], plain: Sequence[GroupRun]) -> None:
     median = median_run(runs, lambda run: run.stats.decode_seconds).stats
     result.stats.merge(median)
     result.groups.append(median)
     seconds = [run.stats.decode_seconds for run in runs]
     if len(seconds) > 1 and median.decode_seconds:
         result.spreads.append(stdev(seconds) / fmean(seconds))
-    result.answers += len(plain.token_ids)
+    pairs = ((run.stats.tokens_per_second, base.stats.tokens_per_second) for run, base in zip(runs, plain, strict=True))
+    result.ratios += [speed / base for speed, base in pairs if base]
+    expected = plain[0].token_ids
+    result.answers += len(expected)
     result.same += sum(
         all(index < len(run.token_ids) and run.token_ids[index] == tokens for run in runs)
-        for index, tokens in enumerate(plain.token_ids)
+        for index, tokens in enumerate(expected)
     )
 
 
@@ -154,15 +182,6 @@ def read_task(path: Path, batch_size: int, limit: int | None = None) -> Task:
     return Task(path.stem, groups, [row.error for row in rows if isinstance(row, BadRow)])
 
 
-class GroupRun(NamedTuple):
-    """One timed run of a group of prompts."""
-
-    stats: Stats
-    token_ids: list[list[int]]
-    """One list for every turn of every row."""
-    errors: list[str]
-
-
 def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
     """Decode a group, turn by turn. Times are wall time: what the sequences of a batch share is counted once."""
     dialogues = [Dialogue(row) for row in group]
@@ -185,4 +204,5 @@ def pooled(completions: Sequence[Completion]) -> Stats:
         stats.merge(completion.stats)
     stats.prefill_seconds = max(completion.stats.prefill_seconds for completion in completions)
     stats.decode_seconds = max(completion.stats.decode_seconds for completion in completions)
+    stats.draft_seconds = max(completion.stats.draft_seconds for completion in completions)
     return stats

@@ -140,6 +140,60 @@ def _frame(x: int, y: int) -> Any:
     return Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor=RED, linewidth=1.8)
 
 
+def methods_figure(content: Mapping[str, Any]) -> bytes:
+    """An SVG of a comparison of methods: speedup and accept length by file, acceptance by position, by temperature.
+
+    Whiskers are the quartiles of the paired ratios. `content` is `MethodComparison.as_dict()`.
+    """
+    heats = content["settings"]["temperatures"]
+    names = [method["method"] for method in content["methods"]]
+    with canvas(len(heats), 3, 11.5, (1.2 + 0.42 * max(3, len(names))) * len(heats)) as (figure, grid):
+        for heat, (speed, length, positions) in zip(heats, grid, strict=True):
+            lines = [line for line in content["lines"] if line["temperature"] == heat and line["method"] in names]
+            tasks = list(dict.fromkeys(line["task"] for line in lines))
+            for number, task in enumerate(tasks):
+                mine = {line["method"]: line for line in lines if line["task"] == task}
+                _bars(speed, [mine[name] for name in names], "speedup", number, tasks)
+                _bars(length, [mine[name] for name in names], "accept_length", number, tasks)
+            shown = {line["method"]: line["by_position"] for line in lines if line["task"] == tasks[-1]}
+            for name, colour in zip(names, _colours(len(names)), strict=True):
+                rates = shown[name]
+                positions.plot(range(1, len(rates) + 1), rates, color=colour, marker="o", label=name)
+            speed.axvline(1.0, color=GREY, linewidth=0.8)
+            for axes, x_name in ((speed, "speedup (x plain decoding)"), (length, "accept length (tokens a pass)")):
+                axes.set_yticks(range(len(names)), names)
+                axes.invert_yaxis()
+                label(axes, x_name, "", f"T = {heat:g}")
+            label(positions, "draft position", "accepted (share)", f"T = {heat:g}, {tasks[-1]}")
+            positions.set_ylim(0.0, 1.02)
+            positions.xaxis.get_major_locator().set_params(integer=True)
+            if names:
+                positions.legend(fontsize=7)
+                length.legend(fontsize=7)
+        settings = content["settings"]
+        figure.suptitle(f"{settings['model']}, {settings['dtype']}, batch {settings['batch_size']}", fontsize=10)
+        return svg(figure)
+
+
+def _bars(axes: Any, lines: Sequence[Mapping[str, Any]], name: str, number: int, tasks: Sequence[str]) -> None:
+    """The bars of one file, the `number`-th of `tasks`, a method below the other; speedups with their quartiles."""
+    height = 0.8 / len(tasks)
+    y = [index - 0.4 + height * (number + 0.5) for index in range(len(lines))]
+    values = [line[name] or 0.0 for line in lines]
+    axes.barh(y, values, height=0.9 * height, color=_colours(len(tasks))[number], label=tasks[number])
+    if name == "speedup":
+        spreads = [line["speedup_quartiles"] or (value, value) for line, value in zip(lines, values, strict=True)]
+        errors = [
+            [max(0.0, value - least) for (least, _), value in zip(spreads, values, strict=True)],
+            [max(0.0, most - value) for (_, most), value in zip(spreads, values, strict=True)],
+        ]
+        axes.errorbar(values, y, xerr=errors, fmt="none", ecolor=GREY, elinewidth=1)
+        for value, at, over in zip(values, y, errors[1], strict=True):
+            axes.annotate(
+                f"{value:.2f}", (value + over, at), (4, 0), textcoords="offset points", fontsize=6, va="center"
+            )
+
+
 def serve_figure(content: Mapping[str, Any]) -> bytes:
     """An SVG of a serving benchmark: throughput, ratios, latencies and accept length by load.
 

@@ -33,7 +33,7 @@ from eyas.cli.common.options import (
     Trees,
 )
 from eyas.cli.common.verb import FAILURE, Given
-from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.methods import WITHOUT_DRAFTER
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def accuracy(
     named = servers.tokenizer or target.model
     tokenizer = None if named is None else load_tokenizer(named)
     if loaded is not None:
+        own = tokenizer if servers.tokenizer is None else load_tokenizer(str(target.model))
         drafters = {
             name: open_drafter(
                 source,
@@ -120,10 +121,11 @@ def accuracy(
                 weights=files.draft_weights if source is not None else None,
                 ignore_config_keys=files.ignore_config_key,
                 method=kind,
+                tokenizer=own,
+                model=target.model,
             )
             for name, (source, kind) in methods.items()
         }
-        own = tokenizer if servers.tokenizer is None else load_tokenizer(str(target.model))
         engines = {PLAIN: Engine(loaded, own, batch_size=batch_size)}
         engines |= _drafting(loaded, own, drafters, tree, coupled is not False, batch_size)
     baseline = PLAIN if engines else BASELINE if BASELINE in sides else None
@@ -174,7 +176,7 @@ def _methods(draft_model: str | None, methods: Sequence[str]) -> dict[str, tuple
         raise UsageError("--method none: plain decoding is what all methods are compared with; leave it out")
     found: dict[str, tuple[str | None, str | None]] = {}
     for name in methods:
-        source = None if name in WEIGHTLESS else draft_model
+        source = None if name in WITHOUT_DRAFTER else draft_model
         check_method(name, source)
         found[name] = source, name
     if draft_model is not None and not any(source for source, _ in found.values()):
@@ -232,8 +234,6 @@ def _drafting(
     batch_size: int,
 ) -> dict[str, Engine]:
     """The engines that speculate, named by their method, and by their tree where there are several."""
-    from eyas.tree import is_auto, parse_tree
 
-    specs = {text: None if is_auto(text) else parse_tree(text) for text in trees}
-    made = engines_for(target, tokenizer, drafters, specs, coupled, batch_size)
-    return {f"{name} {tree}" if len(specs) > 1 else name: one for (name, tree), one in made.items()}
+    made = engines_for(target, tokenizer, drafters, trees, coupled, batch_size)
+    return {f"{name} {tree}" if len(trees) > 1 else name: one for (name, tree), one in made.items()}

@@ -44,9 +44,9 @@ def bench(
     """Measure drafters and trees, or a server, and plain decoding.
 
     Every prompt of every prompt file is decoded plain and by every drafter with every tree, in turns; with --endpoint,
-    by a server. See also: `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees` the best
-    draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page about a
-    run.
+    by a server. See also: `eyas bench methods` compares methods of drafting, `eyas bench checkpoints` picks the best
+    checkpoint of a run, `eyas bench trees` the best draft tree of a drafter, `eyas bench serve` measures servers under
+    load, `eyas bench report` writes a page about a run.
     """
     if not draft_model and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")
@@ -62,12 +62,10 @@ def bench(
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.report import lines_of, means, report_dict, table_of
     from eyas.bench.offline.runner import PLAIN, Plan, measure, read_tasks
-    from eyas.drafters.loading import load_drafter
+    from eyas.drafters.loading import open_drafter
     from eyas.engine import Engine
     from eyas.targets import load_tokenizer
-    from eyas.tree import is_auto, parse_tree
 
-    specs = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     batch_size = measuring.batch_size
     tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
     engines: dict[str, Engine] = {}
@@ -76,10 +74,16 @@ def bench(
         loaded = open_target(target.model, target)
         tokenizer = load_tokenizer(target.model)
         drafters = {
-            name: load_drafter(name, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
+            name: open_drafter(
+                name,
+                loaded,
+                weights=files.draft_weights,
+                ignore_config_keys=files.ignore_config_key,
+                tokenizer=tokenizer,
+            )
             for name in draft_model
         }
-        drafted = engines_for(loaded, tokenizer, drafters, specs, coupled is not False, batch_size)
+        drafted = engines_for(loaded, tokenizer, drafters, tree, coupled is not False, batch_size)
         engines = {PLAIN: Engine(loaded, tokenizer, batch_size=batch_size)}
         engines |= {text if len(drafters) == 1 else f"{name} {text}": one for (name, text), one in drafted.items()}
         settings = settings_of(target.model, loaded, target, measuring, params)

@@ -95,10 +95,11 @@ def vllm_config(text: str) -> dict[str, Any]:
 
 def _vllm_method(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
-        raise UsageError(f'--speculative-config, method: {value!r} is none; write "eagle" or "eagle3"')
+        raise UsageError(f'--speculative-config, method: {value!r} is none; write "eagle", "eagle3" or "draft_model"')
     if value in _OTHER_METHODS:
         raise UsageError(
-            f"--speculative-config, method {value}: eyas takes EAGLE drafters, eagle or eagle3, {_ELSEWHERE}"
+            f"--speculative-config, method {value}: eyas takes EAGLE drafters, eagle or eagle3, and "
+            f"draft_model, {_ELSEWHERE}"
         )
     return {"method": "eagle1" if value == "eagle" else value}
 
@@ -139,14 +140,14 @@ _ADVICE = {
     "rejection_sample_method": "the output is the target's own unless --acceptance is given",
 }
 _OTHER_METHODS = frozenset(
-    "ngram ngram_gpu suffix medusa mlp_speculator draft_model mtp deepseek_mtp dflash extract_hidden_states".split()
+    "ngram ngram_gpu suffix medusa mlp_speculator deepseek_mtp dflash extract_hidden_states".split()
 )
 
 
 def _algorithm(name: str) -> str:
-    methods = {"EAGLE": "eagle1", "EAGLE3": "eagle3"}
+    methods = {"EAGLE": "eagle1", "EAGLE3": "eagle3", "STANDALONE": "draft_model"}
     if name.upper() not in methods:
-        raise UsageError(f"--speculative-algorithm {name}: eyas drafts with EAGLE drafters only: EAGLE or EAGLE3")
+        raise UsageError(f"--speculative-algorithm {name}: eyas knows EAGLE, EAGLE3 and STANDALONE")
     return methods[name.upper()]
 
 

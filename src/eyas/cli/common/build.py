@@ -18,7 +18,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     TargetOptions,
 )
-from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import CheckpointError, ModelError, UsageError
 from eyas.hub import find_model
@@ -63,7 +63,7 @@ def tree_text(options: DraftOptions) -> str | None:
     if options.method == "none" or options == DraftOptions():
         _refuse_draft_options(options)
         return None
-    if options.draft_model is None and options.method not in WEIGHTLESS:
+    if options.draft_model is None and (options.method is None or not read_method(options.method).alone):
         raise UsageError(f"{_given_flags(options)} needs a drafter: give --draft-model, or leave it out")
     check_method(options.method, options.draft_model)
     if options.num_speculative_tokens is None:
@@ -123,7 +123,7 @@ def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
     tree = tree_text(draft)
     if draft.costs is not None and not is_auto(tree):
         raise UsageError("--costs are measured for --tree auto only: leave them out, or ask for auto")
-    typical(draft.acceptance)
+    check_acceptance(draft, tree)
     check_target(target.model, target)
     if draft.draft_model is not None:
         check_drafter(draft.draft_model, draft)
@@ -177,19 +177,36 @@ def open_target(name: str, runtime: RuntimeOptions) -> Target:
     )
 
 
-def walk_rule(acceptance: str | None) -> WalkRule | None:
-    """The rule for `typical[:EPSILON,DELTA]`; None for the lossless walk. Raises UsageError for other names."""
-    numbers = typical(acceptance)
-    if numbers is None:
-        return None
-    from eyas.verify import TypicalWalk
+REJECTION = "rejection"
+"""The name of the rule that accepts by p/q."""
 
+
+def check_acceptance(draft: DraftOptions, tree: str | None) -> None:
+    """Refuse a rule that doesn't exist, or doesn't go with what is drafted: `tree`. Raises UsageError."""
+    typical(draft.acceptance)
+    if draft.acceptance != REJECTION:
+        return
+    if draft.method in WEIGHTLESS:
+        raise UsageError(f"--acceptance {REJECTION} needs a drafter that draws from distributions: leave out --method")
+    if tree is None or not tree.startswith("chain:"):
+        raise UsageError(f"--acceptance {REJECTION} needs chains of a fixed length: give --tree chain:K")
+
+
+def walk_rule(acceptance: str | None) -> WalkRule | None:
+    """The rule of a name; None for the lossless walk. Raises UsageError for names that there aren't."""
+    numbers = typical(acceptance)
+    if acceptance is None:
+        return None
+    from eyas.verify import RejectionWalk, TypicalWalk
+
+    if numbers is None:
+        return RejectionWalk()
     return TypicalWalk(numbers.epsilon, numbers.delta)
 
 
 def typical(acceptance: str | None) -> TypicalAcceptance | None:
-    """The numbers in `typical[:EPSILON,DELTA]`; None for the lossless walk. Raises UsageError for other names."""
-    if acceptance is None:
+    """The numbers in `typical[:EPSILON,DELTA]`; None for other rules. Raises UsageError for names that there aren't."""
+    if acceptance is None or acceptance == REJECTION:
         return None
     from eyas.types import TypicalAcceptance
 
@@ -199,7 +216,7 @@ def typical(acceptance: str | None) -> TypicalAcceptance | None:
     except ValueError:
         numbers = [0.0]
     if kind != "typical" or len(numbers) not in (0, 2):
-        raise UsageError(f"unknown acceptance {acceptance!r}: write typical or typical:EPSILON,DELTA")
+        raise UsageError(f"unknown acceptance {acceptance!r}: write {REJECTION}, typical or typical:EPSILON,DELTA")
     return TypicalAcceptance(*numbers)
 
 
@@ -212,11 +229,12 @@ def quiet() -> None:
 
 def check_method(method: str | None, draft_model: str | None) -> None:
     """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
-    if method not in (None, *KINDS, *WEIGHTLESS):
-        raise UsageError(f"unknown method {method!r}: write {', '.join((*KINDS, *WEIGHTLESS))} or none")
-    if draft_model is None and method not in WEIGHTLESS:
-        raise UsageError(f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WEIGHTLESS)}")
-    if draft_model is not None and method in WEIGHTLESS:
+    parsed = read_method(method)
+    if draft_model is None and not parsed.alone:
+        raise UsageError(
+            f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WITHOUT_DRAFTER)}"
+        )
+    if draft_model is not None and not parsed.drafter:
         raise UsageError(f"--method {method} needs no drafter: leave out --draft-model, or the method")
 
 

@@ -44,7 +44,7 @@ class StreamedText:
         sys.stdout.flush()
 
 
-def stats_line(stats: Stats, lossy: bool = False) -> str:
+def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:
     """One line of figures; `docs/metrics.md` defines them."""
     parts = [f"{stats.tokens} tokens in {stats.target_passes} target passes"]
     if stats.drafted_depth:
@@ -55,7 +55,8 @@ def stats_line(stats: Stats, lossy: bool = False) -> str:
         f"decode {stats.decode_seconds:.2f} s",
         f"{stats.tokens_per_second:.1f} tokens/s",
     ]
-    return " | ".join(parts) + (" | LOSSY acceptance" if lossy else "")
+    parts += ["LOSSY acceptance"] if lossy else [] if seeded else ["rejection: not plain decoding's draws"]
+    return " | ".join(parts)
 
 
 def note(message: str) -> None:

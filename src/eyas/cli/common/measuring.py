@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from eyas.drafters.base import Drafter
     from eyas.engine import Engine
     from eyas.targets import Target
-    from eyas.tree import TreeSpec
     from eyas.types import SamplingParams
 
 
@@ -60,31 +59,21 @@ def engines_for(
     target: Target,
     tokenizer: Any,
     drafters: Mapping[str, Drafter],
-    specs: Mapping[str, TreeSpec | None],
+    trees: Sequence[str],
     coupled: bool,
     batch_size: int,
 ) -> dict[tuple[str, str], Engine]:
-    """An engine for every drafter, by its name, with every tree, by its text, on one target.
-
-    A None tree is automatic; without trees each drafter has its own.
-    """
-    from eyas.engine import Engine, Speculation
-    from eyas.engine.controller import costs_for, make_controller
-    from eyas.engine.load import default_tree, tree_for
-    from eyas.tree import parse_tree
+    """An engine for every drafter, by its name, with every tree, by its text, on one target; no trees = its own."""
+    from eyas.bench.offline.methods import drafting_engine
+    from eyas.engine.controller import costs_for
+    from eyas.engine.load import default_tree
+    from eyas.tree import is_auto
 
     engines = {}
     for name, drafter in drafters.items():
-        own, costs = default_tree(drafter), None
-        for text, spec in (specs or {own: parse_tree(own)}).items():
-            tree, controller = None, None
-            if spec is None:
-                costs = costs or costs_for(target, drafter, batch_size)
-                controller = make_controller(target, drafter, text, batch_size, costs)
-            else:
-                tree = tree_for(drafter, spec)
-            speculation = Speculation(drafter, tree, coupled)
-            engines[name, text] = Engine(target, tokenizer, speculation, batch_size=batch_size, controller=controller)
+        costs = costs_for(target, drafter, batch_size) if any(map(is_auto, trees)) else None
+        for text in trees or [default_tree(drafter)]:
+            engines[name, text] = drafting_engine(target, tokenizer, drafter, text, batch_size, coupled, costs)
     return engines
 
 
@@ -117,6 +106,22 @@ def may_write(choice: Selection, force: bool) -> list[str]:
         note(f"warning: {choice.doubt}")
         return []
     return [f"the pick was not written: {choice.doubt}. --force writes it all the same"]
+
+
+def plain_numbers(text: str, option: str) -> list[float]:
+    """A comma-separated list of at least one number, whatever they are."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
+
+
+def read_temperatures(text: str, option: str) -> list[float]:
+    """A comma-separated list of temperatures."""
+    found = plain_numbers(text, option)
+    if not all(0 <= temperature < math.inf for temperature in found):
+        raise UsageError(f"{option} {text}: a temperature is a number, at least 0")
+    return found
 
 
 def numbers(text: str, option: str) -> list[float]:

@@ -120,8 +120,9 @@ class DraftOptions(DrafterFileOptions):
     method: Annotated[
         str | None,
         Option(
-            help="ngram and lookahead draft without a drafter's files; else the kind that the drafter must be, such "
-            "as eagle3 (default: any); none: plain decoding."
+            help="ngram, suffix and lookahead draft without a drafter's files, mtp with a module in the target's own; "
+            "else the kind that the drafter must be, such as eagle3, or draft_model (default: any); eagle3+suffix or "
+            "+suffix: both in one tree; none: plain decoding."
         ),
     ] = None
     num_speculative_tokens: Annotated[
@@ -141,7 +142,10 @@ class DraftOptions(DrafterFileOptions):
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[
-        str | None, Option(help="typical[:EPSILON,DELTA]: LOSSY, accepts whatever the target finds plausible.")
+        str | None,
+        Option(
+            help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws."
+        ),
     ] = None
 
 

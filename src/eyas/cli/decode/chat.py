@@ -58,7 +58,7 @@ def chat(
             text.add(chunk)
             if chunk.completion is not None:
                 messages = [*chat, Message(role="assistant", content=chunk.completion.text)]
-                note(stats_line(chunk.completion.stats, chunk.completion.lossy))
+                note(stats_line(chunk.completion.stats, chunk.completion.lossy, chunk.completion.seeded))
     return code
 
 

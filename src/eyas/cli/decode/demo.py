@@ -13,10 +13,10 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import check_tree
-from eyas.cli.common.display import output, quietly_refreshing
+from eyas.cli.common.display import note, output, quietly_refreshing
 from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
-from eyas.types import Completion, Request
+from eyas.types import Completion, Request, Stats
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,8 +29,15 @@ def demo(
     max_new_tokens: MaxNewTokens = 120,
     dtype: Annotated[Dtype, Option(help="auto is float32 here.")] = "float32",
     tree: Annotated[
-        str, Option(help="The draft tree; auto: as large as pays on this machine, measured at first.")
-    ] = "auto",
+        str | None,
+        Option(
+            help="The draft tree; auto (the default, without --methods): as large as pays on this machine, measured "
+            "at first."
+        ),
+    ] = None,
+    methods: Annotated[
+        bool, Option("--methods", help="Race all methods of drafting that the pair can run, each with its own trees.")
+    ] = False,
     frequency_penalty: Annotated[
         float, Option(help="Keeps so small a model from writing one phrase over and over; 0 leaves it as it is.")
     ] = 0.5,
@@ -43,7 +50,8 @@ def demo(
     from eyas.types import Request, SamplingParams
 
     check_tree(tree)
-    plain, speculative = _engines(dtype, tree)
+    engines = _all_engines(dtype, tree) if methods else _engines(dtype, tree or "auto")
+    plain = engines["plain"]
     params = SamplingParams(max_tokens=max_new_tokens, frequency_penalty=frequency_penalty)
     screen = output()
     show = not json and screen.is_terminal
@@ -53,7 +61,7 @@ def demo(
     for number, (kind, text) in enumerate(PROMPTS):
         chat = [Message(role="user", content=text)]
         request = Request(tuple(encode_chat(plain.tokenizer, chat)), params, chat=True)
-        lanes = [Lane("plain", plain), Lane("speculative", speculative)]
+        lanes = [Lane(name, engine) for name, engine in engines.items()]
         if number == 0:
             race([replace(lane) for lane in lanes], request, lambda: None)  # warm-up, not shown and not counted
         if not json:
@@ -64,12 +72,14 @@ def demo(
         results.append((kind, completions))
         if not json and not show:
             screen.print(completions[1].text)
-    report = _report(results, plain, dtype, params)
+    settings = _settings(plain, dtype, params)
+    report = _methods_report(results, list(engines), settings) if methods else _report(results, settings)
     if json:
         typer.echo(jsonlib.dumps(report))
     else:
-        _print(report)
-    broken = dtype == "float32" and not report["rows"][-1]["identical_output"]
+        screen.print(_methods_table(report) if methods else _table(report))
+        _explain(report)
+    broken = dtype == "float32" and not all(row["identical_output"] for row in report["rows"])
     return FAILURE if broken else 0
 
 
@@ -77,7 +87,7 @@ def _picture(lanes: list[Lane], screen: Console) -> Any:
     return side_by_side(lanes, screen.size)
 
 
-def _engines(dtype: str, tree: str) -> tuple[Engine, Engine]:
+def _engines(dtype: str, tree: str) -> dict[str, Engine]:
     """The plain and the speculative engine: one model, but slots of their own, so that they can take turns."""
     from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
     from eyas.cli.common.build import quiet
@@ -87,49 +97,126 @@ def _engines(dtype: str, tree: str) -> tuple[Engine, Engine]:
     quiet()
     speculative = load(DEMO_TARGET, DEMO_DRAFTER, tree=tree, dtype=dtype)
     target = speculative.target
-    plain = Engine(Target(target.model, native=target.native), speculative.tokenizer)
-    return plain, speculative
+    return {
+        "plain": Engine(Target(target.model, native=target.native), speculative.tokenizer),
+        "speculative": speculative,
+    }
 
 
-def _report(results: list[Any], plain: Engine, dtype: str, params: SamplingParams) -> dict[str, Any]:
+def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
+    """Plain decoding, and every method that the embedded drafters can run, on slots of its own."""
+    from eyas.assets import DEMO_TARGET, demo_drafters
+    from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees
+    from eyas.cli.common.build import quiet
+    from eyas.engine import load
+    from eyas.targets import Target
+
+    quiet()
+    plain = load(DEMO_TARGET, dtype=dtype)
+    model, native = plain.target.model, plain.target.native
+    choices, missing = all_choices({name: str(folder) for name, folder in demo_drafters().items()})
+    engines = {"plain": plain}
+    for choice in with_trees(choices, {} if tree is None else {None: tree}):
+        opened, failed = MethodOpener(Target(model, native=native), str(DEMO_TARGET), plain.tokenizer).open([choice])
+        engines |= {one.choice.name: one.engine for one in opened}
+        for name, reason in failed:
+            note(f"not in this race: {name}: {reason}")
+    if missing:
+        note(f"not in this race, as the demo has no drafter for them: {', '.join(each.name for each in missing)}")
+    return engines
+
+
+def _pooled(results: list[Any], kind: str, lane: int) -> tuple[Stats, bool]:
+    """What a lane's own counter says of a kind of text (or `all`), and whether its tokens are the first lane's."""
+    pooled, same = Stats(), True
+    for name, completions in results:
+        if kind in (name, "all"):
+            pooled.merge(completions[lane].stats)
+            same &= completions[lane].token_ids == completions[0].token_ids
+    return pooled, same
+
+
+def _kinds(results: list[Any]) -> list[str]:
+    return [*dict.fromkeys(kind for kind, _ in results), "all"]
+
+
+def _figures(base: Stats, fast: Stats, same: bool) -> dict[str, Any]:
+    speedup = fast.tokens_per_second / base.tokens_per_second
+    return {
+        "speedup": round(speedup, 3),
+        "accept_length": round(fast.accept_length, 3),
+        "efficiency": round(speedup / fast.accept_length, 3),
+        "accepted_by_position": [round(rate, 3) for rate in fast.accepted_by_position],
+        "identical_output": same,
+    }
+
+
+def _report(results: list[Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Figures by kind of text and over all; each engine's come from its own counter."""
     from eyas.bench.machine import describe_machine
-    from eyas.types import Stats
 
-    kinds = list(dict.fromkeys(kind for kind, _ in results))
     rows = []
-    for kind in [*kinds, "all"]:
-        base, fast = Stats(), Stats()
-        same = True
-        for name, (one, other) in results:
-            if kind in (name, "all"):
-                base.merge(one.stats)
-                fast.merge(other.stats)
-                same &= one.token_ids == other.token_ids
-        speedup = fast.tokens_per_second / base.tokens_per_second
-        rows.append(
-            {
-                "text": kind,
-                "plain_tokens_per_second": round(base.tokens_per_second, 1),
-                "speculative_tokens_per_second": round(fast.tokens_per_second, 1),
-                "speedup": round(speedup, 3),
-                "accept_length": round(fast.accept_length, 3),
-                "efficiency": round(speedup / fast.accept_length, 3),
-                "accepted_by_position": [round(rate, 3) for rate in fast.accepted_by_position],
-                "identical_output": same,
-            }
-        )
-    parameters = sum(p.numel() for p in plain.target.model.parameters())
-    settings = {
-        "dtype": dtype,
-        "max_new_tokens": params.max_tokens,
-        "frequency_penalty": params.frequency_penalty,
-        "parameters": parameters,
-    }
+    for kind in _kinds(results):
+        (base, _), (fast, same) = (_pooled(results, kind, lane) for lane in range(2))
+        speeds = {
+            "plain_tokens_per_second": round(base.tokens_per_second, 1),
+            "speculative_tokens_per_second": round(fast.tokens_per_second, 1),
+        }
+        rows.append({"text": kind, **speeds, **_figures(base, fast, same)})
     return {"rows": rows, "settings": settings, "machine": describe_machine()}
 
 
-def _print(report: dict[str, Any]) -> None:
+def _methods_report(results: list[Any], names: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Figures of every method by kind of text and over all, the first of `names` being plain decoding."""
+    from eyas.bench.machine import describe_machine
+
+    rows = []
+    for lane, name in enumerate(names):
+        for kind in _kinds(results):
+            (base, _), (fast, same) = _pooled(results, kind, 0), _pooled(results, kind, lane)
+            speeds = {
+                "tokens_per_second": round(fast.tokens_per_second, 1),
+                "draft_share": round(fast.draft_share, 3),
+            }
+            rows.append({"method": name, "text": kind, **speeds, **_figures(base, fast, same)})
+    return {"rows": rows, "settings": settings, "machine": describe_machine()}
+
+
+def _settings(plain: Engine, dtype: str, params: SamplingParams) -> dict[str, Any]:
+    return {
+        "dtype": dtype,
+        "max_new_tokens": params.max_tokens,
+        "frequency_penalty": params.frequency_penalty,
+        "parameters": sum(p.numel() for p in plain.target.model.parameters()),
+    }
+
+
+def _methods_table(report: dict[str, Any]) -> Any:
+    """A line a method: its speedup by kind of text, and the figures over all."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    kinds = list(dict.fromkeys(row["text"] for row in report["rows"]))
+    table = Table("method", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The same model, the same text")
+    for header in ("tokens/s", *(f"speedup,\n{kind}" for kind in kinds), "accept\nlength", "effi-\nciency", "drafting"):
+        table.add_column(header, justify="right")
+    table.add_column("identical\noutput")
+    for name in dict.fromkeys(row["method"] for row in report["rows"]):
+        mine = [row for row in report["rows"] if row["method"] == name]
+        over_all = mine[-1]
+        table.add_row(
+            name,
+            f"{over_all['tokens_per_second']:.0f}",
+            *(f"{row['speedup']:.2f}x" for row in mine),
+            f"{over_all['accept_length']:.2f}",
+            f"{over_all['efficiency']:.2f}",
+            f"{over_all['draft_share']:.0%}",
+            "yes" if over_all["identical_output"] else "DIFFERENT",
+        )
+    return table
+
+
+def _table(report: dict[str, Any]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -149,8 +236,12 @@ def _print(report: dict[str, Any]) -> None:
             " ".join(f"{100 * rate:.0f}" for rate in row["accepted_by_position"]),
             "yes" if row["identical_output"] else "DIFFERENT",
         )
+    return table
+
+
+def _explain(report: dict[str, Any]) -> None:
+    """Say what the figures of a report mean, and what they were taken with."""
     console = output()
-    console.print(table)
     console.print(
         "accept length: tokens per pass of the model. efficiency: speedup / accept length. Prefill is not counted."
     )
@@ -159,32 +250,40 @@ def _print(report: dict[str, Any]) -> None:
             f"Answers are greedy with a frequency penalty of {penalty:g}: without it so small a model often loops, "
             "which is easy to draft and would flatter these figures."
         )
-    console.print("identical output: every token of both runs was compared. See docs/metrics.md and docs/lossless.md.")
-    if not report["rows"][-1]["identical_output"]:
+    runs = "all" if "method" in report["rows"][0] else "both"
+    console.print(
+        f"identical output: every token of {runs} runs was compared. See docs/metrics.md and docs/lossless.md."
+    )
+    if not all(row["identical_output"] for row in report["rows"]):
         console.print(
             "In half precision a near-tie can swap two tokens; `eyas verify` shows the gap. Try --dtype float32."
         )
 
 
 LEGEND = (
-    "Underlined: drafted, and accepted because the model itself writes exactly that. The two take turns on this "
+    "Underlined: drafted, and accepted because the model itself writes exactly that. All take turns on this "
     "machine; each clock counts its own side only, reading the prompt included (the table below leaves that out)."
 )
 _WIDEST, _LINES = 72, 14
 """Most columns and lines of a panel."""
+_NARROWEST = 36
+"""Columns of a panel below which more than two go into another row."""
 
 
 def side_by_side(lanes: Sequence[Lane], size: tuple[int, int]) -> Any:
-    """All lanes as panels on a screen of `size` columns and rows, each showing the end of its text."""
+    """All lanes as panels on a screen of `size` columns and lines, each showing the end of its text."""
     from rich.table import Table
 
     columns, rows = size
-    width = min(_WIDEST, columns // len(lanes))
-    lines = max(3, min(_LINES, rows - 4))
+    across = min(len(lanes), max(2, columns // _NARROWEST))
+    bands = [lanes[start : start + across] for start in range(0, len(lanes), across)]
+    width = min(_WIDEST, columns // across)
+    lines = max(3, min(_LINES, (rows - 2) // len(bands) - 2))
     grid = Table.grid()
-    for _ in lanes:
+    for _ in range(across):
         grid.add_column(width=width)
-    grid.add_row(*(_panel(lane, width, lines) for lane in lanes))
+    for band in bands:
+        grid.add_row(*(_panel(lane, width, lines) for lane in band))
     return grid
 
 

@@ -126,4 +126,5 @@ def _print_json(dialogue: Dialogue) -> None:
 
 
 def _note_stats(dialogue: Dialogue) -> None:
-    note(stats_line(dialogue.stats(), any(completion.lossy for completion in dialogue.completions)))
+    done = dialogue.completions
+    note(stats_line(dialogue.stats(), any(one.lossy for one in done), all(one.seeded for one in done)))

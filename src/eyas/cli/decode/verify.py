@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +11,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_drafter, check_method, check_target, open_target, sampling_params
 from eyas.cli.common.display import note, output
+from eyas.cli.common.measuring import plain_numbers, read_temperatures
 from eyas.cli.common.options import (
     Coupled,
     DrafterFileOptions,
@@ -47,7 +47,8 @@ def verify(
     prompt_file: PromptFile,
     draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
     method: Annotated[
-        str | None, Option(help="ngram drafts without a drafter's files; else the drafter's kind.")
+        str | None,
+        Option(help="ngram and suffix draft without files, mtp with the target's own; else the drafter's kind."),
     ] = None,
     tree: Trees = [],  # noqa: B006  # copied by typer
     temperatures: Annotated[str, Option(help="Comma-separated.")] = "0,0.7,1",
@@ -62,10 +63,8 @@ def verify(
 
     Prompts are decoded with and without it at several temperatures, trees and batch sizes, and every token is compared.
     """
-    heats = _numbers(temperatures, "--temperatures")
-    if not all(0 <= heat < inf for heat in heats):
-        raise UsageError(f"--temperatures {temperatures}: a temperature is a number, at least 0")
-    sizes = _numbers(batch_sizes, "--batch-sizes")
+    heats = read_temperatures(temperatures, "--temperatures")
+    sizes = plain_numbers(batch_sizes, "--batch-sizes")
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     for text in tree:
@@ -84,10 +83,12 @@ def verify(
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     loaded = open_target(target.model, target)
+    tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
-        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method
-    )
-    certifier = Certifier(loaded, load_tokenizer(target.model), drafter, params, coupled is not False)
+        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
+        tokenizer=tokenizer, model=target.model,
+    )  # fmt: skip
+    certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
     cells = []
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
@@ -100,13 +101,6 @@ def verify(
     else:
         _print(certificate)
     return 0 if certificate.equal and not certificate.errors else FAILURE
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: write numbers with commas between them") from None
 
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:

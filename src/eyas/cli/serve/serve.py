@@ -16,7 +16,7 @@ from eyas.cli.common.build import check_engine, open_engine, tree_text
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, TargetOptions
 from eyas.cli.common.verb import INTERRUPTED, Given
 from eyas.cli.serve.elsewhere import OWN, EngineOptions, refuse_engine_options, serve_elsewhere
-from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.methods import WITHOUT_DRAFTER
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
@@ -178,7 +178,8 @@ def serve(
 
 def _with_default_tree(draft: DraftOptions) -> DraftOptions:
     """With a drafter and no tree, `--tree auto`: trees sized by measured cost. A lookahead window can't be sized."""
-    drafts = draft.draft_model is not None or (draft.method in WEIGHTLESS and draft.method != "lookahead")
+    without = draft.method in WITHOUT_DRAFTER and draft.method != "lookahead"
+    drafts = draft.draft_model is not None or without
     if drafts and draft.tree is None and draft.num_speculative_tokens is None:
         return replace(draft, tree="auto")
     return draft

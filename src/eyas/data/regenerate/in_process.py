@@ -21,7 +21,7 @@ class EngineAnswerer:
 
     def __init__(self, engine: Engine, params: SamplingParams, max_length: int | None = None) -> None:
         """`max_length`: the most tokens of question and answer together; None: what the target's context holds."""
-        if not engine.rule.lossless:
+        if not (engine.rule.lossless and engine.rule.seeded):
             raise UsageError("answers must be the target's own: regenerate with a lossless engine")
         if not getattr(engine.tokenizer, "chat_template", None):
             raise UsageError("the target's tokenizer has no chat template, so it can't answer chats")

@@ -19,10 +19,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eyas.drafters.blocks import BlockNetwork
 from eyas.drafters.config import DEEPEST, DrafterConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.medusa import HEADS, LAYERS, read_sizes
+from eyas.drafters.heads import HeadsNetwork
 from eyas.drafters.kind import Kind
 from eyas.drafters.network import Attend
 from eyas.errors import ConfigError
@@ -97,7 +97,7 @@ class MedusaBlock(nn.Module):
         return x
 
 
-class MedusaNetwork(BlockNetwork):
+class MedusaNetwork(HeadsNetwork):
     """The heads; with `head: shared` all of them end in the target's own head."""
 
     config: MedusaConfig

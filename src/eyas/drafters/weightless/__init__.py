@@ -4,3 +4,5 @@ from pkgutil import iter_modules
 
 NAMES = tuple(sorted(module.name for module in iter_modules(__path__)))
 """The names of all methods that need no files; known without importing them."""
+ALONE = frozenset({"lookahead"})
+"""Those that can't be united with a draft model: their trees fill the target's pass."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.drafters.history import HistoryDrafter
+from eyas.drafters.history import LookupDrafter
 from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.tree.proposal import Proposal
 
 
-class NgramDrafter(HistoryDrafter):
+class NgramDrafter(LookupDrafter):
     """Proposes the continuation of the last tokens' first earlier occurrence, a chain."""
 
     def __init__(self, device: torch.device, longest: int = 3, shortest: int = 1) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.base import Drafter
+from eyas.drafters.history import LookupDrafter
+from eyas.drafters.hybrid import HybridDrafter
 from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.errors import UsageError
@@ -283,7 +285,7 @@ def make_controller(
             f"--tree {text} sizes trees by what their nodes are worth, but lookahead needs its whole window each "
             f"round: give a window with --tree lookahead:W,N,G, or leave --tree out ({drafter.default_tree})"
         )
-    offered = drafter.max_fanout
+    offered, looks_up = drafter.max_fanout, isinstance(drafter, LookupDrafter | HybridDrafter)
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
     if not isinstance(costs, CostTable):
         costs = costs_for(target, drafter, batch_size, costs)
@@ -293,11 +295,17 @@ def make_controller(
         depth=min(DEPTH, drafter.max_depth or DEPTH),
         max_length=target.max_length,
         counts_freely=target.device.type == "cpu",
+        computes=not isinstance(drafter, LookupDrafter),
+        looks_up=looks_up,
     )
 
 
 def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:
-    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved."""
+    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved.
+
+    A hybrid costs what its network costs.
+    """
+    drafter = drafter.network if isinstance(drafter, HybridDrafter) else drafter
     if saved is not None and saved.exists():
         return CostTable.read(saved, describe(target, drafter))
     table = calibrate(target, drafter, batch_size, drafter.max_fanout)

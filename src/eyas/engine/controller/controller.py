@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.engine.controller.acceptance import Indices
 from eyas.engine.controller.costs import CostModel, CostTable
-from eyas.engine.controller.explore import Explorer, Probe
-from eyas.engine.controller.gain import THRESHOLDS, GainModel
+from eyas.engine.controller.explore import Explorer, Pace, Probe
+from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
+from eyas.tree.acceptance import Indices
+from eyas.tree.draft_tree import Source
 from eyas.tree.shared import SharedTree
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
@@ -36,8 +37,8 @@ _ANSWER = 100
 """The tokens of an answer that are taken for granted when a prompt's reading is shared out among them."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
-_EAGER = 6
-"""How many times a `Pace` allows its work at doubling intervals, whatever that costs."""
+_FOUND = 64
+"""Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
 
 
 class Controller:
@@ -51,14 +52,18 @@ class Controller:
         depth: int = DEPTH,
         max_length: int | None = None,
         counts_freely: bool = True,
+        computes: bool = True,
+        looks_up: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Choose among beams of `widths` (ascending) and trees up to `depth`; `max_length` is the target's context.
 
         `counts_freely`: whether nodes can be counted, and drafting stopped, without a device sync, as on a CPU.
-        Elsewhere only the budget limits a tree.
+        Elsewhere only the budget limits a tree. `computes`: whether the drafter has a network, whose levels take time;
+        `looks_up`: whether it finds continuations on the host, which takes next to none.
         """
-        self._costs, self._gain = costs, GainModel(widths, depth)
+        self._costs, self._gain = costs, GainModel(widths, depth, len(Source) if looks_up else 1)
+        self._computes, self._looks_up = computes, looks_up
         self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
         self._counts_freely, self._clock = counts_freely, clock
         self._planning = Pace(_THINKING, least=8, most=256)
@@ -79,6 +84,8 @@ class Controller:
     def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
         """The tree for a round of `rows` rows that hold `lengths` committed tokens each; None = plain.
 
+        A drafter that looks up is asked to in every round but probes: where it finds nothing, the round is plain.
+
         `sampled` says which rows have a temperature above 0; None = none has.
         """
         room = self._depth
@@ -93,8 +100,10 @@ class Controller:
             self._situation = situation
             self._replan(rows, lengths, groups, room)
         prospect = self._choice
-        if self._probe is None:
+        if self._probe is None and self._computes:
             self._probe = self._new_probe(rows, lengths)
+        if self._probe is None and self._choice is None and self._looks_up:
+            return self._found_spec(rows, groups)
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
@@ -104,7 +113,7 @@ class Controller:
     def learn(self, record: RoundRecord) -> None:
         """Update costs, gains and accounts from a measured round."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
-        drafted = record.draft is not None
+        drafted = record.draft is not None and not record.draft.tree.looked_up
         self._learn_costs(record, whole)
         if record.draft is not None and isinstance(record.spec, SharedTree):
             self._learn_gain(record)
@@ -115,7 +124,7 @@ class Controller:
         self._prompt_pairs = self._prompt_pairs * _FADE + record.prompt_pairs
         self._seconds = self._seconds * _FADE + whole
         self._counts["rounds"] += 1
-        self._counts["plain_rounds"] += not drafted
+        self._counts["plain_rounds"] += not drafted and record.tokens == record.rows
         self._sums["nodes"] += record.tokens - record.rows
         if drafted and isinstance(record.spec, SharedTree):
             self._sums["depth"] += record.spec.depth
@@ -168,7 +177,7 @@ class Controller:
             held = prospects.of(self._choice.shape)
             best = held if best.rate < _CHANGE * held.rate else best
         needed = prospects.plain_rate * (_ENTER if self._choice is None else _LEAVE)
-        self._choice = best if best.rate >= needed else None
+        self._choice = best if self._computes and best.rate >= needed else None
         self._prospects = prospects
         self._planning.done(self._clock() - began)
 
@@ -178,11 +187,13 @@ class Controller:
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = None
+        if self._looks_up and self._counts_freely:
+            most, nodes = _MOST_PER_ROW, nodes + _FOUND  # at its price, a passage may be as long as it is
         chooses = self._probe is None or self._probe.chooses
         if self._counts_freely and self._prospects is not None and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
             nodes = 3 * nodes + 4 * rows + 8
-            rate = max(prospect.rate, self._prospects.plain_rate)
+            rate = self._rate(prospect.rate)
             prices = self._prospects.prices(rate, nodes)
             padding_prices = self._prospects.padding_prices(rate, rows * most)
         return SharedTree(
@@ -197,6 +208,33 @@ class Controller:
             groups=groups if any(groups) else None,
             keeps_candidates=self._probe is not None or self._analysing.due(),
         )
+
+    def _found_spec(self, rows: int, groups: tuple[int, ...]) -> SharedTree:
+        """The tree of a round in which the drafter only looks up: of what it finds, whatever pays."""
+        assert self._prospects is not None
+        nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
+        rate = self._rate(0.0)
+        return SharedTree(
+            depth=1,
+            width=self._widths[-1],
+            budget=nodes,
+            per_row=_MOST_PER_ROW,
+            prices=self._prospects.prices(rate, nodes),
+            padding_prices=self._prospects.padding_prices(rate, rows * _MOST_PER_ROW),
+            values=self._gain.values,
+            groups=groups if any(groups) else None,
+            keeps_candidates=self._analysing.due(),
+            found_only=True,
+        )
+
+    def _rate(self, forecast: float) -> float:
+        """The tokens per second at which time is counted in prices.
+
+        What is looked up isn't in any forecast, so that its rounds may be faster than those.
+        """
+        measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
+        plain = self._prospects.plain_rate if self._prospects is not None else 0.0
+        return max(forecast, plain, measured)
 
     def _new_probe(self, rows: int, lengths: Sequence[int]) -> Probe | None:
         if self._prospects is None:
@@ -224,6 +262,10 @@ class Controller:
             if record.spec is None:
                 self._costs.learn(record.rows, record.lengths, record.tokens, whole)
             return
+        if tree.looked_up:  # nothing was drafted, and the pairs are deferred
+            padded = _padded(tree, record) if self._counts_freely else 0
+            self._costs.learn(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded)
+            return
         levels = len(tree.candidates.scores) if tree.candidates is not None else 0
         if self._deferred or not self._expected.issuperset(record.lengths):
             levels = 0  # drafting began with observing deferred pairs, or the prompts of new rows
@@ -248,54 +290,25 @@ class Controller:
     def _learn_gain(self, record: RoundRecord) -> None:
         if record.draft is None or not isinstance(record.spec, SharedTree):
             return
+        if not self._counts_freely and not record.spec.keeps_candidates:
+            return  # reading the device costs a sync
         began = self._clock()
         groups: Indices = np.array(record.spec.groups or (0,) * record.rows)
         self._gain.learn(record.draft, groups, record.drafting)
-        if record.draft.tree.candidates is not None:
+        if record.spec.keeps_candidates:
             self._analysing.done(self._clock() - began)
-        if self._probe is None and self._choice is not None:
-            self._gain.judge(self._choice.accepted, record.emitted - record.rows)
+        network = accepted_of_network(record.draft)
+        if self._probe is None and self._choice is not None and not record.draft.tree.looked_up:
+            self._gain.judge(self._choice.accepted, network)
+        found = found_values(record.draft.tree, record.spec, groups)
+        if found > 0.0:
+            self._gain.judge_found(found, record.emitted - record.rows - network)
 
 
 def _padded(tree: DraftTree, record: RoundRecord) -> int:
     """The padded positions of a pass: the sum over rows of how much shorter they are than the longest."""
     longest = 1 + int(tree.valid.sum(1).max())
     return max(0, record.rows * longest - record.tokens)
-
-
-class Pace:
-    """Decides when to repeat some work, so that it takes no more than a share of the time.
-
-    The first few times it is done at doubling intervals.
-    """
-
-    def __init__(self, share: float, least: int, most: int) -> None:
-        """Repeat every `least` to `most` rounds, if possible within `share` of the rounds' time."""
-        self._share, self._least, self._most = share, least, most
-        self._cost = 0.0
-        self._since = most
-        self._seconds = 0.0
-        self._times = 0
-
-    def due(self) -> bool:
-        """Whether the work should be done now."""
-        early = self._times < _EAGER and self._since >= 2**self._times // 2
-        return (
-            early
-            or self._since >= self._most
-            or (self._since >= self._least and self._seconds * self._share >= self._cost)
-        )
-
-    def round(self, seconds: float) -> None:
-        """Account for a decoding round that took `seconds`."""
-        self._since += 1
-        self._seconds += seconds
-
-    def done(self, seconds: float) -> None:
-        """Account for the work, which took `seconds`; a single outlier changes its expected cost little."""
-        self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
-        self._since, self._seconds = 0, 0.0
-        self._times += 1
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ _SECOND_THOUGHTS = (8, 24)
 guess and say little about the rest."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
+_EAGER = 6
+"""How many times a `Pace` allows its work at doubling intervals, whatever that costs."""
 
 
 class Probe(NamedTuple):
@@ -120,3 +122,38 @@ class Explorer:
         loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)
         loss = max(loss, _LEAST * larger.seconds) + reading
         return Probe(larger, 2, 0.0, self._speculating) if self._speculating.affords(loss) else None
+
+
+class Pace:
+    """Decides when to repeat some work, so that it takes no more than a share of the time.
+
+    The first few times it is done at doubling intervals.
+    """
+
+    def __init__(self, share: float, least: int, most: int) -> None:
+        """Repeat every `least` to `most` rounds, if possible within `share` of the rounds' time."""
+        self._share, self._least, self._most = share, least, most
+        self._cost = 0.0
+        self._since = most
+        self._seconds = 0.0
+        self._times = 0
+
+    def due(self) -> bool:
+        """Whether the work should be done now."""
+        early = self._times < _EAGER and self._since >= 2**self._times // 2
+        return (
+            early
+            or self._since >= self._most
+            or (self._since >= self._least and self._seconds * self._share >= self._cost)
+        )
+
+    def round(self, seconds: float) -> None:
+        """Account for a decoding round that took `seconds`."""
+        self._since += 1
+        self._seconds += seconds
+
+    def done(self, seconds: float) -> None:
+        """Account for the work, which took `seconds`; a single outlier changes its expected cost little."""
+        self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
+        self._since, self._seconds = 0, 0.0
+        self._times += 1

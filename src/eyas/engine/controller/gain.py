@@ -13,10 +13,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from eyas.engine.controller.acceptance import GROUPS, Acceptance, Array, Indices, Supply
+from eyas.engine.controller.supply import Supply
 from eyas.engine.round import VerifiedDraft
-from eyas.tree.values import BIN_EDGES, ValueTable, bins
+from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices
+from eyas.tree.draft_tree import DraftTree, Source
+from eyas.tree.shared import SharedTree
+from eyas.tree.union import path_values
+from eyas.tree.values import BIN_EDGES, ValueTable
 
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
 _HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
@@ -34,6 +39,9 @@ _SURPRISE = 4.0
 _AFTER_SURPRISE = 0.3
 """The weight that everything learnt so far keeps after such a surprise."""
 
+_FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
+"""The same three for what is found: the end of a copied passage comes suddenly, and is learnt anew as fast."""
+
 
 class Forecast(NamedTuple):
     """The expected result of a round, by shape."""
@@ -46,33 +54,20 @@ class Forecast(NamedTuple):
 class GainModel:
     """Forecasts the nodes and accepted tokens of all shapes from acceptance rates and candidate counts."""
 
-    def __init__(self, widths: Sequence[int], depth: int) -> None:
+    def __init__(self, widths: Sequence[int], depth: int, sources: int = 1) -> None:
+        """For trees of up to `depth` levels and beams of `widths`, whose nodes come from so many sources."""
         self.widths, self.depth = tuple(widths), depth
-        self._acceptance, self._supply = Acceptance(), Supply(widths, depth)
+        self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
+        self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
-        tree = draft.tree
-        alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
-        if tree.candidates is not None:
-            self._supply.learn(tree.candidates, groups, alive)
-        elif tree.valid.device.type != "cpu":
-            return  # reading the device costs a sync
-        valid = tree.acceptable.cpu().numpy()
-        walked = np.zeros((len(groups), tree.size + 1), dtype=np.bool_)
-        for row, path in enumerate(draft.paths):
-            walked[row, path] = True
-        if not valid.any():
-            return
-        logprob, parents = tree.logprob.double().cpu().numpy(), tree.parents.cpu().numpy()
-        above = np.take_along_axis(np.pad(logprob, ((0, 0), (1, 0))), parents + 1, axis=1)  # [R, N]
-        tested = valid & np.take_along_axis(walked, parents + 1, axis=1)
-        at, node = np.nonzero(tested)
-        same_parent = tested[at] & (parents[at] == parents[at, node][:, None])  # [n, N]
-        later = same_parent.argmax(1) < node
-        self._acceptance.learn(groups[at], later, bins((logprob - above)[at, node]), walked[at, node + 1])
+        if draft.tree.candidates is not None:
+            alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
+            self._supply.learn(draft.tree.candidates, groups, alive)
+        self._acceptance.learn_tree(draft.tree, draft.paths, groups)
 
     def judge(self, promised: float, kept: float) -> None:
         """Compare the `promised` accepted draft tokens of a round with the `kept` ones.
@@ -87,6 +82,20 @@ class GainModel:
             self._supply.forget(_AFTER_SURPRISE)
             self._acceptance.forget(_AFTER_SURPRISE)
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
+
+    def judge_found(self, promised: float, kept: float) -> None:
+        """Compare what was `promised` of a round's found nodes with the accepted ones, `kept`.
+
+        A passage is copied to its end or left at once, so that a round's result varies as much as it promises.
+        """
+        self._found_surplus += kept - promised
+        self._found_variance += promised * (promised + 1.0)
+        self._found_judged += 1
+        if self._found_judged < _FOUND_TRIAL:
+            return
+        if abs(self._found_surplus) > _FOUND_SURPRISE * math.sqrt(self._found_variance):
+            self._acceptance.forget(_AFTER_FOUND, slice(Source.LOOKUP, None))
+        self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
 
     def settle(self) -> None:
         """Update node values with everything learnt so far."""
@@ -110,3 +119,21 @@ class GainModel:
         goes_on = np.minimum.accumulate(1.0 - idle, axis=0)
         levels = 1.0 + np.concatenate((np.zeros((1, shape[2])), goes_on[:-1].cumsum(0)))
         return Forecast(nodes.cumsum(1), accepted.cumsum(1), levels)
+
+
+def accepted_of_network(draft: VerifiedDraft) -> int:
+    """The accepted tokens that the drafter's network guessed, whether or not they were found as well."""
+    if draft.tree.sources is None:
+        return sum(len(path) - 1 for path in draft.paths)
+    sources = draft.tree.sources.tolist()
+    return sum(
+        row[node - 1] != Source.LOOKUP for row, path in zip(sources, draft.paths, strict=True) for node in path[1:]
+    )
+
+
+def found_values(tree: DraftTree, spec: SharedTree, groups: Indices) -> float:
+    """The accepted tokens that a tree's found nodes promised together."""
+    if tree.sources is None or not tree.size:
+        return 0.0
+    values = path_values(tree, spec.values, torch.from_numpy(groups).to(tree.tokens.device)).exp()
+    return float(values[tree.valid & (tree.sources == Source.LOOKUP)].sum())

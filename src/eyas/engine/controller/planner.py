@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eyas.engine.controller.acceptance import Array
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.gain import Forecast
+from eyas.tree.acceptance import Array
 
 _LONGEST = 2.0
 """Assumed ratio of the nodes in the longest row to the average row's."""

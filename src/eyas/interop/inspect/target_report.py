@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from eyas.drafters.files import Headers
+from eyas.drafters.in_target.mtp import find_modules
 from eyas.errors import ModelError, UnsupportedModelError
 from eyas.targets.adapters import check_peft, find_adapter
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
@@ -70,6 +71,8 @@ class TargetReport(Report):
     chat_template: bool
     stop_ids: dict[int, str]
     """The tokens that end answers -> where that is written."""
+    mtp_modules: list[str] = field(default_factory=list)
+    """The MTP modules among its tensors, for `--method mtp`: where they are, and whose layout they have."""
     adapter: str | None = None
     """The adapter that is merged into the weights at load."""
     problems: list[str] = field(default_factory=list)
@@ -112,6 +115,9 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         report.attention = dict(attention_plan(text).windows)
     except UnsupportedModelError as error:
         report.problems.append(str(error))
+    modules = None if headers is None else find_modules(headers.tensors, report.layers)
+    if modules is not None:
+        report.mtp_modules = [f"{prefix}* ({modules.layout.family}'s layout)" for prefix in modules.prefixes]
     adapter = find_adapter(name)
     if adapter is not None:
         report.adapter = str(adapter)

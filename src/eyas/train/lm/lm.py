@@ -1,7 +1,8 @@
 """The causal language model objective, and the training of the demo target from scratch.
 
 A shallow model can be grown in depth (`grow_depth`): training a shallow model first and growing it costs a fraction of
-training the deep one throughout.
+training the deep one throughout. The reverse (`cut_depth`) is where a small model
+begins that is to draft for a deep one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class LmConfig(StrictModel):
     validation_blocks: int = 16
     repetition: RepetitionConfig | None = None
     model: LmModelConfig = LmModelConfig()
-    start_from: Path | None = None  # a trained folder of fewer layers, grown to `model.layers`
+    start_from: Path | None = None  # a trained folder, grown or cut to `model.layers`
     corpus: CorpusConfig
     loop: LoopConfig
 
@@ -188,8 +189,9 @@ def train_lm(config: LmConfig) -> None:
     if config.start_from is None:
         model = build_lm(config.model, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     else:
-        shallow = LlamaForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
-        model = grow_depth(shallow, config.model.layers)
+        trained = LlamaForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
+        cuts = config.model.layers < trained.config.num_hidden_layers
+        model = (cut_depth if cuts else grow_depth)(trained, config.model.layers)
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     identity = config.model_dump(
@@ -233,3 +235,21 @@ def grow_depth(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
             state[f"model.layers.{int(index) * times + copy_number}.{rest}"] = value
     grown.load_state_dict(state)
     return grown
+
+
+def cut_depth(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
+    """A model of `layers` layers of `model`: the first, the last and those at equal distances between them.
+
+    Such a student learns faster than one with fresh weights (DistilBERT, arXiv 1910.01108).
+    """
+    have = model.config.num_hidden_layers
+    kept = [round(i * (have - 1) / max(1, layers - 1)) for i in range(layers)]
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = layers
+    short = LlamaForCausalLM(config)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("model.layers.")}
+    for index, source in enumerate(kept):
+        layer = model.model.layers[source].state_dict()
+        state |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
+    short.load_state_dict(state)
+    return short

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.kinds.medusa import MedusaNetwork
+from eyas.drafters.heads import HeadsNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.train.loss.chain_attention import ChainAttention
 
@@ -33,7 +33,7 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
     tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows, later steps those of `rows` in one sequence, whatever
     their chat. Stops early when no row is left.
     """
-    if isinstance(network, MedusaNetwork):
+    if isinstance(network, HeadsNetwork):
         yield from _heads(network, taps, rows)
         return
     batch, width = tokens.shape
@@ -54,7 +54,7 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
         yield fed[0], normed[0]
 
 
-def _heads(network: MedusaNetwork, taps: Tensor, rows: ChainRows) -> Iterator[tuple[Tensor, Tensor]]:
+def _heads(network: HeadsNetwork, taps: Tensor, rows: ChainRows) -> Iterator[tuple[Tensor, Tensor]]:
     """The steps of heads that guess from the true state alone: step j is head j, and nothing is fed back."""
     states = network.fuse(taps).to(taps.dtype).flatten(0, 1)  # [B * S, H]
     for step, count in enumerate(rows.counts):

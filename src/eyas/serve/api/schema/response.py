@@ -65,6 +65,7 @@ class SpeculationUsage(ResponseModel):
     accepted_histogram: list[int] = Field(description="[i] = rounds that accepted exactly i draft tokens")
     prefill_seconds: float
     decode_seconds: float
+    draft_seconds: float = Field(description="the drafter's part of decode_seconds")
     tokens_per_second: float
 
 

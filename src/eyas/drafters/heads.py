@@ -15,8 +15,12 @@ from eyas.drafters.network import DraftNetwork
 from eyas.tree import Frontier
 
 
-class BlockNetwork(DraftNetwork):
+class HeadsNetwork(DraftNetwork):
     """A network that makes its `config.guesses` guesses in one pass: `block` is the pass, `follow` reads a slot."""
+
+    def guess(self, states: Tensor, slot: int) -> Tensor:
+        """What a slot's logits are made of [..., H], from the states [..., H] that `step` made for the head."""
+        raise NotImplementedError
 
     def block(self, states: Tensor, depth: int) -> Tensor:
         """One pass for trees `depth` deep, from the last states [R, H] that `step` made for the head; for `follow`."""
@@ -30,10 +34,10 @@ class BlockNetwork(DraftNetwork):
         raise NotImplementedError
 
 
-class BlockLevels:
+class HeadLevels:
     """The levels of one draft, which come from one pass."""
 
-    def __init__(self, network: BlockNetwork, states: Tensor, depth: int) -> None:
+    def __init__(self, network: HeadsNetwork, states: Tensor, depth: int) -> None:
         """Trees at most `depth` deep that follow the last states [R, H]."""
         self._network, self._block, self._slot = network, network.block(states, depth), 0
 

@@ -1,17 +1,10 @@
-"""Statistics of drafts: how often their nodes are accepted, and how many candidates of which probability they offer.
-
-`Acceptance` calibrates the drafter's probabilities. How often a child of an accepted node is accepted depends on the
-drafter's probability for it and on whether it is the node's first child, but hardly on its depth, so all depths are
-pooled. Frequencies start from a prior, decay with time, and are made non-increasing as the probability falls (isotonic
-regression by pooling adjacent violators). The prior is the drafter's probability raised to a power, which is 1 for a
-well calibrated drafter; this one number is learnt from few nodes, long before every bin has seen enough.
+"""How many candidates of which probability a drafter's network offers.
 
 `Supply` counts the candidates that a row is offered, by depth and probability, for every beam width at once: a narrower
 beam offers the first w children of each node, and its beam is the first w of those among the wider one. About levels
 below the end of a draft only one thing is known: no deeper candidate is better than the best of the last level.
 
-Shapes: G groups, K bins, n nodes, P powers; R rows, W widths of the grid, D depths, F frontier nodes, C children of a
-level.
+Shapes: G groups, K bins; R rows, W widths of the grid, D depths, F frontier nodes, C children of a level.
 """
 
 from __future__ import annotations
@@ -22,84 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from eyas.tree.acceptance import GROUPS, Array, Indices
 from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import SharedTree
-from eyas.tree.values import BIN_CENTRES, BINS, ValueTable, bins
+from eyas.tree.values import BINS, bins
 
-Array = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-GROUPS = 2
-"""Greedy rows and sampled rows have separate statistics: the Gumbel noise of a coupled drafter changes its scores."""
-_PRIOR = 8.0
-"""The number of nodes that the prior of a bin counts for."""
-_POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
-"""[P] the powers considered: drafters are under- or overconfident."""
-_DOUBT = 2.0
-"""Weight, in log-likelihood an octave of power away, of the prior that the drafter is well calibrated."""
-_FADE = 1.0 - 1.0 / 600.0
-"""The factor by which counts decay each round."""
 _SUPPLY_FADE = 1.0 - 1.0 / 80.0
 """The factor by which a draft's weight in `Supply` decays with each later one."""
 _ROWS = 16
 """The most rows of a batch that `Supply` analyses at once; the others follow in later rounds."""
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
 """The probabilities assumed for every node's children before any draft was seen."""
-
-
-class Acceptance:
-    """Counts of offered and accepted children of accepted nodes, and the acceptance rates that follow from them."""
-
-    def __init__(self) -> None:
-        self._offered: Array = np.zeros((GROUPS, 2, BINS))
-        self._accepted: Array = np.zeros((GROUPS, 2, BINS))
-
-    def learn(self, groups: Indices, later: Mask, bins: Indices, accepted: Mask) -> None:
-        """Count verified nodes [n] whose parents were accepted.
-
-        `later` [n]: whether the node is not its parent's first child; `accepted` [n]: whether it was accepted itself.
-        """
-        shape = self._offered.shape
-        at = np.ravel_multi_index((groups, later.astype(np.int64), bins), shape)
-        self._offered *= _FADE
-        self._accepted *= _FADE
-        self._offered += np.bincount(at, minlength=self._offered.size).reshape(shape)
-        self._accepted += np.bincount(at, weights=accepted, minlength=self._offered.size).reshape(shape)
-
-    def forget(self, kept: float) -> None:
-        """Scale the weight of everything learnt so far by `kept`, from 0 to 1."""
-        self._offered *= kept
-        self._accepted *= kept
-
-    def table(self) -> ValueTable:
-        """The current acceptance rates, by group, first or later child, and probability."""
-        weight = self._offered + _PRIOR
-        values = (self._accepted + _PRIOR * self._prior()) / weight
-        for at in np.ndindex(values.shape[:2]):
-            values[at] = never_rising(values[at], weight[at])
-        return ValueTable(values)
-
-    def _prior(self) -> Array:
-        """[G, 2, K] the drafter's probabilities, raised to the most likely power."""
-        raised = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))  # [P, K]
-        taken, refused = self._accepted[:, :, None], (self._offered - self._accepted)[:, :, None]  # [G, 2, 1, K]
-        likelihood = (taken * np.log(raised) + refused * np.log1p(-raised)).sum(3) - _DOUBT * np.log2(_POWERS) ** 2
-        out: Array = raised[likelihood.argmax(2)]
-        return out
-
-
-def never_rising(values: Array, weights: Array) -> Array:
-    """The non-increasing sequence closest to `values` [K] by weighted least squares."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, length
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        mean, mass, length = value, weight, 1
-        while blocks and blocks[-1][0] < mean:
-            other, other_mass, other_length = blocks.pop()
-            mean = (mean * mass + other * other_mass) / (mass + other_mass)
-            mass, length = mass + other_mass, length + other_length
-        blocks.append((mean, mass, length))
-    return np.concatenate([np.full(length, mean) for mean, _, length in blocks])
 
 
 class Supply:

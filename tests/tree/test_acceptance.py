@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from eyas.engine.controller.acceptance import Acceptance, never_rising
+from eyas.tree.acceptance import Acceptance, never_rising
 from eyas.tree.values import BIN_CENTRES, bins
 
 

@@ -1,0 +1,15 @@
+"""Pages with a part that a script makes: what stands between two marks is replaced, the rest stays as it is."""
+
+from __future__ import annotations
+
+from eyas.errors import DataError
+
+
+def insert(page: str, marks: tuple[str, str], made: str) -> str:
+    """The page with what is between its marks replaced. DataError if it doesn't have them."""
+    begin, end = marks
+    before, begins, rest = page.partition(begin)
+    _, ends, after = rest.partition(end)
+    if not begins or not ends:
+        raise DataError(f"the page has no part between {begin} and {end}")
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"

@@ -1,0 +1,272 @@
+"""The methods of drafting that can run for a target, each as an engine; and those that can't, with the reason.
+
+A method is a drafter's files, a method without weights by its name, or both united, such as `eagle3+suffix`. Nothing
+here knows any method: what there is comes from the registry of drafters.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from eyas.bench.offline.runner import PLAIN
+from eyas.drafters.base import Drafter
+from eyas.drafters.checkpoint import PROVENANCE
+from eyas.drafters.files import CONFIG, read_json
+from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.loading import local_directory, open_drafter
+from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
+from eyas.drafters.small_lm import METHOD as SMALL_LM
+from eyas.engine import Engine, Speculation
+from eyas.engine.controller import CostTable, make_controller
+from eyas.engine.load import default_tree, tree_for
+from eyas.errors import EyasError, UsageError
+from eyas.targets import Target
+from eyas.tree import is_auto, parse_tree
+
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
+"""What belongs to the program, not to an object of it."""
+UNITED = "+"
+"""What stands between the two parts of a hybrid's name."""
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method to measure: what a line is called, the drafter's files if it has any, the method's name, and a tree."""
+
+    name: str
+    source: str | None = None
+    method: str | None = None
+    """What `open_drafter` is asked for; None = whatever the files hold."""
+    tree: str | None = None
+    """None = the drafter's own."""
+
+
+class Skipped(NamedTuple):
+    """A method that can't run here, and why."""
+
+    name: str
+    reason: str
+
+
+class Seed(NamedTuple):
+    """A method of the texts that eyas began with: its name there, what drafts, and the tree that its paper uses."""
+
+    name: str
+    drafter: str
+    tree: str | None
+    """None = the method's own, where it has no other."""
+
+
+SEEDS = (
+    Seed("speculative", "draft_model", "chain:4"),
+    Seed("mtp", "mtp", "chain:3"),
+    Seed("medusa", "medusa", "static:mc_sim_7b_63"),
+    Seed("lookahead", "lookahead", None),
+    Seed("eagle1", "eagle1", "static:eagle1"),
+    Seed("eagle2", "eagle1", "dynamic:6,10,59"),  # EAGLE-1's drafter, in the trees of EAGLE-2's own scripts
+    Seed("eagle3", "eagle3", "dynamic:6,10,59"),
+)
+"""The preset `seeds`."""
+PRESETS: Mapping[str, Sequence[Seed]] = {"seeds": SEEDS}
+"""Name of a preset -> its methods."""
+
+
+def all_choices(drafters: Mapping[str, str]) -> tuple[list[MethodChoice], list[Skipped]]:
+    """Every method: all `drafters` (name -> files) and all methods without weights; and kinds without a drafter."""
+    chosen = [MethodChoice(name, source) for name, source in drafters.items()]
+    chosen += [MethodChoice(name, method=name) for name in WITHOUT_DRAFTER if name not in drafters]
+    chosen += [MethodChoice(f"{name}{UNITED}suffix", source, f"{UNITED}suffix") for name, source in drafters.items()]
+    given = {choice.name for choice in chosen}
+    return chosen, [Skipped(kind, _missing(kind)) for kind in (*KINDS, SMALL_LM) if kind not in given]
+
+
+def named_choices(methods: Sequence[str], drafters: Mapping[str, str]) -> list[MethodChoice]:
+    """The `methods` by name: of `drafters`, without weights, or hybrids of both. Raises UsageError."""
+    return [_named(name, drafters) for name in dict.fromkeys(methods)]
+
+
+def preset_choices(preset: str, drafters: Mapping[str, str]) -> tuple[list[MethodChoice], list[Skipped]]:
+    """The methods of a preset for which there is a drafter or that need none; the others are skipped."""
+    chosen, skipped = list[MethodChoice](), list[Skipped]()
+    for seed in PRESETS[preset]:
+        if seed.drafter in drafters:
+            chosen.append(MethodChoice(seed.name, drafters[seed.drafter], None, seed.tree))
+        elif seed.drafter in WITHOUT_DRAFTER:
+            chosen.append(MethodChoice(seed.name, None, seed.drafter, seed.tree))
+        else:
+            skipped.append(Skipped(seed.name, _missing(seed.drafter)))
+    return chosen, skipped
+
+
+def with_trees(choices: Sequence[MethodChoice], trees: Mapping[str | None, str]) -> list[MethodChoice]:
+    """The choices with `trees` by name in place of their own; the one named None is of all others.
+
+    Raises UsageError for a name that isn't among them.
+    """
+    unknown = [name for name in trees if name is not None and name not in {choice.name for choice in choices}]
+    if unknown:
+        raise UsageError(f"--tree {unknown[0]}=...: no method of that name is measured")
+    return [replace(choice, tree=trees.get(choice.name, trees.get(None, choice.tree))) for choice in choices]
+
+
+def _missing(drafter: str) -> str:
+    return f"no drafter is given for it: --draft-model {drafter}=PATH"
+
+
+def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
+    if name in drafters:
+        return MethodChoice(name, drafters[name])
+    first, plus, lookup = name.partition(UNITED)
+    if first in drafters:  # a drafter's own name, which may be no kind's
+        read_method(f"{UNITED}{lookup}")
+        return MethodChoice(name, drafters[first], f"{UNITED}{lookup}")
+    parsed = read_method(name)
+    if parsed.alone:
+        return MethodChoice(name, method=name)
+    if len(drafters) != 1:
+        raise UsageError(f"--method {name} needs one drafter: give --draft-model {first or 'NAME'}=PATH")
+    return MethodChoice(name, next(iter(drafters.values())), name if first in (*KINDS, SMALL_LM) or plus else None)
+
+
+@dataclass
+class OpenedMethod:
+    """A method that can run: its engine, and what it costs apart from time."""
+
+    choice: MethodChoice
+    engine: Engine
+    drafter: Drafter
+    tree: str
+    weights: int
+    """Bytes that the drafter holds and the target doesn't, before it has slots."""
+    cache: int = 0
+    """The most bytes that its slots added, of those that `weigh` has found."""
+
+    def weigh(self, target: Target) -> None:
+        """Find out what the drafter holds now."""
+        self.cache = max(self.cache, drafter_bytes(self.drafter, target) - self.weights)
+
+    @cached_property
+    def training(self) -> dict[str, Any] | None:
+        """What training the drafter took, where its files say so: steps, seconds, chats."""
+        if self.choice.source is None:
+            return None
+        folder = local_directory(self.choice.source)
+        if not (folder / CONFIG).is_file():
+            return None
+        found = read_json(folder / CONFIG).get(PROVENANCE)
+        names = ("steps", "seconds", "rows", "batch_tokens")
+        kept = {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
+        return kept or None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form; bytes, seconds, and names as they were given."""
+        choice = self.choice
+        return {
+            "method": choice.name,
+            "drafter": None if choice.source is None else Path(choice.source).name,
+            "tree": self.tree,
+            "weights_bytes": self.weights,
+            "cache_bytes": self.cache,
+            "training": self.training,
+        }
+
+
+@dataclass
+class MethodOpener:
+    """Opens methods for one target; drafters of the same files are loaded once."""
+
+    target: Target
+    model: str
+    """What the target was loaded from."""
+    tokenizer: Any
+    batch_size: int = 1
+    coupled: bool = True
+    ignore_config_keys: Sequence[str] = ()
+    _drafters: dict[tuple[str | None, str | None], tuple[Drafter, int]] = field(default_factory=dict)
+
+    def open(self, choices: Sequence[MethodChoice]) -> tuple[list[OpenedMethod], list[Skipped]]:
+        """All methods that can run, and why the others can't."""
+        opened, skipped = list[OpenedMethod](), list[Skipped]()
+        for choice in choices:
+            try:
+                opened.append(self._open(choice))
+            except EyasError as error:
+                skipped.append(Skipped(choice.name, " ".join(str(error).split())))
+        return opened, skipped
+
+    def plain(self) -> dict[str, Engine]:
+        """Plain decoding, which is always measured, by its name."""
+        return {PLAIN: Engine(self.target, self.tokenizer, batch_size=self.batch_size)}
+
+    def _open(self, choice: MethodChoice) -> OpenedMethod:
+        drafter, weights = self._drafter(choice)
+        tree = choice.tree or default_tree(drafter)
+        engine = drafting_engine(self.target, self.tokenizer, drafter, tree, self.batch_size, self.coupled)
+        return OpenedMethod(choice, engine, drafter, tree, weights)
+
+    def _drafter(self, choice: MethodChoice) -> tuple[Drafter, int]:
+        key = choice.source, choice.method
+        if key not in self._drafters:
+            drafter = open_drafter(
+                choice.source, self.target, ignore_config_keys=self.ignore_config_keys, method=choice.method,
+                tokenizer=self.tokenizer, model=self.model,
+            )  # fmt: skip
+            self._drafters[key] = drafter, drafter_bytes(drafter, self.target)
+        return self._drafters[key]
+
+
+def drafting_engine(
+    target: Target,
+    tokenizer: Any,
+    drafter: Drafter,
+    tree: str,
+    batch_size: int,
+    coupled: bool = True,
+    costs: CostTable | None = None,
+) -> Engine:
+    """An engine for a loaded target and drafter; for `auto` trees `costs` are measured unless they are given."""
+    if not is_auto(tree):
+        speculation = Speculation(drafter, tree_for(drafter, parse_tree(tree)), coupled)
+        return Engine(target, tokenizer, speculation, batch_size=batch_size)
+    controller = make_controller(target, drafter, tree, batch_size, costs)
+    return Engine(target, tokenizer, Speculation(drafter, None, coupled), batch_size=batch_size, controller=controller)
+
+
+def drafter_bytes(drafter: Drafter, target: Target) -> int:
+    """The bytes that a drafter holds and its target doesn't; who runs on the target's slots now is neither's."""
+    lent = [part for name, part in vars(target).items() if name != "holder"]
+    return held_bytes(drafter, lent, beyond=target)
+
+
+def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int:
+    """The bytes of all that `owner` refers to, each counted once, without what is `lent` to it.
+
+    A tensor counts with its whole storage, of which it may be a part. References to `beyond` are not followed.
+    """
+    shared = dict(_holdings(lent, beyond))
+    return sum(size for key, size in dict(_holdings(owner, beyond)).items() if key not in shared)
+
+
+def _holdings(root: object, beyond: object) -> Iterator[tuple[tuple[str, int], int]]:
+    """What can be reached from an object: where each part lies, and its size."""
+    seen, waiting = {id(beyond)}, [root]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or isinstance(found, _CODE):
+            continue
+        seen.add(id(found))
+        if isinstance(found, torch.Tensor):
+            storage = found.untyped_storage()
+            yield (str(storage.device), storage.data_ptr()), storage.nbytes()
+        else:
+            yield ("object", id(found)), sys.getsizeof(found)
+            waiting += gc.get_referents(found)

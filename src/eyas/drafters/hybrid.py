@@ -1,0 +1,219 @@
+"""Two drafters in one: a network's guesses and what is looked up, such as copied passages, united in one tree.
+
+Both know the same pairs. What is looked up costs next to nothing, so it is asked first: where it promises every row at
+least as many accepted tokens as a round with the network usually brings, the network computes nothing, and its pairs
+are deferred. Otherwise both trees become one (`eyas.tree.union`), whose nodes are kept by what such nodes turned out to
+be worth: by the controller's numbers, or by the drafter's own where no controller plans the trees.
+
+Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.drafters.base import Drafter, SavedPairs
+from eyas.drafters.history import LookupDrafter
+from eyas.errors import InvariantError
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.tree.acceptance import GROUPS, Acceptance
+from eyas.tree.draft_tree import Source
+from eyas.tree.proposal import Proposal, found_tree, on_device
+from eyas.tree.shared import SharedTree
+from eyas.tree.union import path_values, unite
+from eyas.tree.values import ValueTable
+from eyas.verify import Coupling
+
+_FADE = 0.95
+"""The factor by which a round's weight in the usual number of accepted tokens decays with each later one."""
+_OFTEN, _SELDOM = 16, 8
+"""Own values are renewed each time so many drafts were learnt from, at the beginning at doubling intervals; on an
+accelerator, where reading a tree is a sync, one draft in so many is learnt from."""
+
+
+class HybridPairs(NamedTuple):
+    """Pairs copied out of a slot, for both drafters."""
+
+    network: SavedPairs
+    lookup: SavedPairs
+
+    @property
+    def unread(self) -> int:
+        return self.network.unread
+
+
+class HybridDrafter(Drafter):
+    """Drafts with a network, and with passages that are looked up in what the sequence and others have said."""
+
+    def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
+        """Unite the drafts of two drafters of the same target, which is on `device`. There are no slots yet."""
+        self.network, self.lookup, self._device = network, lookup, device
+        self.resize(0)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.network.taps
+
+    @property
+    def max_fanout(self) -> int:
+        return self.network.max_fanout
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    @property
+    def default_tree(self) -> str | None:
+        return self.network.default_tree
+
+    @property
+    def slots(self) -> int:
+        return self.network.slots
+
+    def resize(self, slots: int) -> None:
+        self.network.resize(slots)
+        self.lookup.resize(slots)
+        self._acceptance = Acceptance(GROUPS * len(Source))
+        self._values: ValueTable = self._acceptance.table()
+        self._usual: float | None = None
+        """The usual number of accepted tokens of a row that the network drafted for; None = it never did."""
+        self._drafts = self._learnt = 0
+        self._last: DraftTree | None = None  # until the outcome of its round is observed
+        self._learns = self._network_rested = False
+
+    def reshape(self, slots: int, columns: int) -> None:
+        self.network.reshape(slots, columns)
+        self.lookup.reshape(slots, columns)
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        self.network.begin(slot, prompt, owner)
+        self.lookup.begin(slot, prompt, owner)
+
+    def finish(self, slot: int) -> None:
+        self.network.finish(slot)
+        self.lookup.finish(slot)
+
+    def length(self, slot: int) -> int:
+        length = self.network.length(slot)
+        if self.lookup.length(slot) != length:
+            raise InvariantError(
+                f"slot {slot}: the network has {length} pairs, what is looked up {self.lookup.length(slot)}"
+            )
+        return length
+
+    def unread(self, slot: int) -> int:
+        return self.network.unread(slot)
+
+    def save(self, slot: int, start: int, stop: int) -> HybridPairs:
+        return HybridPairs(self.network.save(slot, start, stop), self.lookup.save(slot, start, stop))
+
+    def load(self, slot: int, saved: Any, count: int) -> None:
+        self.network.load(slot, saved.network, count)
+        self.lookup.load(slot, saved.lookup, count)
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """Nothing to do: what is committed is all that counts."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        self.network.truncate(slot, length)
+        self.lookup.truncate(slot, length)
+
+    def move(self, source: int, target: int) -> None:
+        self.network.move(source, target)
+        self.lookup.move(source, target)
+
+    def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        last, self._last = self._last, None
+        if last is not None and any(counts):
+            self._learn(last, next_tokens, counts)
+        self.lookup.observe(rows, next_tokens, taps, counts)
+        rested, self._network_rested = self._network_rested, False
+        (self.network.defer if rested else self.network.observe)(rows, next_tokens, taps, counts)
+
+    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        self.lookup.defer(rows, next_tokens, taps, counts)
+        self.network.defer(rows, next_tokens, taps, counts)
+
+    def draft(
+        self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
+    ) -> DraftTree:
+        wanted = [True] * len(rows) if drafting is None else drafting
+        # levels are what the network drafts; a passage that is found costs nodes alone
+        limits = SharedTree(spec.max_nodes, spec.max_fanout, spec.max_nodes)
+        found = [
+            self.lookup.propose_within(slot, limits) if want else Proposal()
+            for slot, want in zip(rows, wanted, strict=True)
+        ]
+        some = any(proposal.tokens for proposal in found)
+        copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(found), torch.device("cpu"))
+        shared = spec if isinstance(spec, SharedTree) else None
+        planned = None if shared is None else shared.values
+        values = self._values if planned is None else planned
+        groups = torch.tensor((shared.groups if shared is not None else None) or (0,) * len(rows))
+
+        self._network_rested = (shared is not None and shared.found_only) or self._suffice(
+            copies, wanted, values, groups
+        )
+        device = self._device
+        if self._network_rested:
+            tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
+            tree = on_device(tree, device)
+        else:
+            tree = self.network.draft(rows, spec, coupling, drafting)
+            if some:
+                tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
+        self._drafts += 1
+        self._last = tree
+        self._learns = planned is None and (device.type == "cpu" or self._drafts % _SELDOM == 0)
+        return tree
+
+    def _suffice(self, copies: DraftTree, wanted: Sequence[bool], values: ValueTable, groups: Tensor) -> bool:
+        """Whether the found trees promise each `wanted` row at least what a round with the network usually brings.
+
+        A network computes its levels for all rows together, so one that needs it lets the others have it as well.
+        """
+        if self._usual is None or not copies.size:
+            return False
+        promised = path_values(copies, values, groups).exp().masked_fill(~copies.valid, 0.0).sum(1).tolist()
+        return all(row > 0.0 and row >= self._usual for row, want in zip(promised, wanted, strict=True) if want)
+
+    def _learn(self, tree: DraftTree, next_tokens: Tensor, counts: Sequence[int]) -> None:
+        """Learn from the outcome of a round: `counts[r]` of the next_tokens [R, Q] were committed in each row."""
+        if not self._network_rested:
+            for count in counts:
+                if count:
+                    usual = count - 1.0 if self._usual is None else self._usual
+                    self._usual = usual + (1.0 - _FADE) * (count - 1.0 - usual)
+        if not self._learns or not tree.size:
+            return
+        paths = [
+            _walked(children, tokens[: max(0, count - 1)])
+            for children, tokens, count in zip(_children(tree), next_tokens.tolist(), counts, strict=True)
+        ]
+        self._acceptance.learn_tree(tree, paths, np.zeros(len(paths), dtype=np.int64))
+        self._learnt += 1
+        if self._learnt % _OFTEN == 0 or self._learnt & (self._learnt - 1) == 0:
+            self._values = self._acceptance.table()
+
+
+def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:
+    """For each row (index of the parent, token) -> node index, of its valid nodes."""
+    table = torch.stack((tree.parents, tree.tokens, tree.valid), dim=2).tolist()  # [B][N][3]
+    return [{(parent + 1, token): node for node, (parent, token, valid) in enumerate(row, 1) if valid} for row in table]
+
+
+def _walked(children: dict[tuple[int, int], int], tokens: Sequence[int]) -> list[int]:
+    """The node indexes from the root along accepted `tokens`, as far as the tree has them."""
+    path = [0]
+    for token in tokens:
+        node = children.get((path[-1], token))
+        if node is None:
+            break
+        path.append(node)
+    return path

@@ -1,0 +1,115 @@
+"""How often draft nodes turn out to be accepted: the calibration of what they are worth.
+
+How often a child of an accepted node is accepted depends on the drafter's probability for it and on whether it is the
+node's first child, but hardly on its depth, so all depths are pooled. Frequencies start from a prior, decay with time,
+and are made non-increasing as the probability falls (isotonic regression by pooling adjacent violators). The prior is
+the drafter's probability raised to a power, which is 1 for a well calibrated drafter; this one number is learnt from
+few nodes, long before every bin has seen enough. Where a tree unites several sources, each is calibrated by itself.
+
+Shapes: G groups, K bins, n nodes, P powers; B rows, N nodes of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from eyas.tree.draft_tree import DraftTree
+from eyas.tree.values import BIN_CENTRES, BINS, ValueTable, bins
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+GROUPS = 2
+"""Greedy rows and sampled rows have separate statistics: the Gumbel noise of a coupled drafter changes its scores.
+Nodes of the source s (`eyas.tree.draft_tree.Source`) in rows of the group g are in the group s * GROUPS + g."""
+_PRIOR = 8.0
+"""The number of nodes that the prior of a bin counts for."""
+_POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
+"""[P] the powers considered: drafters are under- or overconfident."""
+_DOUBT = 2.0
+"""Weight, in log-likelihood an octave of power away, of the prior that the drafter is well calibrated."""
+_FADE = 1.0 - 1.0 / 600.0
+"""The factor by which counts decay each round."""
+
+
+class Acceptance:
+    """Counts of offered and accepted children of accepted nodes, and the acceptance rates that follow from them."""
+
+    def __init__(self, groups: int = GROUPS) -> None:
+        """For nodes of so many groups."""
+        self._offered: Array = np.zeros((groups, 2, BINS))
+        self._accepted: Array = np.zeros((groups, 2, BINS))
+
+    def learn_tree(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
+        """Count the nodes of a verified tree whose parents were accepted; on an accelerator this waits for it.
+
+        `paths` [B] are the node indexes walked in each row, beginning with the root's 0; `groups` [B] the rows' groups.
+        """
+        valid = tree.acceptable.cpu().numpy()
+        if not valid.any():
+            return
+        walked = np.zeros((len(valid), tree.size + 1), dtype=np.bool_)
+        for row, path in enumerate(paths):
+            walked[row, path] = True
+        logprob, parents = tree.logprob.double().cpu().numpy(), tree.parents.cpu().numpy()
+        above = np.take_along_axis(np.pad(logprob, ((0, 0), (1, 0))), parents + 1, axis=1)  # [B, N]
+        tested = valid & np.take_along_axis(walked, parents + 1, axis=1)
+        at, node = np.nonzero(tested)
+        like = tested[at] & (parents[at] == parents[at, node][:, None])  # [n, N] siblings of the same source
+        group = groups[at]
+        if tree.sources is not None:
+            sources = tree.sources.cpu().numpy()
+            like &= sources[at] == sources[at, node][:, None]
+            group = group + GROUPS * sources[at, node]
+        self.learn(group, like.argmax(1) < node, bins((logprob - above)[at, node]), walked[at, node + 1])
+
+    def learn(self, groups: Indices, later: Mask, bins: Indices, accepted: Mask) -> None:
+        """Count verified nodes [n] whose parents were accepted.
+
+        `later` [n]: whether the node is not its parent's first child; `accepted` [n]: whether it was accepted itself.
+        """
+        shape = self._offered.shape
+        at = np.ravel_multi_index((groups, later.astype(np.int64), bins), shape)
+        self._offered *= _FADE
+        self._accepted *= _FADE
+        self._offered += np.bincount(at, minlength=self._offered.size).reshape(shape)
+        self._accepted += np.bincount(at, weights=accepted, minlength=self._offered.size).reshape(shape)
+
+    def forget(self, kept: float, sources: slice = slice(None)) -> None:
+        """Scale the weight of what was learnt so far, of some sources' nodes, by `kept`, from 0 to 1."""
+        groups = slice(*(None if end is None else end * GROUPS for end in (sources.start, sources.stop)))
+        self._offered[groups] *= kept
+        self._accepted[groups] *= kept
+
+    def table(self) -> ValueTable:
+        """The current acceptance rates, by group, first or later child, and probability."""
+        weight = self._offered + _PRIOR
+        values = (self._accepted + _PRIOR * self._prior()) / weight
+        for at in np.ndindex(values.shape[:2]):
+            values[at] = never_rising(values[at], weight[at])
+        return ValueTable(values)
+
+    def _prior(self) -> Array:
+        """[G, 2, K] the drafter's probabilities, raised to the most likely power."""
+        raised = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))  # [P, K]
+        taken, refused = self._accepted[:, :, None], (self._offered - self._accepted)[:, :, None]  # [G, 2, 1, K]
+        likelihood = (taken * np.log(raised) + refused * np.log1p(-raised)).sum(3) - _DOUBT * np.log2(_POWERS) ** 2
+        out: Array = raised[likelihood.argmax(2)]
+        return out
+
+
+def never_rising(values: Array, weights: Array) -> Array:
+    """The non-increasing sequence closest to `values` [K] by weighted least squares."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        mean, mass, length = value, weight, 1
+        while blocks and blocks[-1][0] < mean:
+            other, other_mass, other_length = blocks.pop()
+            mean = (mean * mass + other * other_mass) / (mass + other_mass)
+            mass, length = mass + other_mass, length + other_length
+        blocks.append((mean, mass, length))
+    return np.concatenate([np.full(length, mean) for mean, _, length in blocks])

@@ -1,0 +1,141 @@
+"""One tree of two sources: what a drafter's network guesses, and what was found on the host, such as a copied passage.
+
+Nodes with the same path of tokens are one node. Each node's step is worth what steps of its source and probability
+turned out to be worth (`ValueTable`), a path the product of its steps, and of all nodes of both trees those are kept
+that are worth the most: as many as the trees' shape allows, or as pay at its prices. Everything is computed in tensors,
+without a question to the device, so that it is the same everywhere.
+
+Shapes: B rows, N nodes of the network's tree, L found nodes, C = N + L, D levels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eyas.tree.acceptance import GROUPS
+from eyas.tree.draft_tree import DraftTree, Source, TreeSpec
+from eyas.tree.dynamic import DynamicTree
+from eyas.tree.shared import SharedTree, greatest
+from eyas.tree.values import ValueTable
+
+_LEAST_STEP = -1e-6
+"""No step's logarithm is nearer to 0: a child is then worth less than its parent, whatever is rounded."""
+
+
+def unite(
+    spec: TreeSpec, network: DraftTree | None, found: DraftTree, values: ValueTable | None, groups: Tensor
+) -> DraftTree:
+    """The best nodes of the `network`'s trees (None = it drafted nothing) and of the `found` ones, within `spec`.
+
+    `values` None takes probabilities at their word; `groups` [B] are the rows' groups there. Shapes of one child a node
+    get chains: each row the one of both that is worth more.
+    """
+    merged = _tagged(found) if network is None or not network.size else _merged(network, found)
+    scores = path_values(merged, values, groups)  # [B, C]
+    allowed = merged.valid
+    if spec.max_fanout == 1:
+        allowed = _better_chain(merged, scores)
+    if isinstance(spec, SharedTree):
+        kept = spec.keep(scores.to(torch.float32), allowed)
+    else:
+        scores = scores.masked_fill(~allowed, -math.inf)
+        least = math.log(spec.threshold) if isinstance(spec, DynamicTree) and spec.threshold > 0.0 else -math.inf
+        kept = greatest(scores, min(spec.max_nodes, scores.shape[1])) & allowed & (scores >= least)
+    return replace(
+        _only(merged, kept, spec.max_nodes),
+        candidates=None if network is None else network.candidates,
+        looked_up=network is None,
+    )
+
+
+def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
+    """[B, C] logarithms of what the paths to a tree's nodes are worth, as float64; `groups` [B] of the rows."""
+    above = F.pad(tree.logprob, (1, 0)).gather(1, tree.parents + 1)
+    steps = tree.logprob - above
+    if values is not None:
+        sources = torch.zeros_like(tree.tokens) if tree.sources is None else tree.sources
+        alike = (tree.parents.unsqueeze(2) == tree.parents.unsqueeze(1)) & tree.valid.unsqueeze(1)  # [B, C, C]
+        alike &= sources.unsqueeze(2) == sources.unsqueeze(1)
+        later = alike.tril(-1).any(2)  # some valid sibling of the same source comes before it
+        steps = values.of_nodes(steps, later, groups.unsqueeze(1) + GROUPS * sources)
+    steps = steps.double().clamp(max=_LEAST_STEP).masked_fill(~tree.valid, 0.0)
+    return _along_paths(tree, steps)
+
+
+def _along_paths(tree: DraftTree, steps: Tensor) -> Tensor:
+    """[B, C] the sum of `steps` [B, C] on the path to each node."""
+    return (tree.ancestors[:, 1:, 1:].to(steps.dtype) @ steps.unsqueeze(2)).squeeze(2)
+
+
+def _tagged(found: DraftTree) -> DraftTree:
+    return replace(found, sources=torch.full_like(found.tokens, Source.LOOKUP))
+
+
+def _merged(network: DraftTree, found: DraftTree) -> DraftTree:
+    """Both trees side by side, the network's nodes first; found nodes that it has as well are not valid."""
+    depth = max(network.max_depth, found.max_depth)
+    same = (_paths(found, depth).unsqueeze(2) == _paths(network, depth).unsqueeze(1)).all(3)  # [B, L, N]
+    same &= found.valid.unsqueeze(2) & network.valid.unsqueeze(1)
+    known, both = same.any(2), same.any(1)  # [B, L], [B, N]
+    nodes = torch.arange(found.size, device=found.tokens.device) + network.size
+    column = torch.where(known, same.to(torch.uint8).argmax(2), nodes)  # [B, L] where each found node is now
+    parents = torch.cat((network.parents, F.pad(column, (1, 0), value=-1).gather(1, found.parents + 1)), dim=1)
+    tree = DraftTree(
+        tokens=torch.cat((network.tokens, found.tokens), dim=1),
+        parents=parents,
+        logprob=torch.cat((network.logprob, found.logprob), dim=1),
+        valid=torch.cat((network.valid, found.valid & ~known), dim=1),
+        max_depth=depth,
+        sources=torch.cat((both * int(Source.BOTH), torch.full_like(found.tokens, Source.LOOKUP)), dim=1),
+    )
+    # a node of both is as probable as the surer of the two says
+    theirs = _steps(found).unsqueeze(2).masked_fill(~same, -math.inf).amax(1)  # [B, N]
+    steps = torch.cat((torch.maximum(_steps(network), theirs), _steps(found)), dim=1)
+    return replace(tree, logprob=_along_paths(tree, steps.double().masked_fill(~tree.valid, 0.0)).to(torch.float32))
+
+
+def _steps(tree: DraftTree) -> Tensor:
+    """[B, N] log-probabilities of the steps to a tree's nodes."""
+    return tree.logprob - F.pad(tree.logprob, (1, 0)).gather(1, tree.parents + 1)
+
+
+def _paths(tree: DraftTree, depth: int) -> Tensor:
+    """[B, N, D] the tokens on the path to each node, by level; -1 past its end."""
+    levels = tree.depth[:, 1:].unsqueeze(2) == torch.arange(1, depth + 1, device=tree.tokens.device)  # [B, N, D]
+    # whole numbers, exact in float64, in which an accelerator multiplies matrices as well
+    numbers = levels.double() * (tree.tokens + 1).unsqueeze(2)
+    return tree.ancestors[:, 1:, 1:].double() @ numbers - 1.0
+
+
+def _better_chain(tree: DraftTree, scores: Tensor) -> Tensor:
+    """[B, C] bool: the nodes of the chain of each row that is worth more, given logarithms of paths' values."""
+    values = scores.exp().masked_fill(~tree.valid, 0.0)
+    assert tree.sources is not None
+    found = tree.sources == int(Source.LOOKUP)
+    shared = tree.sources == int(Source.BOTH)
+    copies = (values * found).sum(1) > (values * ~(found | shared)).sum(1)  # [B]
+    return tree.valid & (shared | (found == copies.unsqueeze(1)))
+
+
+def _only(tree: DraftTree, kept: Tensor, most: int) -> DraftTree:
+    """A tree's `kept` [B, C] nodes alone, at most `most` in a row, in their order."""
+    counted = int(kept.sum()) if kept.device.type == "cpu" else None
+    width = min(most, tree.size) if counted is None else int(kept.sum(1).max())
+    chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, N']
+    valid = kept.gather(1, chosen)
+    column = F.pad(kept.cumsum(1) - 1, (1, 0), value=-1)  # [B, 1 + C] new column of the root (-1) and the kept
+    parents = column.gather(1, tree.parents.gather(1, chosen) + 1)
+    return DraftTree(
+        tokens=tree.tokens.gather(1, chosen),
+        parents=parents.masked_fill(~valid, -1),
+        logprob=tree.logprob.gather(1, chosen),
+        valid=valid,
+        max_depth=min(tree.max_depth, width),
+        counted=counted,
+        sources=None if tree.sources is None else tree.sources.gather(1, chosen),
+    )

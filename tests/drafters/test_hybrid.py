@@ -1,0 +1,241 @@
+"""Hybrid drafting: no token changes, both drafters keep to the same pairs, and the union is as good as the better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import eyas
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.loading import open_drafter
+from eyas.drafters.methods import read_method
+from eyas.drafters.weightless.ngram import NgramDrafter
+from eyas.drafters.weightless.suffix import SuffixDrafter
+from eyas.engine import Engine, Speculation
+from eyas.engine.controller import make_controller
+from eyas.errors import InvariantError, UsageError
+from eyas.tree import parse_tree
+from eyas.tree.acceptance import GROUPS
+from eyas.tree.draft_tree import Source
+from eyas.tree.shared import SharedTree
+from eyas.tree.values import bins
+from eyas.types import Completion, Limits, Request, SamplingParams
+from eyas.verify import Sampler
+
+from .. import pairs, tiny
+from ..engine.test_auto import costs
+
+PROMPTS = tiny.prompts(1, 4, 5, 7, 6)
+
+
+def hybrid(suffix: bool = False) -> HybridDrafter:
+    device = tiny.target().device
+    return HybridDrafter(tiny.eagle3_drafter(), (SuffixDrafter if suffix else NgramDrafter)(device), device)
+
+
+def requests(temperature: float) -> list[Request]:
+    return [
+        Request(prompt * 3, SamplingParams(max_tokens=24, temperature=temperature, seed=seed, ignore_eos=True))
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+
+
+@cache
+def plain(temperature: float) -> list[list[int]]:
+    return [done.token_ids for done in Engine(tiny.target(), batch_size=4).generate(requests(temperature))]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("tree", ["chain:5", "dynamic:4,3,8", "shared:4,3,20"])
+@pytest.mark.parametrize(("batch", "suffix"), [(1, True), (4, False)])
+def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int, suffix: bool) -> None:
+    speculation = Speculation(hybrid(suffix), parse_tree(tree))
+    engine = Engine(tiny.target(), None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
+    for _ in range(2):  # the second time with prefixes from the cache
+        done = engine.generate(requests(temperature))
+        assert [one.token_ids for one in done] == plain(temperature)
+        engine.check_invariants()
+    if temperature == 0.0:
+        assert sum(one.stats.walked for one in done) > 10  # the random network alone gets fewer than 5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("token", "batch"), [(0.02, 1), (0.02, 4), (0.5, 4)])
+@pytest.mark.parametrize("text", ["auto", "auto:chain"])
+def test_a_controller_changes_no_token(temperature: float, token: float, batch: int, text: str) -> None:
+    target, drafter = tiny.target(), hybrid()
+    controller = make_controller(target, drafter, text, batch, costs(token))
+    engine = Engine(
+        target, None, Speculation(drafter, None), limits=Limits(max_running=batch, prefix_tokens=256),
+        controller=controller,
+    )  # fmt: skip
+    for _ in range(2):
+        done = engine.generate(requests(temperature))
+        assert [one.token_ids for one in done] == plain(temperature)
+        engine.check_invariants()
+    assert controller.snapshot().rounds > 0
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_preempted_sequences_go_on(auto: bool) -> None:
+    target, drafter = tiny.target(), hybrid()
+    tree = None if auto else parse_tree("dynamic:4,3,8")
+    controller = make_controller(target, drafter, "auto", 4, costs(0.02)) if auto else None
+    limits = Limits(max_running=4, max_cached_tokens=160, prefix_tokens=256)
+    engine = Engine(target, None, Speculation(drafter, tree), limits=limits, controller=controller)
+    assert [one.token_ids for one in engine.generate(requests(0.0))] == plain(0.0)
+    engine.check_invariants()
+
+
+class Wandering:
+    """Answers of few different tokens, which repeat themselves now and then."""
+
+    def __init__(self) -> None:
+        params = SamplingParams(max_tokens=60, ignore_eos=True, logit_bias=dict.fromkeys(range(5, 11), 30.0))
+        self.requests = [Request(prompt, params) for prompt in tiny.prompts(4, 5, 7, 6)]
+        self.answers = [done.token_ids for done in Engine(tiny.target(), batch_size=4).generate(self.requests)]
+
+    def run(self, drafter: Any, tree: str) -> list[Completion]:
+        engine = Engine(tiny.target(), None, Speculation(drafter, parse_tree(tree)), batch_size=2)
+        done = engine.generate(self.requests)
+        assert [one.token_ids for one in done] == self.answers
+        return done
+
+    def oracle(self, omit: float) -> tiny.OracleDrafter:
+        known = [[*r.prompt, *a] for r, a in zip(self.requests, self.answers, strict=True)]
+        return tiny.OracleDrafter(known, (1,), omit=omit)
+
+
+def accept_length(done: Sequence[Completion]) -> float:
+    """Tokens of a target pass."""
+    return sum(len(one.token_ids) for one in done) / sum(one.stats.target_passes for one in done)
+
+
+@pytest.mark.parametrize("tree", ["dynamic:3,3,10", "shared:3,3,20,10", "chain:6"])
+def test_on_a_text_that_repeats_itself_it_is_as_good_as_the_better_of_its_two(tree: str) -> None:
+    """Both are good at different places: an oracle that fails at two steps of three, and copies of a looping answer."""
+    text, device = Wandering(), tiny.target().device
+    network = accept_length(text.run(text.oracle(0.66), tree))
+    copies = accept_length(text.run(NgramDrafter(device), "chain:10" if tree != "chain:6" else tree))
+    both = accept_length(text.run(HybridDrafter(text.oracle(0.66), NgramDrafter(device), device), tree))
+    assert min(network, copies) > 1.1
+    assert both >= max(network, copies)
+
+
+def slots(drafter: HybridDrafter, tokens: Sequence[int]) -> Sampler:
+    """Slot 0 has read these tokens; slot 1 is empty."""
+    drafter.resize(2)
+    sampler = Sampler(2, tiny.VOCAB, torch.device("cpu"))
+    sampler.admit(0, SamplingParams(), tuple(tokens), ())
+    drafter.begin(0, tokens, "")
+    observe(drafter, tokens[1:])
+    return sampler
+
+
+def observe(drafter: HybridDrafter, tokens: Sequence[int]) -> None:
+    shape = (1, len(tokens), len(drafter.taps), tiny.HIDDEN)
+    taps = torch.randn(shape, generator=torch.Generator().manual_seed(len(tokens)))
+    drafter.observe(range(1), torch.tensor([list(tokens)]), taps, [len(tokens)])
+
+
+def test_a_sure_copy_lets_the_network_rest_and_its_pairs_wait() -> None:
+    drafter = hybrid()
+    loop = [5, 6, 7, 8, 9, 10] * 3
+    sampler = slots(drafter, loop)
+    spec = parse_tree("dynamic:3,3,12")
+    first = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
+    assert not first.looked_up  # nothing is known of the network yet
+    observe(drafter, [90])  # which guessed wrong
+    assert drafter.unread(0) == 0
+    observe(drafter, loop)
+    second = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
+    assert second.looked_up
+    assert second.tokens[0].tolist()[:6] == loop[:6]
+    observe(drafter, [5, 6])
+    assert drafter.unread(0) == 2
+    assert drafter.length(0) == drafter.lookup.length(0) == 2 * len(loop) - 1 + 3
+    observe(drafter, [91])  # not after a draft
+    assert drafter.unread(0) == 0
+
+
+def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> None:
+    drafter = hybrid()
+    sampler = slots(drafter, [5, 6, 7])
+    coupling = sampler.coupling(range(1), True)
+    tree = drafter.draft(range(1), SharedTree(2, 2, 4), coupling)
+    assert tree.size
+    assert tree.sources is None  # all of it the network's
+    observe(drafter, [8])
+    tree = drafter.draft(range(1), SharedTree(1, 2, 4, found_only=True), coupling)
+    assert not tree.size
+    assert tree.looked_up
+    observe(drafter, [9])
+    assert drafter.unread(0) == 1
+
+
+def test_what_is_refuted_is_worth_less_from_then_on() -> None:
+    """Copies that never come true: their value sinks by itself, not with that of the network's guesses."""
+    drafter = hybrid()
+    sampler = slots(drafter, [5, 6, 5])
+    before = drafter._values.values.copy()
+    for token in range(10, 50):
+        drafter.draft(range(1), parse_tree("dynamic:2,2,3"), sampler.coupling(range(1), True))
+        observe(drafter, [token, 5])
+    copied, at = Source.LOOKUP * GROUPS, bins(np.log(np.array([0.5])))
+    assert drafter._values.values[copied, 0, at] < 0.2 < before[copied, 0, at]
+    assert drafter._values.values[copied, 0, at] < drafter._values.values[0, 0, at]
+
+
+def test_slots_of_both_move_together() -> None:
+    drafter = hybrid()
+    slots(drafter, [5, 6, 7, 5, 6])
+    saved = drafter.save(0, 0, 4)
+    assert saved.unread == 0
+    drafter.move(0, 1)
+    assert drafter.length(0) == 0
+    assert drafter.length(1) == 4
+    drafter.begin(0, [5], "")
+    drafter.load(0, saved, 3)
+    assert drafter.length(0) == 3
+    drafter.truncate(0, 2)
+    assert drafter.length(0) == 2
+    drafter.network.truncate(0, 1)
+    with pytest.raises(InvariantError, match="slot 0: the network has 1"):
+        drafter.length(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("eagle3+nothing", r"there is no nothing to add; write one of eagle3\+ngram"),
+        ("eagle3+", "there is no name to add"),
+        ("eagle9+ngram", "eagle9 is no kind of draft model; write one of eagle1, eagle3"),
+        ("ngram+suffix", "ngram is no kind of draft model"),
+        ("eagle9", r"unknown method 'eagle9': write eagle1, eagle3, .*ngram, .*eagle3\+ngram.* or none"),
+    ],
+)
+def test_unknown_methods_are_refused_with_what_there_is(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_method(text)
+
+
+def test_methods_are_named_by_kind_and_by_what_is_added(tmp_path: Path) -> None:
+    assert read_method("eagle3+ngram") == (True, "eagle3", "ngram")
+    assert read_method("+ngram") == (True, None, "ngram")
+    pairs.save_drafter(tmp_path / "d")
+    model = pairs.save_target(tmp_path / "t")
+    engine = eyas.load(model, tmp_path / "d", method="+suffix", tree="dynamic:3,3,8", device="cpu")
+    assert engine.speculation is not None
+    drafter = engine.speculation.drafter
+    assert isinstance(drafter, HybridDrafter)
+    assert isinstance(drafter.lookup, SuffixDrafter)
+    with pytest.raises(UsageError, match="is an eagle3 drafter, not mla"):
+        open_drafter(tmp_path / "d", engine.target, method="mla+ngram")
+    with pytest.raises(UsageError, match=r"method eagle3\+ngram needs a drafter"):
+        open_drafter(None, engine.target, method="eagle3+ngram")

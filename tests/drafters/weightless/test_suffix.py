@@ -1,0 +1,158 @@
+"""Suffix decoding: what a slot and an owner know, and that no token changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.drafters.suffix_index import SuffixIndex, SuffixLimits
+from eyas.drafters.weightless.suffix import FinishedAnswers, SuffixDrafter
+from eyas.engine import Engine, Speculation
+from eyas.errors import UsageError
+from eyas.tree import parse_tree
+from eyas.types import Limits, Request, SamplingParams
+
+from ... import tiny
+
+CPU = torch.device("cpu")
+LIMITS = SuffixLimits(factor=1.0, longest=4)
+
+
+def drafter(slots: int = 2) -> SuffixDrafter:
+    made = SuffixDrafter(CPU, LIMITS)
+    made.resize(slots)
+    return made
+
+
+def give(drafter: SuffixDrafter, tokens: Sequence[int], slot: int = 0) -> None:
+    """Let a slot observe some more tokens."""
+    drafter.observe(range(slot, slot + 1), torch.tensor([tokens]), torch.zeros(1, len(tokens), 0, 1), [len(tokens)])
+
+
+def answered(drafter: SuffixDrafter, owner: str, prompt: Sequence[int], answer: Sequence[int], slot: int = 0) -> None:
+    """Run a sequence in a slot from its start to its end."""
+    drafter.begin(slot, prompt, owner)
+    give(drafter, [*prompt[1:], *answer], slot)
+    drafter.finish(slot)
+    drafter.truncate(slot, 0)
+
+
+def proposed(drafter: SuffixDrafter, slot: int, depth: int = 4) -> list[int]:
+    return drafter.propose(slot, drafter._tokens[slot], depth).tokens
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(0, 8))
+def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int, cut: int) -> None:
+    made = drafter()
+
+    def fresh() -> list[int]:
+        index = SuffixIndex(LIMITS)
+        index.append(tokens)
+        return index.draft(tokens, depth, 64).proposal.tokens
+
+    made.begin(0, tokens, "")
+    for token in tokens[1:]:  # a draft in between must not change what is found later
+        proposed(made, 0, 1)
+        give(made, [token])
+    assert proposed(made, 0, depth) == fresh()
+    kept = max(0, made.length(0) - cut)
+    made.truncate(0, kept)
+    if kept:
+        give(made, [1, 2])
+        tokens = [*tokens[: kept + 1], 1, 2]
+        made.move(0, 1)
+        made.reshape(3, 8)
+        assert proposed(made, 1, depth) == fresh()
+
+
+def test_an_empty_history_drafts_nothing() -> None:
+    made = drafter()
+    made.begin(0, [7], "me")
+    assert proposed(made, 0) == []
+    assert made.draft(range(1), parse_tree(made.default_tree), None).size == 0  # type: ignore[arg-type]
+
+
+def test_answers_serve_their_owner_alone() -> None:
+    made = drafter()
+    answered(made, "one", [1, 2], [5, 6, 7, 8, 9])
+    for owner, expected in (("one", [7, 8]), ("two", []), ("", [])):
+        made.begin(0, [3, 5], owner)
+        give(made, [5, 6])
+        assert proposed(made, 0) == expected
+        made.truncate(0, 0)
+
+
+def test_only_answers_that_finished_are_kept() -> None:
+    made = drafter()
+    made.begin(0, [1, 2, 3, 4], "one")  # a prompt isn't part of them
+    give(made, [2, 3, 4, 5, 6, 7])
+    made.begin(1, [1, 5], "one")
+    give(made, [5, 6], 1)
+    assert proposed(made, 1) == []  # it runs on
+    made.finish(0)
+    assert proposed(made, 1) == [7]
+    made.truncate(1, 0)
+    made.begin(1, [2, 3], "one")
+    give(made, [3], 1)
+    assert proposed(made, 1) == []
+    answered(made, "", [1], [8, 9])
+    assert made.answers.index("") is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 30)), max_size=40))
+def test_memory_is_bounded(finished: list[tuple[str, int]]) -> None:
+    answers = FinishedAnswers(LIMITS, per_owner=20, total=50, owners=3)
+    kept: dict[str, list[list[int]]] = {}
+    for number, (owner, size) in enumerate(finished):
+        answer = [number] * size
+        answers.add(owner, answer)
+        kept[owner] = [*kept.pop(owner, []), answer[-19:]]
+        while sum(len(each) + 1 for each in kept[owner]) > 20:
+            kept[owner].pop(0)
+        while len(kept) > 3 or sum(len(each) + 1 for of in kept.values() for each in of) > 50:
+            del kept[next(iter(kept))]
+        indexes = {name: answers.index(name) for name in "abcde"}
+        for name, index in indexes.items():
+            expected = SuffixIndex(LIMITS)
+            for each in kept.get(name, []):
+                expected.append(each)
+                expected.end_text()
+            assert (index is not None) == (name in kept)
+            assert index is None or list(index._text[: len(index)]) == list(expected._text[: len(expected)])
+        assert len(answers) == sum(len(index) for index in indexes.values() if index is not None) <= 50
+        assert all(index.nbytes <= 4 * (64 + 2 * 5) for index in indexes.values() if index is not None)
+
+
+def test_limits_are_checked_at_once() -> None:
+    with pytest.raises(UsageError, match="suffix: factor"):
+        SuffixDrafter(CPU, SuffixLimits(least=2.0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("tree", ["chain:5", "dynamic:8,4,8", "shared:4,2,9"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
+    target = tiny.target()
+    requests = [
+        Request(prompt * 3, SamplingParams(max_tokens=24, temperature=temperature, seed=seed, ignore_eos=True))
+        for seed, prompt in enumerate(tiny.prompts(1, 4, 5, 7, 6))
+    ]
+    plain = [done.token_ids for done in Engine(target, batch_size=batch).generate(requests)]
+    made = SuffixDrafter(target.device)
+    limits = Limits(max_running=batch, prefix_tokens=256)
+    engine = Engine(target, None, Speculation(made, parse_tree(tree)), limits=limits)
+    walked = []
+    for _ in range(2):  # the second time with prefixes from the cache, and with the answers known
+        indices = [engine.submit(request, queue_key="one") for request in requests]
+        ended = {}
+        while not engine.idle:
+            ended |= {chunk.index: chunk.completion for chunk in engine.step() if chunk.completion is not None}
+            engine.check_invariants()
+        assert [ended[index].token_ids for index in indices] == plain
+        walked.append(sum(one.stats.walked for one in ended.values()))
+    assert walked[1] >= 5 * 10  # the same answers with the same seeds: they are copied
+    assert walked[1] > walked[0]

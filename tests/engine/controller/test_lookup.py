@@ -1,0 +1,147 @@
+"""The controller with drafters that look up: their drafts are free, often empty, and sometimes long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import log
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.round import VerifiedDraft
+from eyas.tree import DraftTree, TreeSpec
+from eyas.tree.proposal import Proposal, found_tree, grow
+from eyas.tree.shared import SharedTree
+from eyas.tree.union import unite
+
+from .simulation import CPU, Machine, Simulation, Text, controller, mixed
+
+MACHINE = Machine()
+
+
+@dataclass
+class CopiedText(Text):
+    """A text in which copies of `length` tokens are found in some rounds, and then are right with `sure` a step."""
+
+    share: float = 0.0
+    """Rounds of a row in which a copy is found."""
+    sure: float = 0.9
+    length: int = 30
+    network: bool = False
+    """Whether a network drafts as well."""
+    _right: list[int] = field(default_factory=list)
+
+    def draft(self, spec: TreeSpec) -> tuple[DraftTree, int]:
+        assert isinstance(spec, SharedTree)
+        found, self._right = [], []
+        for _ in self.sharpness:
+            there = self._draw.random() < self.share
+            length = min(self.length, spec.max_nodes)
+            found.append(Proposal.chain([100 + i for i in range(length)], log(0.75)) if there else Proposal())
+            self._right.append(int(self._draw.geometric(1.0 - self.sure)) - 1)
+        if spec.found_only:
+            return grow(spec, found, CPU), 0
+        assert self.network
+        tree, levels = super().draft(spec)
+        if any(one.tokens for one in found):
+            tree = unite(spec, tree, found_tree(found, False), spec.values, torch.zeros(len(found), dtype=torch.int64))
+        return tree, levels
+
+    def walk(self, tree: DraftTree) -> list[list[int]]:
+        if tree.sources is None:
+            return super().walk(tree)
+        paths = []
+        for row, path in enumerate(super().walk(_network_s(tree))):
+            copied = [node + 1 for node in np.flatnonzero((tree.sources[row] == 1) & tree.valid[row]).tolist()]
+            copied = copied[: self._right[row]]
+            paths.append([0, *copied] if len(copied) >= len(path) else path)
+        return paths
+
+
+def _network_s(tree: DraftTree) -> DraftTree:
+    assert tree.sources is not None
+    return DraftTree(
+        tree.tokens, tree.parents, tree.logprob, tree.valid & (tree.sources != 1), tree.max_depth, looked_up=False
+    )
+
+
+@dataclass
+class Lookups(Simulation):
+    """Rounds whose drafts cost nothing where nothing but copies is drafted."""
+
+    def round(self, spec: TreeSpec | None) -> RoundRecord:
+        if not isinstance(spec, SharedTree) or not spec.found_only:
+            return super().round(spec)
+        rows = len(self.text.sharpness)
+        lengths: Sequence[int] = [self.length] * rows
+        tree, _ = self.text.draft(spec)
+        paths = self.text.walk(tree)
+        tokens, emitted = rows + int(tree.valid.sum()), sum(map(len, paths))
+        passing = self.machine.pass_seconds(tokens, rows, lengths)
+        self.seconds, self.tokens, self.rounds = self.seconds + passing, self.tokens + emitted, self.rounds + 1
+        self.deferred += 1
+        draft = VerifiedDraft(tree, paths)
+        return RoundRecord(rows, lengths, spec, draft, 0.0, passing, tokens, emitted, passing)
+
+
+def looks_up(**options: object) -> Controller:
+    return controller(MACHINE, looks_up=True, **options)
+
+
+def plain_rate(rows: int) -> float:
+    return Simulation(MACHINE, mixed(rows)).run(None, 3)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_where_nothing_is_found_rounds_cost_what_plain_ones_cost(rows: int) -> None:
+    simulation = Lookups(MACHINE, CopiedText([1.0] * rows, [1.0] * rows))
+    made = looks_up(computes=False)
+    assert simulation.run(made, 60) == pytest.approx(plain_rate(rows))
+    state = made.snapshot()
+    assert state.plain_rounds == state.rounds == 60
+    assert state.depth == state.probes == 0
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_long_copies_that_come_true_are_verified_at_once_and_wrong_ones_no_longer(rows: int) -> None:
+    right, wrong = ([1.0] * rows for _ in range(2))
+    simulation = Lookups(MACHINE, CopiedText(right, wrong, seed=1, share=0.3, sure=0.95))
+    made = looks_up(computes=False)
+    assert simulation.run(made, 120) > 1.5 * plain_rate(rows)
+    simulation.text = CopiedText(right, wrong, seed=2, share=1.0, sure=0.02)
+    simulation.run(made, 60)
+    assert simulation.run(made, 200) >= 0.98 * plain_rate(rows)
+
+
+def test_rare_copies_are_never_missed() -> None:
+    """One round in fifty: far too few for an average to promise anything."""
+    simulation = Lookups(MACHINE, CopiedText([1.0], [1.0], seed=3, share=0.02, sure=0.97))
+    made = looks_up(computes=False)
+    assert simulation.run(made, 1000) > 1.15 * plain_rate(1)
+
+
+def test_copies_beside_a_network_gain_what_they_save() -> None:
+    """The same text with and without copies, under a controller that also has a network to plan for."""
+    rates = []
+    for share in (0.0, 0.4):
+        text = CopiedText([3.0] * 2, [0.9] * 2, seed=4, share=share, sure=0.95, network=True)
+        simulation = Lookups(MACHINE, text)
+        made = looks_up()
+        simulation.run(made, 100)
+        rates.append(simulation.run(made, 250))
+        assert made.snapshot().depth > 0
+    assert rates[1] > 1.3 * rates[0]
+    assert rates[0] > 1.2 * plain_rate(2)
+
+
+def test_a_network_that_does_not_pay_leaves_the_copies() -> None:
+    text = CopiedText([0.5] * 4, [0.3] * 4, seed=5, share=0.5, sure=0.95, network=True)
+    simulation = Lookups(MACHINE, text)
+    made = looks_up()
+    simulation.run(made, 100)
+    rate = simulation.run(made, 200)
+    assert made.snapshot().depth == 0
+    assert rate > 1.5 * plain_rate(4)
