@@ -49,6 +49,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()  # a slice, such as one head's of several, would run in oneDNN's slow reference
         ctx.save_for_backward(x, weight)
         return _product(x, weight, bias)
 
@@ -56,6 +57,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
+        grad = grad.contiguous()
         flat = grad.flatten(0, -2)
         return (
             _product(grad, weight.T) if ctx.needs_input_grad[0] else None,
