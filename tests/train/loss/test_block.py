@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block_decoding import BlockDrafter
-from eyas.drafters.block_network import BlockNetwork
+from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.train.loss.block import block_guesses, sampled_anchors

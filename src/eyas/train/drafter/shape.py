@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
-from eyas.drafters.block_network import BlockConfig, spread_taps
+from eyas.drafters.block.network import BlockConfig, spread_taps
 from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.kind import Kind
 from eyas.drafters.loading import TargetSizes

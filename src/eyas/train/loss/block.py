@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block_network import BlockNetwork
+from eyas.drafters.block.network import BlockNetwork
 from eyas.train.loss.block_attention import Anchors, BlockAttention
 from eyas.train.loss.ttt import ChainRows
 
@@ -55,8 +55,8 @@ def block_guesses(
     """Run the blocks of all anchors in one pass; tokens, loss_mask [C, S], taps [C, S, A, Ht]."""
     config, width, count = network.config, tokens.shape[1], len(anchors.chats)
     attention = BlockAttention(anchors)
-    places = torch.arange(width, device=tokens.device).expand_as(tokens)
-    network.read(network.fuse(taps).to(taps.dtype), places, attention.store)
+    positions = torch.arange(width, device=tokens.device).expand_as(tokens)
+    network.read(network.fuse(taps).to(taps.dtype), positions, attention.store)
     ahead = F.pad(tokens, (0, steps + 1)).unfold(1, steps + 1, 1)  # [C, S + 1, K + 1] the tokens from each position on
     following = ahead[:, 1 : width + 1].flatten(0, 1)[anchors.rows]  # [n, K + 1]: the anchor and what it is to guess
     masked = F.pad(following[:, :1], (0, config.block_size - 1), value=config.mask_token_id)

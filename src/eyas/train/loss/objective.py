@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch, FeatureSource
-from eyas.drafters.block_network import BlockNetwork
+from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
 from eyas.train.loop.metrics import MicroBatchLoss

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block_network import BlockNetwork
+from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.decoding import NetworkDrafter, Stage, best_children
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout
