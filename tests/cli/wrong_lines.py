@@ -79,8 +79,8 @@ LINES: list[tuple[str, str]] = [
     (f"{_PAIR} --draft-weights none.bin", "holds no such file"),
     (f"{_GENERATE} --draft-model ../mien", "there is no ../mien"),
     (f"{_GENERATE} --speculative-config {{", "--speculative-config is no JSON"),
-    (f'{_GENERATE} --speculative-config {{"method":"ngram"}}', "eyas takes EAGLE drafters"),
-    (f"{_GENERATE} --speculative-algorithm NGRAM", "--speculative-algorithm NGRAM"),
+    (f'{_GENERATE} --speculative-config {{"method":"mlp_speculator"}}', "eyas has no such method"),
+    (f"{_GENERATE} --speculative-algorithm OAK", "--speculative-algorithm OAK"),
     # chat, demo
     ("chat ./mien", "there is no ./mien"),
     ("chat demo --min-p 3", "--min-p 3"),

@@ -97,11 +97,8 @@ def _vllm_method(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise UsageError(f'--speculative-config, method: {value!r} is none; write "eagle", "eagle3" or "draft_model"')
     if value in _OTHER_METHODS:
-        raise UsageError(
-            f"--speculative-config, method {value}: eyas takes EAGLE drafters, eagle or eagle3, and "
-            f"draft_model, {_ELSEWHERE}"
-        )
-    return {"method": "eagle1" if value == "eagle" else value}
+        raise UsageError(f"--speculative-config, method {value}: eyas has no such method: leave it out, {_ELSEWHERE}")
+    return {"method": _VLLM_METHODS.get(value, value)}
 
 
 def _vllm_model(value: Any) -> dict[str, Any]:
@@ -139,15 +136,17 @@ _ADVICE = {
     "max_model_len": "a drafter's context is the target's, leave it out",
     "rejection_sample_method": "the output is the target's own unless --acceptance is given",
 }
-_OTHER_METHODS = frozenset(
-    "ngram ngram_gpu suffix medusa mlp_speculator deepseek_mtp dflash extract_hidden_states".split()
-)
+_VLLM_METHODS = {"eagle": "eagle1", "deepseek_mtp": "mtp", "ngram_gpu": "ngram"}
+"""vLLM's methods that have another name here."""
+_OTHER_METHODS = frozenset({"mlp_speculator", "extract_hidden_states"})
 
 
 def _algorithm(name: str) -> str:
-    methods = {"EAGLE": "eagle1", "EAGLE3": "eagle3", "STANDALONE": "draft_model"}
+    methods = {
+        "EAGLE": "eagle1", "EAGLE3": "eagle3", "STANDALONE": "draft_model", "NGRAM": "ngram", "DFLASH": "dflash",
+    }  # fmt: skip
     if name.upper() not in methods:
-        raise UsageError(f"--speculative-algorithm {name}: eyas knows EAGLE, EAGLE3 and STANDALONE")
+        raise UsageError(f"--speculative-algorithm {name}: eyas knows {', '.join(methods)}")
     return methods[name.upper()]
 
 
