@@ -452,6 +452,8 @@ def test_hashes_go_by_content(tmp_path: Path) -> None:
 
 SOURCE = Path(__file__).parents[1] / "src" / "eyas"
 WRITING = {
+    "bench/accuracy/jail.py": {"open"},  # /dev/null and the like, inside the sandbox
+    "bench/accuracy/sandbox.py": {"TemporaryFile", "TemporaryDirectory"},  # what a program prints, where it runs
     "bench/serving/servers.py": {"TemporaryFile"},  # a server's output, which no path names
     "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete
     "data/regenerate/journal.py": {"FileIO"},  # appends, and reads past a line that a kill cut off

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers as tf
 from torch import Tensor, nn
@@ -120,6 +122,15 @@ def build_model(name: str, scale: float = 14.0, seed: int = 0, **changes: Any) -
         else:  # norms, biases, sinks: off their initial ones and zeros
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
+
+
+def third(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations of some parameters, a third of which run always; each value is among those. The rest is slow."""
+    made = []
+    for at in product(*(range(len(axis)) for axis in axes)):
+        marks = () if sum(at) % 3 == 0 else (pytest.mark.slow,)
+        made.append(pytest.param(*(axis[index] for axis, index in zip(axes, at, strict=True)), marks=marks))
+    return made
 
 
 @cache

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from eyas.drafters.base import Drafter
 from eyas.errors import UsageError
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.tree.static import StaticTree
 from eyas.verify import Coupling
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Drafts chains out of recorded plain continuations, level i right with the probability `rates[i]`.
 
     Which levels are right is drawn once for every position of every sequence, so all runs accept alike. What is drafted
@@ -54,8 +54,27 @@ class OracleDrafter:
         return () if self._network is None else self._network.taps
 
     @property
+    def max_fanout(self) -> int:
+        return self._vocab_size
+
+    @property
+    def default_tree(self) -> str | None:
+        return None
+
+    @property
     def slots(self) -> int:
         return len(self._lengths)
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        if self._network is not None:
+            self._network.begin(slot, prompt, owner)
+
+    def finish(self, slot: int) -> None:
+        if self._network is not None:
+            self._network.finish(slot)
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """Nothing to do: the tokens are known."""
 
     def resize(self, slots: int) -> None:
         self._lengths = [0] * slots

@@ -23,6 +23,7 @@ _REGENERATE = "data regenerate demo --chats {f}/chats.jsonl -o {f}/out.jsonl"
 _CAPTURE = "data capture --model demo --chats {f}/chats.jsonl -o {f}/out"
 _BENCH = "bench demo --draft-model demo --prompt-file {f}/prompts.jsonl"
 _TREES = "bench trees demo --draft-model demo --prompt-file {f}/prompts.jsonl"
+_METHODS = "bench methods demo --prompt-file {f}/prompts.jsonl"
 _CHECKPOINTS = "bench checkpoints {f}/empty --prompt-file {f}/prompts.jsonl"
 _ACCURACY = "bench accuracy demo --method ngram"
 _LOAD = "bench serve --prompt-file {f}/prompts.jsonl"
@@ -137,6 +138,9 @@ LINES: list[tuple[str, str]] = [
     (f"{_BENCH} --tree bush", "unknown tree 'bush'"),
     (f"{_BENCH} --output {{f}}/none/report.json", "there is no directory {f}/none"),
     (f"{_TREES} --chain 0", "--chain '0'"),
+    (f"{_METHODS} --method oak", "unknown method 'oak'"),
+    (f"{_METHODS} --tree bush", "unknown tree 'bush'"),
+    (f"{_METHODS} --transformers --temperature 1", "--transformers measures greedy answers"),
     (f"{_CHECKPOINTS} --tree bush", "unknown tree 'bush'"),
     (f"{_ACCURACY} --task gsm9k={{f}}/prompts.jsonl", "write gsm8k=FILE or humaneval=FILE"),
     (f"{_ACCURACY} --task gsm8k={{f}}/prompts.jsonl", "prompts.jsonl:1: `question` is missing"),

@@ -51,11 +51,12 @@ def plain(temperature: float) -> list[list[int]]:
     return [done.token_ids for done in Engine(tiny.target(), batch_size=4).generate(requests(temperature))]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("tree", ["chain:5", "dynamic:4,3,8", "shared:4,3,20"])
-@pytest.mark.parametrize(("batch", "suffix"), [(1, True), (4, False)])
-def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int, suffix: bool) -> None:
-    speculation = Speculation(hybrid(suffix), parse_tree(tree))
+TREES = ["chain:5", "dynamic:4,3,8", "shared:4,3,20"]
+
+
+@pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.third([0.0, 0.7, 1.0], TREES, [1, 4]))
+def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
+    speculation = Speculation(hybrid(batch == 1), parse_tree(tree))
     engine = Engine(tiny.target(), None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
     for _ in range(2):  # the second time with prefixes from the cache
         done = engine.generate(requests(temperature))
@@ -215,9 +216,9 @@ def test_slots_of_both_move_together() -> None:
     [
         ("eagle3+nothing", r"there is no nothing to add; write one of eagle3\+ngram"),
         ("eagle3+", "there is no name to add"),
-        ("eagle9+ngram", "eagle9 is no kind of draft model; write one of eagle1, eagle3"),
+        ("eagle9+ngram", "eagle9 is no kind of draft model; write one of .*eagle1, eagle3"),
         ("ngram+suffix", "ngram is no kind of draft model"),
-        ("eagle9", r"unknown method 'eagle9': write eagle1, eagle3, .*ngram, .*eagle3\+ngram.* or none"),
+        ("eagle9", r"unknown method 'eagle9': write .*eagle1, eagle3, .*ngram, .*eagle3\+ngram.* or none"),
     ],
 )
 def test_unknown_methods_are_refused_with_what_there_is(text: str, message: str) -> None:

@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
         {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
     ),
     "bench": (
-        "Measure drafters, methods, checkpoints, trees, servers, and whether answers stay the same.",
+        "Measure drafters, methods, answers, checkpoints, trees, servers.",
         {
             "measure": bench,
             "methods": methods,

@@ -164,7 +164,9 @@ class NetworkDrafter(Drafter):
         for level in range(spec.depth):
             native = self._decoder is not None
             score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
-            frontier = growth.expand(score.expand(-1, width, -1), tokens.expand(-1, width, -1))
+            if score.shape[1] < width:  # the same for all nodes of a level
+                score, tokens = score.expand(-1, width, -1), tokens.expand(-1, width, -1)
+            frontier = growth.expand(score, tokens)
             if frontier is None:
                 break
             width = frontier.tokens.shape[1]

@@ -224,6 +224,15 @@ class Trials:
         return section
 
 
+_YOUNGER = {
+    "shape": (
+        "block_size", "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank", "mask_token_id", "medusa_heads", "sample_from_anchor",
+    ),
+    "loss": ("anchors", "confidence_weight"),
+}  # fmt: skip
+"""Settings by section that came after the first sweeps; where they are None, recipes mean what they meant without."""
+
+
 def _name(section: DrafterTrainConfig) -> str:
     """The first 8 hexadecimal digits of a hash of the validated recipe without its output.
 
@@ -234,6 +243,8 @@ def _name(section: DrafterTrainConfig) -> str:
         del values["loop"]["epochs"]
     if values["shape"]["draft_vocab_size"] == "auto" and section.shape.head_owner == "shared":
         values["shape"]["draft_vocab_size"] = None
+    for part, names in _YOUNGER.items():
+        values[part] = {name: value for name, value in values[part].items() if value is not None or name not in names}
     identity = json.dumps({"drafter": values}, sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:8]
 

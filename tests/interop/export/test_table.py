@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
@@ -147,6 +148,8 @@ TABLE: dict[str, Row] = {
         dict.fromkeys(("sglang", "vllm", "atom", "tensorrt-llm"), "mlp_bias")),
     "mla, two layers": ("mla", {**FULL, "rope_parameters": YARN, "num_hidden_layers": 2},
         dict.fromkeys(("sglang", "atom", "tensorrt-llm"), "num_hidden_layers")),
+    "dflash": ("dflash", {}, dict.fromkeys(ALL, "kind")),
+    "dspark": ("dspark", {}, dict.fromkeys(ALL, "kind")),
     "mlp": ("mlp", {"embedding": "shared", "head": "shared"}, dict.fromkeys(ALL, "kind")),
     "medusa": ("medusa", {"head": "shared"}, dict.fromkeys(ALL, "kind")),
     "mtp": ("mtp", {**E1, "zero_first": True}, dict.fromkeys(ALL, "kind")),
@@ -178,6 +181,9 @@ def logits(network: DraftNetwork) -> Tensor:
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return grouped_attention(q, k, v, mask)
 
+    if isinstance(network, BlockNetwork):
+        network.read(network.fuse(taps), torch.arange(7)[None], lambda *_: None)
+        return network.logits(network.block(tokens, torch.arange(7)[None], attend))
     fed, one = network.step(tokens, network.fuse(taps), torch.arange(7)[None], attend)
     _, two = network.step(tokens.flip(1), fed, 400 + torch.arange(7)[None], attend)
     return torch.stack((network.logits(one), network.logits(two)))

@@ -44,9 +44,10 @@ def bench(
     """Measure drafters and trees, or a server, and plain decoding.
 
     Every prompt of every prompt file is decoded plain and by every drafter with every tree, in turns; with --endpoint,
-    by a server. See also: `eyas bench methods` compares methods of drafting, `eyas bench checkpoints` picks the best
-    checkpoint of a run, `eyas bench trees` the best draft tree of a drafter, `eyas bench serve` measures servers under
-    load, `eyas bench report` writes a page about a run.
+    by a server. See also: `eyas bench methods` compares methods of drafting, `eyas bench accuracy` scores answers and
+    compares them with plain decoding's, `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees`
+    the best draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page
+    about a run.
     """
     if not draft_model and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model")

@@ -21,6 +21,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     TargetOptions,
 )
+from eyas.drafters.methods import read_method
 from eyas.errors import UsageError
 
 
@@ -80,6 +81,9 @@ def methods(
         raise UsageError("--transformers measures greedy answers: it needs --temperature 0 and no --frequency-penalty")
     if preset is not None and method:
         raise UsageError(f"--preset {preset} says which methods: leave out --method")
+    for name in method:
+        if name.partition("+")[0] not in drafters:
+            read_method(name)
     trees = dict(_named_tree(text) for text in tree)
     check_target(target.model, target)
     from eyas.bench.machine import describe_machine

@@ -43,8 +43,8 @@ class LossConfig(StrictModel):
 
     anchors: int | None = Field(default=None, ge=1)
     """Most blocks of a chat that block drafters are trained on in a batch, drawn anew each time; None = all."""
-    confidence_weight: float = Field(default=1.0, ge=0)
-    """Weight of the binary cross entropy that trains a confidence head, if the drafter has one."""
+    confidence_weight: float | None = Field(default=None, ge=0)
+    """Weight of the binary cross entropy that trains a confidence head, if the drafter has one; None = 1."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> LossConfig:

@@ -71,8 +71,9 @@ class DraftLoss(nn.Module):
         scores = token_loss(list(joined.unbind(1)), guesses.rows)
         loss = scores.loss
         confidence = network.confidence(guesses.states, guesses.before)  # [n, K], None without such a head
-        if confidence is not None and config.confidence_weight:
-            loss = loss + config.confidence_weight * _confidence_loss(confidence, scores, guesses.rows, config.decay)
+        weight = 1.0 if config.confidence_weight is None else config.confidence_weight
+        if confidence is not None and weight:
+            loss = loss + weight * _confidence_loss(confidence, scores, guesses.rows, config.decay)
         metrics = draft_metrics(guesses.rows, scores.right, scores.overlap)
         return LossOutput(loss, metrics["accept_length"][1], metrics)
 
