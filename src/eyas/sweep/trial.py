@@ -226,7 +226,8 @@ class Trials:
 
 _YOUNGER = {
     "shape": (
-        "block_size", "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank", "mask_token_id", "medusa_heads", "sample_from_anchor",
+        "block_size", "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
+        "mask_token_id", "medusa_heads", "sample_from_anchor",
     ),
     "loss": ("anchors", "confidence_weight"),
 }  # fmt: skip
