@@ -66,10 +66,11 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
         assert sum(one.stats.walked for one in done) > 10  # the random network alone gets fewer than 5
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize(("token", "batch"), [(0.02, 1), (0.02, 4), (0.5, 4)])
-@pytest.mark.parametrize("text", ["auto", "auto:chain"])
-def test_a_controller_changes_no_token(temperature: float, token: float, batch: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "setting", "text"), tiny.third([0.0, 0.7], [(0.02, 1), (0.02, 4), (0.5, 4)], ["auto", "auto:chain"])
+)
+def test_a_controller_changes_no_token(temperature: float, setting: tuple[float, int], text: str) -> None:
+    token, batch = setting
     target, drafter = tiny.target(), hybrid()
     controller = make_controller(target, drafter, text, batch, costs(token))
     engine = Engine(

@@ -140,9 +140,9 @@ def draft(drafter: BlockDrafter, tree: str, temperature: float = 0.0) -> DraftTr
     return drafter.draft(rows, parse_tree(tree), sampler.coupling(rows, True))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("vocabulary", [tiny.VOCAB, 40])
-@pytest.mark.parametrize("tree", ["chain:4", "dynamic:4,3,12"])
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "tree"), tiny.third([*VARIANTS], [tiny.VOCAB, 40], ["chain:4", "dynamic:4,3,12"])
+)
 def test_every_node_s_value_is_that_of_the_published_forward(name: str, vocabulary: int, tree: str) -> None:
     network = build(name, draft_vocab_size=vocabulary)
     counts = [6, 1, 9]

@@ -136,8 +136,7 @@ def test_anchors_are_drawn_by_their_key() -> None:
         assert (chat, at) < (other, behind)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("token", ["ce", "l1", "lk"])
+@pytest.mark.parametrize(("name", "token"), tiny.third(VARIANTS, ["ce", "l1", "lk"]))
 def test_gradients_are_those_of_finite_differences(name: str, token: str) -> None:
     network, given = build(name).double(), batch()
     for shared in (network.embed_tokens,):
