@@ -66,7 +66,7 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
         assert sum(one.stats.walked for one in done) > 10  # the random network alone gets fewer than 5
 
 
-@pytest.mark.parametrize("tree", ["chain:7", "dynamic:6,3,12"])
+@pytest.mark.parametrize("tree", ["chain:7", "dynamic:6,3,12", "shared:6,3,30"])
 def test_trees_may_be_deeper_than_a_network_with_few_heads_can_guess(tree: str) -> None:
     """Copied passages go on where the heads stop."""
     network = tiny.drafter("medusa")
