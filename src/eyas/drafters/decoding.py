@@ -67,7 +67,7 @@ class NetworkDrafter(Drafter):
         self.network = network
         self._taps = taps
         self._ids = network.target_ids
-        self._decoder = network.decoder()
+        self._guesses, self._decoder = network.config.guesses, network.decoder()
         self.resize(0)
 
     @property
@@ -80,7 +80,7 @@ class NetworkDrafter(Drafter):
 
     @property
     def max_depth(self) -> int | None:
-        return self.network.config.guesses
+        return self._guesses
 
     @property
     def default_tree(self) -> str | None:
