@@ -94,7 +94,7 @@ def test_a_file_says_which_drafter_it_is_for(tmp_path: Path) -> None:
     for word, text in named.items():
         assert f"drafted for by {word}" in text
     Machine().table().model_copy(update={"measured_on": named["SuffixDrafter"]}).save(path)
-    with pytest.raises(UsageError, match="by SuffixDrafter.* but this is .*by Eagle3Network"):
+    with pytest.raises(UsageError, match=r"by SuffixDrafter.* but this is .*by Eagle3Network"):
         costs_for(target, tiny.drafter("eagle3"), 1, path)
     # the same taps, another size
     assert describe(target, tiny.drafter("eagle3", intermediate_size=64)) != describe(target, tiny.drafter("eagle3"))

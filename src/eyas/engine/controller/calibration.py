@@ -74,7 +74,8 @@ def describe(target: Target, drafter: Drafter) -> str:
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
         f"{target.config.model_type} of {size} parameters in {str(target.dtype).removeprefix('torch.')}, "
-        f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, torch {torch.__version__}"
+        f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}"
     )
 
 

@@ -30,7 +30,7 @@ rounds that counts."""
 _FADE = 1.0 - 1.0 / 50.0
 """The factor by which running averages decay with each round that has windows."""
 _TRIAL = 4
-"""Rounds of a trial by levels of the window: it fills in as many rounds as it has levels, and accepts nothing before."""
+"""Rounds of a trial for each level of the window, which fills in as many rounds as it has levels."""
 _AFTER_REST = 0.2
 """The weight that earlier averages keep when a window that rested is tried again."""
 _FOR_PLAIN, _FOR_TRIALS = 0.002, 0.0045
@@ -56,7 +56,12 @@ class LookaheadController(Controller):
         self._trial = self._used = 0  # rounds of a trial that are left; rounds with windows so far
         self._checking = False  # whether this round is plain only to measure it
 
-    def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:  # noqa: ARG002
+    def plan(
+        self,
+        rows: int,
+        lengths: Sequence[int],
+        sampled: Sequence[bool] | None = None,  # noqa: ARG002
+    ) -> TreeSpec | None:
         """The window, for a round of `rows` rows that hold `lengths` committed tokens each; None = plain."""
         if not rows:
             return None
