@@ -266,7 +266,7 @@ def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
 def _window_of(drafter: Drafter) -> LookaheadTree | None:
     """The window that a drafter needs whole; None = its trees can be of any size."""
     own = drafter.default_tree
-    tree = None if own is None else parse_tree(own)
+    tree = parse_tree(own) if own is not None and own.startswith("lookahead:") else None
     return tree if isinstance(tree, LookaheadTree) else None
 
 
@@ -299,7 +299,7 @@ def make_controller(
 
     `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
     which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used, and for
-    drafters whose trees can't be sized.
+    `auto:chain` where the drafter has no chains.
     """
     window = _window_of(drafter)
     if window is not None and text != "auto":
