@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from eyas.drafters.small_lm.drafter import SmallLmDrafter
+from eyas.drafters.weightless.lookahead import LookaheadDrafter
+from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine
 from eyas.engine.controller import CostTable, calibration, costs_for, make_controller
-from eyas.engine.controller.calibration import calibrate, sensible
+from eyas.engine.controller.calibration import calibrate, describe, sensible
 from eyas.errors import UsageError
+from eyas.targets import Target
 from eyas.types import Request, SamplingParams
 
 from ... import tiny
+from .simulation import Machine
 
 
 def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +78,26 @@ def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert costs_for(target, drafter, 1, path) == measured == CostTable.read(path, measured.measured_on)
     with pytest.raises(UsageError, match="were measured on"):
         costs_for(target, tiny.drafter("eagle3", num_aux_hidden_states=2, taps=[0, 3]), 1, path)
+
+
+def test_a_file_says_which_drafter_it_is_for(tmp_path: Path) -> None:
+    target, path, small = tiny.target("llama"), tmp_path / "costs.json", Target(tiny.build_model("gpt2"))
+    drafters = {
+        "Eagle3Network": tiny.drafter("eagle3"),
+        "MlpNetwork": tiny.drafter("mlp"),
+        "GPT2LMHeadModel": SmallLmDrafter(small),
+        "SuffixDrafter": SuffixDrafter(target.device),
+        "LookaheadDrafter": LookaheadDrafter(target.device, tiny.VOCAB),
+    }
+    named = {word: describe(target, drafter) for word, drafter in drafters.items()}
+    assert len(set(named.values())) == len(drafters)
+    for word, text in named.items():
+        assert f"drafted for by {word}" in text
+    Machine().table().model_copy(update={"measured_on": named["SuffixDrafter"]}).save(path)
+    with pytest.raises(UsageError, match=r"by SuffixDrafter.* but this is .*by Eagle3Network"):
+        costs_for(target, tiny.drafter("eagle3"), 1, path)
+    # the same taps, another size
+    assert describe(target, tiny.drafter("eagle3", intermediate_size=64)) != describe(target, tiny.drafter("eagle3"))
 
 
 def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:

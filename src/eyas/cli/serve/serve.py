@@ -177,9 +177,8 @@ def serve(
 
 
 def _with_default_tree(draft: DraftOptions) -> DraftOptions:
-    """With a drafter and no tree, `--tree auto`: trees sized by measured cost. A lookahead window can't be sized."""
-    without = draft.method in WITHOUT_DRAFTER and draft.method != "lookahead"
-    drafts = draft.draft_model is not None or without
+    """With a drafter and no tree, `--tree auto`: trees sized by measured cost."""
+    drafts = draft.draft_model is not None or draft.method in WITHOUT_DRAFTER
     if drafts and draft.tree is None and draft.num_speculative_tokens is None:
         return replace(draft, tree="auto")
     return draft

@@ -16,13 +16,17 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.base import Drafter
+from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
+from eyas.engine.controller.lookahead import LookaheadController
 from eyas.errors import UsageError
 from eyas.targets import Target
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, parse_tree
+from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
 from eyas.verify import Coupling, Sampler, SeededWalk
 
@@ -60,12 +64,18 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
 
 
 def describe(target: Target, drafter: Drafter) -> str:
-    """What costs depend on, as a sentence: model, precision, taps, device, threads and torch's version."""
+    """What costs depend on, as a sentence: model, precision, drafter, taps, device, threads and torch's version."""
     size = sum(weight.numel() for weight in target.model.parameters())
+    network = drafter.network if isinstance(drafter, NetworkDrafter) else None
+    network = drafter.model.model if isinstance(drafter, SmallLmDrafter) else network
+    drafts = type(drafter if network is None else network).__name__
+    if network is not None:
+        drafts += f" of {sum(weight.numel() for weight in network.parameters())} parameters"
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
-        f"{target.config.model_type} of {size} parameters in {str(target.dtype).removeprefix('torch.')}, taps "
-        f"{list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, torch {torch.__version__}"
+        f"{target.config.model_type} of {size} parameters in {str(target.dtype).removeprefix('torch.')}, "
+        f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}"
     )
 
 
@@ -74,8 +84,11 @@ class _Bench:
 
     def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
         self._target, self._drafter = target, drafter
+        self._window = _window_of(drafter)
         self._width = min(16, widest)
-        self._levels = _LEVELS if drafter.max_depth is None else min(_LEVELS, drafter.max_depth - 1)
+        levels = _LEVELS if drafter.max_depth is None else min(_LEVELS, drafter.max_depth - 1)
+        self._levels = levels if self._window is None else 0
+        self._largest = max(64, 3 * batch_size, 0 if self._window is None else 1 + self._window.max_nodes)
         self._rows = _up_to(batch_size)
         self._together = max(rows for rows in (1, 2, 4, 8) if rows <= batch_size)
         self._draw = torch.Generator().manual_seed(0)
@@ -150,7 +163,7 @@ class _Bench:
         """((curve, size), function) for everything that is timed; the function returns the seconds of one run."""
         most = self._rows[-1]
         for tokens in _TOKENS:
-            if tokens <= max(64, 3 * most):
+            if tokens <= self._largest:
                 tree = self._tree(tokens - 1)
                 yield ("tokens", 1 + tree.size), lambda tree=tree: self._pass(1, tree, _SHORT)  # type: ignore[misc]
         for rows in self._rows:
@@ -161,7 +174,7 @@ class _Bench:
         yield ("long", most), lambda: self._pass(most, empty, self._long)
         for rows in dict.fromkeys((1, self._rows[len(self._rows) // 2], most)):
             for width in _WIDTHS:
-                if width <= self._width:
+                if width <= (self._width if self._window is None else 1):
                     draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + self._levels)  # noqa: E731
                     yield (f"level{rows}", rows * width), draft
         for more in (0, *_UNEQUAL) if self._together > 1 else ():
@@ -195,8 +208,9 @@ class _Bench:
         return watch.seconds
 
     def _draft(self, rows: int, width: int, depth: int) -> float:
+        tree = self._window or SharedTree(depth, width, rows)
         with self._timed() as watch:
-            self._drafter.draft(range(rows), SharedTree(depth, width, rows), self._coupling(rows))
+            self._drafter.draft(range(rows), tree, self._coupling(rows))
         return watch.seconds
 
     def _read(self, rows: range, pairs: int) -> float:
@@ -249,6 +263,13 @@ def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
     return DraftTree(tokens, parents, valid.float(), valid, nodes + more, counted=rows * nodes)
 
 
+def _window_of(drafter: Drafter) -> LookaheadTree | None:
+    """The window that a drafter needs whole; None = its trees can be of any size."""
+    own = drafter.default_tree
+    tree = parse_tree(own) if own is not None and own.startswith("lookahead:") else None
+    return tree if isinstance(tree, LookaheadTree) else None
+
+
 def _up_to(batch_size: int) -> Sequence[int]:
     """The powers of two below the batch size, and the batch size itself."""
     return [2**i for i in range(batch_size.bit_length()) if 2**i < batch_size] + [batch_size]
@@ -278,17 +299,20 @@ def make_controller(
 
     `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
     which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used, and for
-    drafters whose trees can't be sized.
+    `auto:chain` where the drafter has no chains.
     """
-    if (drafter.default_tree or "").startswith("lookahead:"):
+    window = _window_of(drafter)
+    if window is not None and text != "auto":
         raise UsageError(
-            f"--tree {text} sizes trees by what their nodes are worth, but lookahead needs its whole window each "
-            f"round: give a window with --tree lookahead:W,N,G, or leave --tree out ({drafter.default_tree})"
+            f"--tree {text} drafts chains, but lookahead has a window: write --tree auto, which runs it where it pays, "
+            f"or give one with --tree lookahead:W,N,G"
         )
     offered, looks_up = drafter.max_fanout, isinstance(drafter, LookupDrafter | HybridDrafter)
     widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
     if not isinstance(costs, CostTable):
         costs = costs_for(target, drafter, batch_size, costs)
+    if window is not None:
+        return LookaheadController(CostModel(costs), window)
     return Controller(
         CostModel(costs),
         widths=widths,

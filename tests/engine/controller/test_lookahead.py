@@ -1,0 +1,174 @@
+"""The controller of lookahead decoding: windows run where they pay, rest where they don't, and change no token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eyas.drafters.weightless.lookahead import LookaheadDrafter
+from eyas.engine import Engine, Speculation
+from eyas.engine.controller import CostModel, RoundRecord, make_controller
+from eyas.engine.controller.calibration import calibrate
+from eyas.engine.controller.lookahead import LookaheadController
+from eyas.engine.round import VerifiedDraft
+from eyas.tree import DraftTree, TreeSpec
+from eyas.tree.lookahead import LookaheadTree
+from eyas.types import Limits, Request, SamplingParams
+
+from ... import tiny
+from ..test_auto import costs
+from .simulation import CPU, Machine
+
+WINDOW = LookaheadTree(15, 5, 15)
+SCRATCH, CANDIDATES = 59, 8
+FLAT = Machine(points=((1, 1.0), (256, 1.1)))
+"""An accelerator's ratios: a hundred tokens more are nearly free."""
+STEEP = Machine()
+"""The project's CPU: a window takes more than three times a plain pass."""
+
+
+@dataclass
+class Windows:
+    """Rounds one after another: each row with a window accepts `accepted` tokens on average."""
+
+    machine: Machine
+    rows: int
+    accepted: float
+    seconds: float = 0.0
+    tokens: int = 0
+    windows: int = 0
+    _draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def round(self, spec: TreeSpec | None) -> RoundRecord:
+        lengths, nodes = [200] * self.rows, 0 if spec is None else SCRATCH + CANDIDATES
+        draft, taken = None, np.zeros(self.rows, dtype=np.int64)
+        if spec is not None:
+            assert spec == WINDOW
+            taken = np.minimum(self._draw.poisson(self.accepted, self.rows), WINDOW.depth)
+            draft = VerifiedDraft(DraftTree.empty(self.rows, CPU), [[0] * (1 + int(count)) for count in taken])
+            self.windows += 1
+        tokens, emitted = self.rows * (1 + nodes), self.rows + int(taken.sum())
+        passing = self.machine.pass_seconds(tokens, self.rows, lengths)
+        drafting = 0.0 if spec is None else self.machine.draft_seconds(self.rows, 1, 1)
+        observing = 0.0 if spec is None else self.machine.observe_seconds(emitted)
+        seconds = passing + drafting + observing
+        self.seconds, self.tokens = self.seconds + seconds, self.tokens + emitted
+        return RoundRecord(self.rows, lengths, spec, draft, drafting, passing, tokens, emitted, seconds)
+
+    def run(self, planner: LookaheadController | TreeSpec | None, rounds: int) -> float:
+        """Tokens per second of so many rounds, under a controller or with windows in all rounds or none."""
+        before = self.seconds, self.tokens
+        for _ in range(rounds):
+            if isinstance(planner, LookaheadController):
+                planner.learn(self.round(planner.plan(self.rows, [200] * self.rows)))
+            else:
+                self.round(planner)
+        return (self.tokens - before[1]) / (self.seconds - before[0])
+
+
+def controller(machine: Machine) -> LookaheadController:
+    return LookaheadController(CostModel(machine.table()), WINDOW, clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_where_a_window_is_dear_it_rests_and_plain_decoding_loses_nothing(rows: int) -> None:
+    plain = Windows(STEEP, rows, 1.0).run(None, 3)
+    assert Windows(STEEP, rows, 1.0).run(WINDOW, 300) < 0.75 * plain  # what a server without the controller did
+    auto, made = Windows(STEEP, rows, 1.0), controller(STEEP)
+    assert auto.run(made, 150) >= 0.985 * plain
+    assert auto.run(made, 1500) >= 0.99 * plain
+    state = made.snapshot()
+    assert (state.depth, state.width, state.budget) == (0, 0, 0)
+    assert state.plain_rounds >= 0.98 * state.rounds
+
+
+def test_where_a_window_is_nearly_free_it_runs() -> None:
+    fixed = Windows(FLAT, 1, 1.0).run(WINDOW, 400)
+    auto, made = Windows(FLAT, 1, 1.0), controller(FLAT)
+    assert fixed > 1.5 * Windows(FLAT, 1, 1.0).run(None, 3)
+    assert auto.run(made, 400) >= 0.97 * fixed
+    state = made.snapshot()
+    assert (state.depth, state.width) == (WINDOW.depth, WINDOW.window)
+    assert state.budget == pytest.approx(SCRATCH + CANDIDATES, abs=2)
+    assert 0 < state.plain_rounds <= 0.03 * state.rounds  # they keep its price current
+
+
+def test_more_rows_make_the_same_window_dear() -> None:
+    """One client pays nothing for the width of a pass, sixteen do; and back."""
+    machine = Machine(points=((1, 1.0), (128, 1.15), (1200, 6.0)))
+    made = controller(machine)
+    for rows, pays in ((1, True), (16, False), (1, True)):
+        run = Windows(machine, rows, 0.8)
+        rate = run.run(made, 200)
+        assert rate >= 0.97 * max(Windows(machine, rows, 0.8).run(one, 200) for one in (None, WINDOW))
+        assert (made.snapshot().depth > 0) == pays
+
+
+def test_a_text_in_which_nothing_is_guessed_ends_it_and_a_trial_begins_it_again() -> None:
+    machine = Machine(points=((1, 1.0), (128, 1.2), (256, 1.4)))
+    plain = Windows(machine, 2, 0.0).run(None, 3)
+    run, made = Windows(machine, 2, 1.0), controller(machine)
+    run.run(made, 100)
+    assert made.snapshot().depth > 0
+    run.accepted = 0.0
+    run.run(made, 200)
+    assert made.snapshot().depth == 0
+    assert run.run(made, 1000) >= 0.99 * plain
+    run.accepted = 1.5
+    run.run(made, 2500)
+    assert made.snapshot().depth > 0
+    assert made.snapshot().probes > 0
+
+
+class Steady(LookaheadController):
+    """Takes rounds to last what the costs say, so that what it does is the same everywhere; every fifth is plain."""
+
+    def __init__(self, token: float) -> None:
+        super().__init__(CostModel(costs(token)), LookaheadTree(5, 3, 4), clock=lambda: 0.0)
+        self.planned: list[TreeSpec | None] = []
+
+    def plan(self, *args: Any) -> TreeSpec | None:
+        planned = super().plan(*args)
+        self.planned.append(None if len(self.planned) % 5 == 4 else planned)
+        return self.planned[-1]
+
+    def learn(self, record: RoundRecord) -> None:
+        seconds = float(self.table.pass_by_tokens.at(record.tokens)) + 0.002 * (record.spec is not None)
+        changed = {"draft_seconds": 0.001, "pass_seconds": seconds - 0.001, "seconds": seconds}
+        super().learn(RoundRecord(**{**vars(record), **changed}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_windows_that_rested_in_between_change_no_token(temperature: float) -> None:
+    asked = [
+        Request(
+            tuple(3 + token % 8 for token in prompt),
+            SamplingParams(max_tokens=30, temperature=temperature, seed=i, ignore_eos=True),
+        )
+        for i, prompt in enumerate(tiny.prompts(13, 1, 20, 5))
+    ]
+    plain = [done.token_ids for done in Engine(tiny.target(), batch_size=3).generate(asked)]
+    made, drafter = Steady(0.001), LookaheadDrafter(tiny.target().device, tiny.VOCAB, 5, 3, 4)
+    limits = Limits(max_running=3, prefix_tokens=256)
+    engine = Engine(tiny.target(), None, Speculation(drafter, None), limits=limits, controller=made)
+    done = engine.generate(asked)
+    assert [one.token_ids for one in done] == plain
+    engine.check_invariants()
+    assert {LookaheadTree(5, 3, 4), None} == set(made.planned)
+    if temperature == 0.0:
+        assert sum(one.stats.walked for one in done) > 0
+
+
+def test_its_costs_are_measured_with_its_own_windows() -> None:
+    target, drafter = tiny.target(), LookaheadDrafter(tiny.target().device, tiny.VOCAB, 15, 5, 15)
+    table = calibrate(target, drafter, 2, drafter.max_fanout, seconds=0.0)
+    assert "LookaheadDrafter" in table.measured_on
+    assert len(table.level_by_positions.sizes) > 0
+    made = make_controller(target, drafter, "auto", 2, table)
+    assert isinstance(made, LookaheadController)
+    assert made.plan(2, [9, 9]) in (None, WINDOW)
+    assert (target.slots, drafter.slots) == (0, 0)
+    assert made.snapshot().plain_tokens_per_second > 0.0
