@@ -43,8 +43,9 @@ class DrafterTrainConfig(StrictModel):
         shape = values.get("shape") or {}
         shape = shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)
         usual = LossConfig.for_kind(shape.definition.name).model_dump()
-        if shape.medusa_heads is not None:
-            usual["unroll"] = shape.medusa_heads  # step j trains head j
+        guesses = shape.medusa_heads or shape.num_depths
+        if guesses is not None:
+            usual["unroll"] = guesses  # step j trains guess j
         return {**values, "loss": {**usual, **(values.get("loss") or {})}}
 
     @model_validator(mode="after")
