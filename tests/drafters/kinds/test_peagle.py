@@ -209,7 +209,9 @@ def saved(path: Path, **changes: Any) -> tuple[PEagleNetwork, dict[str, Any]]:
 
 @pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
 def test_the_mask_token_has_any_of_vllm_s_names(tmp_path: Path, key: str) -> None:
-    made, _ = saved(tmp_path, architectures=["LlamaForCausalLMEagle3"], num_depths=None, **{"mask_token_id": None, key: 7})
+    made, _ = saved(
+        tmp_path, architectures=["LlamaForCausalLMEagle3"], num_depths=None, **{"mask_token_id": None, key: 7}
+    )
     opened = open_checkpoint(tmp_path)
     assert opened.kind.name == "peagle"
     assert isinstance(opened.config, PEagleConfig)

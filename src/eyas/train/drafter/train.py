@@ -96,7 +96,9 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
     """Initialise `network` with the weights of `source`, called `name` in errors.
 
     It is a drafter of the same kind or of the one that this kind extends, such as EAGLE-3 for P-EAGLE. Then further
-    layers begin by adding nothing, and what else `source` doesn't have keeps its weights. Rows of the head are matched by target token; rows of tokens that `source` can't draft are left alone. Returns the
+    layers begin by adding nothing, and what else `source` doesn't have keeps its weights.
+
+    Rows of the head are matched by target token; rows of tokens that `source` can't draft are left alone. Returns the
     number of matched rows. Raises DrafterMismatchError listing every difference between the two that prevents it.
     """
     check_alike(network, taps, source, name)
@@ -122,7 +124,8 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
 def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> None:
     """Raise DrafterMismatchError for a drafter of another kind, other sizes or other taps, listing all differences.
 
-    A kind that this one extends may have fewer layers, and other toggles that only matter to feeding states back. A drafter without taps in its config was trained at the target's default ones.
+    A kind that this one extends may have fewer layers, and other settings for feeding states back. A drafter without
+    taps in its config was trained at the target's default ones.
     """
     if not isinstance(network, type(source)):
         raise DrafterMismatchError(
