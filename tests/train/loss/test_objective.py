@@ -15,6 +15,7 @@ from eyas.errors import ConfigError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective, feature_noise
 
+from ... import tiny
 from .chains import HIDDEN, NETWORKS, VOCAB, chain, network
 
 WIDTH = 11
@@ -128,11 +129,9 @@ def test_a_batch_of_short_answers_has_a_gradient_for_every_parameter() -> None:
 
 
 def test_blocks_have_no_chains_to_leave_out() -> None:
+    made, config = tiny.network("dflash"), LossConfig(unroll=4, down_sample_ratio=0.7)
     with pytest.raises(ConfigError, match=r"set loss\.anchors"):
-        DraftObjective(
-            tiny.network("dflash"), nn.Identity(), tiny.VOCAB, lambda _: None, LossConfig(unroll=4, down_sample_ratio=0.7),  # type: ignore[arg-type, return-value]
-            False,
-        )  # fmt: skip
+        DraftObjective(made, nn.Identity(), tiny.VOCAB, lambda _: batch(3), config, False)
 
 
 def test_noise_is_a_function_of_seed_and_batch() -> None:
