@@ -166,7 +166,8 @@ class NetworkDrafter(Drafter):
         grown = self._ready(rows, drafting)
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
-        depth = spec.depth if self.max_depth is None else min(spec.depth, self.max_depth)
+        # beside copied passages, a tree may be deeper than a network with few heads can guess
+        depth = min(spec.depth, self.max_depth or spec.depth)
         levels, logits = self._start(rows, depth)
         growth, width = spec.start(len(rows), self._ids.device, None if all(grown) else grown), 1
         for level in range(depth):
@@ -175,10 +176,11 @@ class NetworkDrafter(Drafter):
             if score.shape[1] < width:  # the same for all nodes of a level
                 score, tokens = score.expand(-1, width, -1), tokens.expand(-1, width, -1)
             frontier = growth.expand(score, tokens)
-            if frontier is None or level + 1 == depth:
+            if frontier is None:
                 break
-            width = frontier.tokens.shape[1]
-            logits = levels.add(frontier)
+            if level + 1 < depth:
+                width = frontier.tokens.shape[1]
+                logits = levels.add(frontier)
         return growth.tree()
 
     def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
