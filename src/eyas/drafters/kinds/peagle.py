@@ -72,7 +72,7 @@ class PEagleNetwork(Eagle3Network):
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, config.tap_count * config.target_hidden_size))
 
     def masked_pair(self) -> MaskedPair:
-        taps = self.mask_hidden.unflatten(2, (self.config.tap_count, -1))
+        taps = torch.unflatten(self.mask_hidden, 2, (self.config.tap_count, -1))
         return MaskedPair(self.config.mask_token_id, self.fuse(taps))
 
 

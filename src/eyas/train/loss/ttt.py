@@ -96,7 +96,7 @@ class PositionSampling:
     least: float
     key: tuple[int, ...]
 
-    def lives(self, loss_mask: Tensor, steps: int) -> tuple[Tensor, list[float]]:
+    def last_steps(self, loss_mask: Tensor, steps: int) -> tuple[Tensor, list[float]]:
         """The last step of each row [B, S], and the share of the chains that every step got.
 
         A row has a chain at a step if all tokens that it predicts up to it are answer tokens.
@@ -120,14 +120,15 @@ class PositionSampling:
 def chain_rows(loss_mask: Tensor, steps: int, sampling: PositionSampling | None = None) -> ChainRows:
     """The rows of a batch; loss_mask [B, S] is true at answer tokens. Syncs with the device twice."""
     batch, width = loss_mask.shape
-    device, shares = loss_mask.device, None
+    device = loss_mask.device
+    shares: list[float] | None = None
     if sampling is None:
         ahead = F.pad(loss_mask, (0, steps + 1))
         life = torch.zeros(batch, width, dtype=torch.int64, device=device)  # last step that predicts an answer token
         for step in range(1, steps):
             life = torch.where(ahead[:, 2 + step : 2 + step + width], step, life)
     else:
-        life, shares = sampling.lives(loss_mask, steps)
+        life, shares = sampling.last_steps(loss_mask, steps)
     life = life.flatten()
     order = life.argsort(descending=True, stable=True)
     ranks = torch.empty_like(order).scatter_(0, order, torch.arange(batch * width, device=device))
