@@ -12,9 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
-from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.decoding import BlockDrafter, ParallelDrafter
 from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.block.parallel import ParallelDrafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter

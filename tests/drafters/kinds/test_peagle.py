@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.parallel import ParallelDrafter
+from eyas.drafters.block.decoding import ParallelDrafter
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
 from eyas.drafters.kinds.peagle import PEagleConfig, PEagleNetwork
 from eyas.engine import Engine, Speculation
+from eyas.engine.controller import make_controller
 from eyas.errors import ConfigError
 from eyas.train.loss.ttt import chain_rows, unrolled
 from eyas.tree import parse_tree
@@ -168,6 +169,18 @@ def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: s
         for _ in range(2):  # the second time with prefixes from the cache
             assert [done.token_ids for done in engine.generate(requests)] == plain
             engine.check_invariants()
+
+
+@pytest.mark.slow
+def test_auto_drafts_no_deeper_than_there_are_slots() -> None:
+    target, drafter = tiny.target(), ParallelDrafter(build("plain"), (1, 2, 4))
+    controller = make_controller(target, drafter, "auto", 4)
+    requests = [Request(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt in tiny.prompts(5, 9, 7, 3)]
+    plain = [done.token_ids for done in Engine(target, batch_size=4).generate(requests)]
+    engine = Engine(target, None, Speculation(drafter, None), batch_size=4, controller=controller)
+    done = engine.generate(requests)
+    assert [one.token_ids for one in done] == plain
+    assert all(len(one.stats.offered_by_depth) <= 5 for one in done)
 
 
 def test_training_rows_are_what_decoding_computes() -> None:
