@@ -77,3 +77,15 @@ def test_p_eagle_starts_as_the_eagle3_drafter_it_extends() -> None:
         warm_start(fresh, TAPS, tiny.network("eagle3", 1, num_hidden_layers=4), "old")
     with pytest.raises(DrafterMismatchError, match="it is a PEagleNetwork, but the recipe makes a Eagle3Network"):
         warm_start(source, TAPS, fresh, "new")
+
+
+def test_dspark_starts_from_dflash() -> None:
+    source, fresh = tiny.network("dflash", 1), tiny.network("dspark", 2, sample_from_anchor=False)
+    fresh.set_vocabulary(source.target_ids)
+    heads = {name: tensor.clone() for name, tensor in fresh.state_dict().items() if name not in source.state_dict()}
+    assert warm_start(fresh, TAPS, source, "old") == tiny.VOCAB
+    found = fresh.state_dict()
+    assert heads
+    assert all(torch.equal(found[name], tensor) for name, tensor in (source.state_dict() | heads).items())
+    with pytest.raises(DrafterMismatchError, match="sample_from_anchor: False there, True in the recipe"):
+        warm_start(tiny.network("dspark", 2), TAPS, source, "old")

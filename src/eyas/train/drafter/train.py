@@ -104,7 +104,8 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
     check_alike(network, taps, source, name)
     given = source.state_dict()
     own = network.state_dict()
-    if own.keys() != given.keys() if type(network) is type(source) else not given.keys() <= own.keys():
+    extended = type(network) is not type(source)
+    if not (given.keys() <= own.keys() if extended else given.keys() == own.keys()):
         different = ", ".join(sorted(own.keys() ^ given.keys()))
         raise DrafterMismatchError(f"can't start from {name}: only one of the two has {different}")
     ids, known = network.target_ids, source.target_ids.to(network.target_ids.device)
