@@ -56,7 +56,7 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
     if is_medusa(config):
         return medusa.KIND.name
     algorithm = config.get(MODEL_TYPE_KEY, "eagle3")
-    if algorithm not in ALGORITHMS:
+    if algorithm not in tuple(ALGORITHMS):
         return f"speculators {algorithm}"
     names = {native_name(name) for name in tensors}
     made_for = [name.lower() for name in architectures(config)]

@@ -188,7 +188,7 @@ def test_kinds(config: dict[str, Any], names: tuple[str, ...], kind: str) -> Non
 
 def test_other_kinds_of_drafters_are_named(tmp_path: Path) -> None:
     edit(save_drafter(tmp_path), speculators_model_type="dflash")
-    assert any("eyas loads eagle3 and peagle" in problem for problem in examine(tmp_path).problems)
+    assert any("dflash" in problem for problem in examine(tmp_path).problems)
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "mla", "mlp", "medusa"])

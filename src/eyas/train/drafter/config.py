@@ -28,7 +28,7 @@ class DrafterTrainConfig(StrictModel):
     target_dtype: str = "auto"  # auto: the checkpoint's, float32 on CPUs without kernels for it
     shape: DrafterShape = DrafterShape()
     loss: LossConfig
-    warm_start: str | None = None  # a drafter of the same sizes and kind, or a kind that it extends; `demo` = the embedded
+    warm_start: str | None = None  # of the same sizes and kind, or of one that it extends; `demo`: the embedded
     batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # tokens of a micro-batch, padding included
     max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # tokens to which chats are cut
     validation: ValidationConfig = ValidationConfig()
