@@ -173,6 +173,13 @@ _LATENT = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rop
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": _BLOCK,
     "dspark": {**_BLOCK, "markov_rank": 6},
+    "peagle": {
+        **_LAYERED,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "draft_vocab_size": 60,
+        "mask_token_id": 1,
+    },
     "eagle1": {**_LAYERED, "num_key_value_heads": 2},
     "eagle3": {**_LAYERED, "num_key_value_heads": 2, "draft_vocab_size": 60},
     "mla": {**_LAYERED, **_LATENT, "draft_vocab_size": 60},

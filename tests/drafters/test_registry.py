@@ -182,10 +182,9 @@ def test_a_bad_config_is_named(tmp_path: Path, kind: str, changes: dict[str, Any
 def test_unknown_kinds_are_refused_by_name(tmp_path: Path) -> None:
     save_network(tiny.network("eagle3"), tmp_path)
     good = json.loads((tmp_path / "config.json").read_text())
-    for change, name in (({"parallel_drafting": True}, "p-eagle"), ({"speculators_model_type": "x"}, "x")):
-        (tmp_path / "config.json").write_text(json.dumps(good | change))
-        with pytest.raises(CheckpointError, match=f"{name}.*eyas loads "):
-            load_network(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(good | {"speculators_model_type": "x"}))
+    with pytest.raises(CheckpointError, match=r"x.*eyas loads "):
+        load_network(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -315,13 +315,16 @@ def test_code_that_comes_along_is_named_and_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["PEagleDraftModel", "PeagleLlamaForCausalLM"])
-def test_parallel_drafters_are_refused(name: str, tmp_path: Path) -> None:
-    tensors = re.numbers({**re.third(re.grouped(2 * re.H, "layers.0")), "mask_hidden": (1, 1, 3 * re.H)})
+def test_parallel_drafters_are_recognised_by_name_key_or_tensor(name: str, tmp_path: Path) -> None:
+    plain = re.numbers(re.third(re.grouped(2 * re.H, "layers.0")))
+    tensors = {**plain, **re.numbers({"mask_hidden": (1, 1, 3 * re.H)})}
     d2t, _ = re.offsets()
-    for config, given in (
-        (re.llama_config(architectures=[name]), re.numbers(re.third(re.grouped(2 * re.H, "layers.0")))),
-        (re.llama_config(parallel_drafting=True, mask_token_id=5), tensors),
-        (re.llama_config(), tensors),
+    for config in (
+        re.llama_config(architectures=[name], mask_token_id=5),
+        re.llama_config(parallel_drafting=True, pard_token=5),
+        re.llama_config(ptd_token_id=5),
     ):
-        with pytest.raises(EyasError, match=r"p-eagle.*vLLM"):
-            open_checkpoint(re.directory(tmp_path, config, {**given, "d2t": d2t}))
+        opened = open_checkpoint(re.directory(tmp_path, config, {**tensors, "d2t": d2t}))
+        assert (opened.kind.name, opened.config.mask_token_id) == ("peagle", 5)  # type: ignore[attr-defined]
+    with pytest.raises(EyasError, match="mask_token_id"):
+        open_checkpoint(re.directory(tmp_path, re.llama_config(), {**tensors, "d2t": d2t}))

@@ -18,7 +18,7 @@ RECIPES = Path(__file__).parents[2] / "src/eyas/recipes"
 SWEEPS = set((RECIPES / "sweeps").glob("*.yaml"))  # tests/sweep/test_recipes.py
 PARTS = {RECIPES / "demo" / "sizes.yaml"}  # what others extend
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - SWEEPS - PARTS)
-KINDS = ("dflash", "dspark", "eagle1", "eagle3", "eagle3_1", "mla", "mlp", "medusa", "mtp")
+KINDS = ("dflash", "dspark", "eagle1", "eagle3", "eagle3_1", "mla", "mlp", "medusa", "mtp", "peagle")
 WHERE = ("drafter.target=MODEL", "drafter.store=STORE", "drafter.output=RUN")
 
 

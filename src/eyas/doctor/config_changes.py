@@ -56,7 +56,8 @@ def tap_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: AR
 def norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
     """The residual, and the state that is fed back, each taken before or after its norm."""
     if isinstance(reading.config, FusedTapsConfig):
-        for key in ("norm_before_residual", "norm_output"):
+        fed_back = ("norm_output",) if reading.config.guesses is None else ()
+        for key in ("norm_before_residual", *fed_back):
             value = not getattr(reading.config, key)
             yield Change(key, str(value).lower(), f'"{key}": {str(value).lower()}', _config({key: value}))
 

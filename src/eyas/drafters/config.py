@@ -133,6 +133,19 @@ class GroupedConfig(TransformerConfig):
         return self.head_dim
 
 
+class MaskedConfig(DrafterConfig):
+    """A drafter that makes several guesses in one pass, in slots whose tokens aren't known yet."""
+
+    mask_token_id: int = Field(ge=0)
+    """The token whose embedding stands in those slots."""
+
+    @model_validator(mode="after")
+    def _mask_is_a_token(self) -> MaskedConfig:
+        if self.mask_token_id >= self.vocab_size:
+            raise ValueError(f"mask_token_id {self.mask_token_id} is not in the vocabulary of {self.vocab_size}")
+        return self
+
+
 class FusedTapsConfig(TransformerConfig):
     """A drafter that fuses several taps of the target with `fc`: EAGLE-3, with any kind of attention."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ class NetworkPairs(NamedTuple):
     @property
     def unread(self) -> int:
         return 0 if self.deferred is None else self.deferred[0].shape[1]
+
+
+class Levels(Protocol):
+    """The levels of one draft, run one after another or all at once."""
+
+    def add(self, frontier: Frontier) -> Tensor:
+        """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
 
 
 class Stage(NamedTuple):
@@ -176,7 +183,7 @@ class NetworkDrafter(Drafter):
                 logits = levels.add(frontier)
         return growth.tree()
 
-    def _start(self, rows: range, depth: int) -> tuple[_ModuleLevels | _NativeLevels | HeadLevels, Tensor]:
+    def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
         """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
         network, normed = self.network, self._normed[rows.start : rows.stop]
         if isinstance(network, HeadsNetwork):
@@ -238,22 +245,7 @@ class NetworkDrafter(Drafter):
         layout = None if sum(counts) == next_tokens.numel() else RaggedLayout.of_counts(counts, self._ids.device)
         if layout is not None:
             next_tokens, taps = layout.gather(next_tokens), layout.gather(taps)
-        fused = self.network.fuse(taps)
-        start = self._cache.start(rows)
-        if self._decoder is None:
-            steps = torch.arange(width, device=self._ids.device)
-            lengths = self._lengths(rows)
-            positions = lengths.unsqueeze(1) + steps
-            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), start, start, layout)
-            positions = positions if layout is None else layout.gather(positions)
-            fed, normed = (x.flatten(0, 1) for x in self.run_modules(rows, next_tokens, fused, positions, stage))
-        else:
-            self._cache.reserve(start + width)
-            cells = None if layout is None else layout.cell_index
-            staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None, start, start)
-            done = self._decoder.run(self._cache, staged, next_tokens, fused.flatten(0, 1), final=True)
-            assert done.final is not None
-            fed, normed = done.states, done.final
+        fed, normed = self._run_pairs(rows, next_tokens, self.network.fuse(taps), width, layout)
         self._cache.commit(rows, [range(count) for count in counts])
         # rows lie end to end in both forms: padded ones are of one length
         lasts = [end - 1 for end in accumulate(counts)]
@@ -261,6 +253,28 @@ class NetworkDrafter(Drafter):
         slots: Any
         slots, last = known[0] if len(known) == 1 else to_device(known, self._ids.device).unbind(1)
         self._fed[slots], self._normed[slots] = fed[last], normed[last]
+
+    def _run_pairs(
+        self, rows: range, tokens: Tensor, hidden: Tensor, width: int, layout: RaggedLayout | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run up to `width` pairs that follow each row's own, in staging columns: what `DraftNetwork.step` returns.
+
+        Tokens [R, Q] and states [R, Q, H], or end to end in a `layout`; the results are [R * Q, H] in both forms.
+        """
+        start = self._cache.start(rows)
+        if self._decoder is None:
+            steps, lengths = torch.arange(width, device=self._ids.device), self._lengths(rows)
+            positions = lengths.unsqueeze(1) + steps
+            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), start, start, layout)
+            positions = positions if layout is None else layout.gather(positions)
+            fed, normed = self.run_modules(rows, tokens, hidden, positions, stage)
+            return fed.flatten(0, 1), normed.flatten(0, 1)
+        self._cache.reserve(start + width)
+        cells = None if layout is None else layout.cell_index
+        staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None, start, start)
+        done = self._decoder.run(self._cache, staged, tokens, hidden.flatten(0, 1), final=True)
+        assert done.final is not None
+        return done.states, done.final
 
     def _lengths(self, rows: range) -> Tensor:
         return to_device(self._cache.lengths[rows.start : rows.stop], self._ids.device)

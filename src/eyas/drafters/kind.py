@@ -26,6 +26,7 @@ class Family(NamedTuple):
 EAGLE = Family("eagle", "grouped")
 EAGLE3 = Family("eagle3", "grouped")
 EAGLE3_MLA = Family("eagle3", "latent")
+PEAGLE = Family("peagle", "grouped")
 DFLASH = Family("dflash", "grouped")
 DSPARK = Family("dspark", "grouped")
 

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
-from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.decoding import BlockDrafter, ParallelDrafter
 from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
@@ -126,7 +126,9 @@ def _decoding(network: DraftNetwork, target: Target) -> NetworkDrafter:
 
 def drafter_of(network: DraftNetwork, taps: tuple[int, ...]) -> NetworkDrafter:
     """The drafter that runs a network, which reads the boundaries `taps` of its target."""
-    return BlockDrafter(network, taps) if isinstance(network, BlockNetwork) else NetworkDrafter(network, taps)
+    if isinstance(network, BlockNetwork):
+        return BlockDrafter(network, taps)
+    return NetworkDrafter(network, taps) if network.masked_pair() is None else ParallelDrafter(network, taps)
 
 
 def local_directory(source: str | Path) -> Path:

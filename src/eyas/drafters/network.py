@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,13 @@ Scores are scaled by D ** -0.5; a network that wants another scale puts it into 
 
 Rope = tuple[Tensor, Tensor]
 """The cosines and sines [B, S, D] of the rotation at each position."""
+
+
+class MaskedPair(NamedTuple):
+    """What a network that guesses several tokens in one pass reads in the slots after a row's last true pair."""
+
+    token: int
+    state: Tensor  # [1, 1, H]
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,10 @@ class DraftNetwork(nn.Module):
         both [B, S, H].
         """
         raise NotImplementedError
+
+    def masked_pair(self) -> MaskedPair | None:
+        """What is read in place of a guess and the state before it; None = these themselves, a pass for each level."""
+        return None
 
     def decoder(self) -> NativeDecoder | None:
         """The layers as one native pass, which computes `step`; None where they aren't of that kind."""

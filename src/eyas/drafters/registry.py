@@ -11,16 +11,16 @@ from typing import Any
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.formats.fields import architectures
 from eyas.drafters.formats.medusa import is_medusa
-from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
+from eyas.drafters.formats.speculators import ALGORITHMS, MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
 from eyas.drafters.history import HistoryDrafter
-from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
-from eyas.drafters.kinds import dflash, dspark, eagle1, eagle3, medusa, mla, mlp, mtp
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family, Kind
+from eyas.drafters.kinds import dflash, dspark, eagle1, eagle3, medusa, mla, mlp, mtp, peagle
 from eyas.drafters.weightless import lookahead, ngram, suffix
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 
-_ALL = (dflash, dspark, eagle1, eagle3, mla, mlp, medusa, mtp)
+_ALL = (dflash, dspark, peagle, eagle1, eagle3, mla, mlp, medusa, mtp)
 KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in _ALL}
 
 WEIGHTLESS: dict[str, Callable[[Target], HistoryDrafter]] = {
@@ -29,8 +29,6 @@ WEIGHTLESS: dict[str, Callable[[Target], HistoryDrafter]] = {
 """Method -> what makes its drafter, for methods that need no files. A new one is a file in `weightless/`."""
 
 UNKNOWN = "unknown"
-_ADVICE = {"p-eagle": "; a P-EAGLE drafter guesses all tokens in one pass: serve it with vLLM"}
-"""What to do with a drafter of a kind that eyas knows by name only."""
 
 
 def kind_of(config: Mapping[str, Any], tensors: Collection[str], where: str) -> Kind:
@@ -40,7 +38,6 @@ def kind_of(config: Mapping[str, Any], tensors: Collection[str], where: str) -> 
     if name not in KINDS:
         raise CheckpointError(
             f"{where} is no drafter that eyas loads: its kind is {name} ({made_by}); eyas loads {', '.join(KINDS)}"
-            + _ADVICE.get(name, "")
         )
     unknown = set(architectures(config)).difference(*(kind.architectures for kind in KINDS.values()))
     if unknown:
@@ -59,12 +56,10 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
     if is_medusa(config):
         return medusa.KIND.name
     algorithm = config.get(MODEL_TYPE_KEY, "eagle3")
-    if algorithm != "eagle3":
+    if algorithm not in tuple(ALGORITHMS):
         return f"speculators {algorithm}"
     names = {native_name(name) for name in tensors}
     made_for = [name.lower() for name in architectures(config)]
-    if config.get("parallel_drafting") or "mask_hidden" in names or any("peagle" in name for name in made_for):
-        return "p-eagle"
     family = _family(config, names, made_for)
     found = (kind.name for kind in KINDS.values() if kind.model_type is None and kind.family == family)
     return UNKNOWN if family is None else next(found, UNKNOWN)
@@ -72,6 +67,9 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
 
 def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collection[str]) -> Family | None:
     """The published network that config keys, native names of tensors and architectures (lower case) point to."""
+    parallel = config.get("parallel_drafting") or config.get(MODEL_TYPE_KEY) == "peagle"
+    if parallel or "mask_hidden" in names or any("peagle" in name for name in made_for):
+        return PEAGLE
     # block drafters have EAGLE-3's fc and hidden_norm, but outside their layers
     if "hidden_norm.weight" in names:
         heads = any(name.startswith(("markov_head.", "confidence_head.")) for name in names)

@@ -150,6 +150,7 @@ TABLE: dict[str, Row] = {
         dict.fromkeys(("sglang", "atom", "tensorrt-llm"), "num_hidden_layers")),
     "dflash": ("dflash", {}, dict.fromkeys(ALL, "kind")),
     "dspark": ("dspark", {}, dict.fromkeys(ALL, "kind")),
+    "peagle": ("peagle", {"mask_token_id": 1}, dict.fromkeys(ALL, "kind")),
     "mlp": ("mlp", {"embedding": "shared", "head": "shared"}, dict.fromkeys(ALL, "kind")),
     "medusa": ("medusa", {"head": "shared"}, dict.fromkeys(ALL, "kind")),
     "mtp": ("mtp", {**E1, "zero_first": True}, dict.fromkeys(ALL, "kind")),

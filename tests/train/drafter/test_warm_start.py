@@ -52,3 +52,40 @@ def test_every_difference_is_listed() -> None:
     assert "norm_output: True there, False in the recipe" in str(error.value)
     with pytest.raises(DrafterMismatchError, match="taps"):
         warm_start(network(2), (1, 2, 3), network(1, taps=[1, 2, 4]), "old")
+
+
+def test_p_eagle_starts_as_the_eagle3_drafter_it_extends() -> None:
+    """Its first guess is that of EAGLE-3: further layers add nothing yet."""
+    source = tiny.network("eagle3", 1)
+    fresh = tiny.network("peagle", 2, num_hidden_layers=3)
+    fresh.set_vocabulary(source.target_ids)
+    mask = fresh.state_dict()["mask_hidden"].clone()
+    assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
+    assert torch.equal(fresh.state_dict()["mask_hidden"], mask)
+    tokens, taps = torch.randint(tiny.VOCAB, (1, 5)), torch.randn(1, 5, 3, tiny.HIDDEN)
+
+    def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    ours, theirs = (
+        made.logits(made.step(tokens, made.fuse(taps), torch.arange(5)[None], attend)[1]) for made in (fresh, source)
+    )
+    assert torch.equal(ours, theirs)
+    with pytest.raises(DrafterMismatchError, match="intermediate_size: 40 there, 48 in the recipe"):
+        warm_start(fresh, TAPS, tiny.network("eagle3", 1, intermediate_size=40), "old")
+    with pytest.raises(DrafterMismatchError, match="num_hidden_layers: 4 there, 3 in the recipe"):
+        warm_start(fresh, TAPS, tiny.network("eagle3", 1, num_hidden_layers=4), "old")
+    with pytest.raises(DrafterMismatchError, match="it is a PEagleNetwork, but the recipe makes a Eagle3Network"):
+        warm_start(source, TAPS, fresh, "new")
+
+
+def test_dspark_starts_from_dflash() -> None:
+    source, fresh = tiny.network("dflash", 1), tiny.network("dspark", 2, sample_from_anchor=False)
+    fresh.set_vocabulary(source.target_ids)
+    heads = {name: tensor.clone() for name, tensor in fresh.state_dict().items() if name not in source.state_dict()}
+    assert warm_start(fresh, TAPS, source, "old") == tiny.VOCAB
+    found = fresh.state_dict()
+    assert heads
+    assert all(torch.equal(found[name], tensor) for name, tensor in (source.state_dict() | heads).items())
+    with pytest.raises(DrafterMismatchError, match="sample_from_anchor: False there, True in the recipe"):
+        warm_start(tiny.network("dspark", 2), TAPS, source, "old")

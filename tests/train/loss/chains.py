@@ -41,6 +41,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
         "mtp",
         {**_GROUPED, "draft_vocab_size": DRAFT, "embedding": "own", "head": "own", "zero_first": True},
     ),
+    "peagle": ("peagle", {**_GROUPED, **_FUSED, "num_hidden_layers": 2, "num_depths": 4, "mask_token_id": 3}),
     "two layers": ("eagle3", {**_GROUPED, **_FUSED, "num_hidden_layers": 2, "norm_before_residual": True}),
 }
 
@@ -60,6 +61,8 @@ def network(name: str, dtype: torch.dtype = torch.float64) -> DraftNetwork:
 def chain(made: DraftNetwork, tokens: Tensor, taps: Tensor, row: int, steps: int) -> list[tuple[Tensor, Tensor]]:
     """Decode one chat as the engine does: commit pairs 0..row, then feed guesses one by one to a growing cache.
 
+    P-EAGLE's masked slots come one by one as well: each sees those before it.
+
     tokens [1, S], taps [1, S, A, Ht]; a state fed back and one for the head, [H], for each step.
     """
     if isinstance(made, MedusaNetwork):
@@ -77,8 +80,11 @@ def chain(made: DraftNetwork, tokens: Tensor, taps: Tensor, row: int, steps: int
         tokens[:, 1 : row + 2], made.fuse(taps[:, : row + 1]), torch.arange(row + 1)[None], attend
     )
     hidden, found = hidden[:, -1:], [(hidden[0, -1], normed[0, -1])]
+    masked = made.masked_pair()
     for step in range(1, steps):
         token = tokens[:, row + 1 + step : row + 2 + step]
+        if masked is not None:
+            token, hidden = torch.tensor([[masked.token]]), masked.state
         hidden, normed = made.step(token, hidden, torch.tensor([[row + step]]), attend)
         found.append((hidden[0, -1], normed[0, -1]))
     return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.train.loss.ttt import chain_rows
+from eyas.train.loss.draft_loss import accept_lengths
+from eyas.train.loss.ttt import ChainRows, PositionSampling, chain_rows
 
 MASKS = st.integers(1, 12).flatmap(
     lambda width: st.lists(st.lists(st.booleans(), min_size=width, max_size=width), min_size=1, max_size=3)
@@ -45,3 +47,42 @@ def test_every_answer_token_finds_its_guesses(mask: list[list[bool]], steps: int
                 assert guess < rows.counts[step]
                 found = guess if step == 0 else int(rows.indices[guess])
                 assert found == chat * width + row
+
+
+def chains(rows: ChainRows, step: int) -> set[int]:
+    """The rows that are scored at a step."""
+    return {int(answer) - 1 - step for answer, at in zip(rows.answers, rows.guesses[step], strict=True) if at >= 0}
+
+
+def test_sampled_steps_have_their_share_of_whole_chains() -> None:
+    mask = torch.zeros(2, 400, dtype=torch.bool)
+    mask[0, 20:390] = mask[1, 5:150] = mask[1, 200:399] = True
+    steps, ratio, least = 6, 0.7, 0.3
+    rows = chain_rows(mask, steps, PositionSampling(ratio, least, (3, 1)))
+    assert rows.shares is not None
+    assert chains(rows, 0) == chains(chain_rows(mask, steps), 0)
+    flat = mask.flatten().tolist()
+    for step in range(1, steps):
+        here = chains(rows, step)
+        whole = {row for row in range(800) if row % 400 + 2 + step < 400 and all(flat[row + 2 : row + 3 + step])}
+        assert here <= whole & chains(rows, step - 1)
+        assert len(here) == round(max(ratio**step, least) * len(whole))
+        assert rows.shares[step] == pytest.approx(len(here) / len(whole))
+        assert set(rows.indices[: rows.counts[step]].tolist()) == here
+    again, other = (chain_rows(mask, steps, PositionSampling(ratio, least, key)) for key in ((3, 1), (3, 2)))
+    assert torch.equal(again.guesses, rows.guesses)
+    assert not torch.equal(other.guesses, rows.guesses)
+
+
+def test_the_accept_length_of_sampled_chains_is_right_on_average() -> None:
+    mask = torch.zeros(1, 60, dtype=torch.bool)
+    mask[0, 5:40] = mask[0, 45:58] = True
+    every = chain_rows(mask, 4)
+    right = torch.rand(len(every.answers), 4, generator=torch.Generator().manual_seed(0)) < 0.7
+    found = [
+        accept_lengths(chain_rows(mask, 4, PositionSampling(0.6, 0.2, (key,))), right).sum().item()
+        for key in range(400)
+    ]
+    exact = accept_lengths(every, right).sum().item()
+    assert len(set(found)) > 10
+    assert sum(found) / len(found) == pytest.approx(exact, rel=0.01)

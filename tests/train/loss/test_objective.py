@@ -15,6 +15,7 @@ from eyas.errors import ConfigError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective, feature_noise
 
+from ... import tiny
 from .chains import HIDDEN, NETWORKS, VOCAB, chain, network
 
 WIDTH = 11
@@ -63,8 +64,8 @@ def written_out(found: DraftObjective, head: nn.Linear, given: FeatureBatch, con
 def test_loss_and_gradients_are_those_of_chains_written_out(name: str) -> None:
     """All parameters, head and embedding included, in float64."""
     config = LossConfig.for_kind(name if name in ("eagle1", "mla", "mlp", "medusa") else "eagle3")
-    if name == "medusa":
-        config = config.model_copy(update={"unroll": network(name).config.guesses})
+    if (guesses := network(name).config.guesses) is not None:
+        config = config.model_copy(update={"unroll": guesses})
     if config.unroll == 1:  # the feature losses over more than a step too
         config = config.model_copy(update={"unroll": 3})
     found, head, given = objective(name, config, torch.float64)
@@ -103,6 +104,34 @@ def test_parts_add_up() -> None:
     for name, (total, count) in whole.metrics.items():
         assert total == pytest.approx(sum(part.metrics[name][0] for part in parts), rel=1e-5)
         assert count == sum(part.metrics[name][1] for part in parts)
+
+
+def test_sampled_chains_are_a_function_of_seed_and_batch() -> None:
+    config = LossConfig(unroll=4, decay=1.0, down_sample_ratio=0.5)
+    found, _, given = objective("peagle", config)
+    losses = []
+    for number in (0, 1, 0):
+        torch.rand(7)  # whatever else was drawn
+        losses.append(found.micro_batch_loss(number).loss.item())
+    assert losses[0] == losses[2] != losses[1]
+    every, _, _ = objective("peagle", config.model_copy(update={"down_sample_ratio": None}))
+    assert 0 < losses[0] < every.score(given).loss.item()
+    assert found.score(given).weight == every.score(given).weight
+
+
+def test_a_batch_of_short_answers_has_a_gradient_for_every_parameter() -> None:
+    """Processes wait for each other's gradients, so none may be missing."""
+    found, _, given = objective("peagle", LossConfig(unroll=4))
+    mask = torch.zeros_like(given.loss_mask)
+    mask[0, 2] = True  # no chain reaches a second guess
+    found.score(given._replace(loss_mask=mask)).loss.backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for parameter in found.model.parameters())
+
+
+def test_blocks_have_no_chains_to_leave_out() -> None:
+    made, config = tiny.network("dflash"), LossConfig(unroll=4, down_sample_ratio=0.7)
+    with pytest.raises(ConfigError, match=r"set loss\.anchors"):
+        DraftObjective(made, nn.Identity(), tiny.VOCAB, lambda _: batch(3), config, False)
 
 
 def test_noise_is_a_function_of_seed_and_batch() -> None:

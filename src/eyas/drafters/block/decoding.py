@@ -4,6 +4,9 @@ What the target has committed lies in the slot cache as keys and values, made of
 staging columns and forgotten. Slot i's guesses are the children of all nodes at depth i: best-first growth makes trees
 of them by their summed log-probability, corrected for each parent where the network can do that (DSpark).
 
+P-EAGLE reads and keeps true pairs as EAGLE-3 does, and its block is causal: the same masked pair in every slot after a
+row's last true pair.
+
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, B block size, D guesses of a block, W
 frontier nodes, Vd draft vocabulary.
 """
@@ -17,10 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.decoding import NetworkDrafter, Stage, best_children
+from eyas.drafters.decoding import Levels, NetworkDrafter, Stage, best_children
+from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
 
@@ -107,3 +111,44 @@ class BlockDrafter(NetworkDrafter):
         kept = self._anchors[rows.start : rows.stop]
         changed = to_device([count > 0 for count in counts], taps.device)
         torch.where(changed, next_tokens.gather(1, last).squeeze(1), kept, out=kept)
+
+
+class ParallelDrafter(NetworkDrafter):
+    """A drafter whose network has a masked pair (P-EAGLE)."""
+
+    @torch.inference_mode()
+    def __init__(self, network: DraftNetwork, taps: tuple[int, ...]) -> None:
+        super().__init__(network, taps)
+        pair = network.masked_pair()
+        assert pair is not None
+        self._masked = pair._replace(state=pair.state.to(network.dtype))  # the same in every draft
+
+    def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
+        levels = _SlotLevels(self.network.logits(self._slots(rows, depth)))
+        return levels, levels.first()
+
+    def _slots(self, rows: range, depth: int) -> Tensor:
+        """The states [R, D, H] that the head reads in each row's next `depth` slots."""
+        known = self._normed[rows.start : rows.stop].unsqueeze(1)
+        count, more = len(rows), depth - 1
+        if not more:
+            return known
+        tokens = torch.full((count, more), self._masked.token, device=self._ids.device)
+        _, normed = self._run_pairs(rows, tokens, self._masked.state.expand(count, more, -1), more)
+        return torch.cat((known, normed.view(count, more, -1)), dim=1)
+
+
+class _SlotLevels:
+    """The levels of one draft, whose logits [R, D, Vd] are all known."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits, self._slot = logits, 0
+
+    def first(self) -> Tensor:
+        """The logits [R, 1, Vd] of what follows the roots."""
+        return self._logits[:, :1]
+
+    def add(self, frontier: Frontier) -> Tensor:  # noqa: ARG002
+        """The logits [R, 1, Vd] of what follows all of the next level's nodes."""
+        self._slot += 1
+        return self._logits[:, self._slot : self._slot + 1]

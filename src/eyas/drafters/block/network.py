@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from eyas.drafters.config import MOST_TAPS, GroupedConfig
+from eyas.drafters.config import MOST_TAPS, GroupedConfig, MaskedConfig
 from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary, rotate
 from eyas.targets.slots import KVShape
 
@@ -25,22 +25,14 @@ Store = Callable[[int, Tensor, Tensor], None]
 """(layer, keys [R, heads, S, D], values) of context positions."""
 
 
-class BlockConfig(GroupedConfig):
+class BlockConfig(GroupedConfig, MaskedConfig):
     """Sizes of a block drafter, and what its blocks are."""
 
     num_aux_hidden_states: int = Field(ge=1, le=MOST_TAPS)
     block_size: int = Field(ge=2, le=256)
-    mask_token_id: int = Field(ge=0)
-    """The token whose embedding stands in the slots that follow the anchor."""
     sample_from_anchor: bool = False
     """The anchor's slot predicts as well, the token that follows it; else a slot predicts its own token."""
     qk_norm: bool = True
-
-    @model_validator(mode="after")
-    def _mask_is_a_token(self) -> BlockConfig:
-        if self.mask_token_id >= self.vocab_size:
-            raise ValueError(f"mask_token_id {self.mask_token_id} is not in the vocabulary of {self.vocab_size}")
-        return self
 
     @property
     def tap_count(self) -> int:

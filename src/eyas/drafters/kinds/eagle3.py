@@ -45,15 +45,25 @@ class Eagle3Config(FusedTapsConfig, GroupedConfig):
 
 def read(fields: Fields) -> Eagle3Config:
     """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
+    read_grouped(fields, _QWEN3)
+    return fields.finish(Eagle3Config)
+
+
+def read_grouped(fields: Fields, qwen3: str) -> None:
+    """Read what EAGLE-3 configurations with grouped-query attention share; the architecture `qwen3` has qk_norm."""
     read_fused_taps(fields)
     read_grouped_heads(fields)
-    fields.default("qk_norm", _QWEN3 in architectures(fields.raw))
-    return fields.finish(Eagle3Config)
+    fields.default("qk_norm", qwen3 in architectures(fields.raw))
 
 
 def write(config: Eagle3Config) -> dict[str, Any]:
     """The config.json that vLLM, SGLang and eyas read."""
-    values = decoder_dict(config, _QWEN3 if config.qk_norm else "LlamaForCausalLMEagle3") | taps_dict(config)
+    return grouped_dict(config, "LlamaForCausalLMEagle3", _QWEN3)
+
+
+def grouped_dict(config: Eagle3Config, llama: str, qwen3: str) -> dict[str, Any]:
+    """The config.json that names the architecture `llama`, or `qwen3` where queries and keys are normalised."""
+    values = decoder_dict(config, qwen3 if config.qk_norm else llama) | taps_dict(config)
     if config.qk_norm:
         values["model_type"] = "qwen3"
     else:
@@ -143,6 +153,8 @@ class Eagle3Network(FusedTapsNetwork):
         return native_decoder(self, self.config, layers, self.norm, self.rotary, returns_normed=self.config.norm_output)
 
 
+PAIRED_INPUTS = tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj"))
+
 KIND = Kind(
     "eagle3",
     Eagle3Config,
@@ -157,5 +169,5 @@ KIND = Kind(
     family=EAGLE3,
     first_layer=MIDLAYER,
     full_map=True,
-    paired_inputs=tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj")),
+    paired_inputs=PAIRED_INPUTS,
 )

@@ -28,7 +28,7 @@ class DrafterTrainConfig(StrictModel):
     target_dtype: str = "auto"  # auto: the checkpoint's, float32 on CPUs without kernels for it
     shape: DrafterShape = DrafterShape()
     loss: LossConfig
-    warm_start: str | None = None  # a drafter of the same kind and sizes; `demo` is the embedded one
+    warm_start: str | None = None  # of the same sizes and kind, or of one that it extends; `demo`: the embedded
     batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # tokens of a micro-batch, padding included
     max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # tokens to which chats are cut
     validation: ValidationConfig = ValidationConfig()
@@ -43,8 +43,9 @@ class DrafterTrainConfig(StrictModel):
         shape = values.get("shape") or {}
         shape = shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)
         usual = LossConfig.for_kind(shape.definition.name).model_dump()
-        if shape.medusa_heads is not None:
-            usual["unroll"] = shape.medusa_heads  # step j trains head j
+        guesses = shape.medusa_heads or shape.num_depths
+        if guesses is not None:
+            usual["unroll"] = guesses  # step j trains guess j
         return {**values, "loss": {**usual, **(values.get("loss") or {})}}
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
 from eyas.drafters.block.network import BlockConfig, spread_taps
-from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, TransformerConfig
+from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, MaskedConfig, TransformerConfig
 from eyas.drafters.kind import Kind
 from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork
@@ -94,8 +94,11 @@ class DrafterShape(StrictModel):
     medusa_heads: int | None = Field(default=None, ge=1)
     # dflash and dspark
     block_size: int | None = Field(default=None, ge=2)
-    mask_token_id: int | None = Field(default=None, ge=0)
     sample_from_anchor: bool | None = None
+    # those and peagle
+    mask_token_id: int | None = Field(default=None, ge=0)
+    # peagle
+    num_depths: int | None = Field(default=None, ge=1)
     # dspark; markov_rank 0 = no Markov head
     markov_rank: int | None = Field(default=None, ge=0)
     markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
@@ -209,6 +212,7 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         values["num_aux_hidden_states"] = len(taps)
     if issubclass(cls, BlockConfig):
         values.setdefault("block_size", 7 + (not cls.model_fields["sample_from_anchor"].default))
+    if issubclass(cls, MaskedConfig):
         values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter
         values["norm"] = tuple(taps) != (target.final_boundary,)

@@ -93,7 +93,10 @@ def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainC
 
 
 def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> int:
-    """Initialise `network` with the weights of `source`, another drafter of the same kind, called `name` in errors.
+    """Initialise `network` with the weights of `source`, called `name` in errors.
+
+    It is a drafter of the same kind or of the one that this kind extends, such as EAGLE-3 for P-EAGLE. Then further
+    layers begin by adding nothing, and what else `source` doesn't have keeps its weights.
 
     Rows of the head are matched by target token; rows of tokens that `source` can't draft are left alone. Returns the
     number of matched rows. Raises DrafterMismatchError listing every difference between the two that prevents it.
@@ -101,7 +104,8 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
     check_alike(network, taps, source, name)
     given = source.state_dict()
     own = network.state_dict()
-    if own.keys() != given.keys():
+    extended = type(network) is not type(source)
+    if not (given.keys() <= own.keys() if extended else given.keys() == own.keys()):
         different = ", ".join(sorted(own.keys() ^ given.keys()))
         raise DrafterMismatchError(f"can't start from {name}: only one of the two has {different}")
     ids, known = network.target_ids, source.target_ids.to(network.target_ids.device)
@@ -111,25 +115,35 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
         for key, tensor in network.named_parameters():
             if id(tensor) in mapped:
                 tensor[here] = given[key].to(tensor)[there]
-            else:
+            elif key in given:
                 tensor.copy_(given[key])
+            elif ".o_proj." in key or ".down_proj." in key:
+                tensor.zero_()
     return len(here)
 
 
 def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> None:
     """Raise DrafterMismatchError for a drafter of another kind, other sizes or other taps, listing all differences.
 
-    A drafter without taps in its config was trained at the target's default ones.
+    A kind that this one extends may have fewer layers, and other settings for feeding states back. A drafter without
+    taps in its config was trained at the target's default ones.
     """
-    if type(network) is not type(source):
+    if not isinstance(network, type(source)):
         raise DrafterMismatchError(
             f"can't start from {name}: it is a {type(source).__name__}, but the recipe makes a {type(network).__name__}"
         )
-    wanted, there = network.config.model_dump(exclude=_FREE), source.config.model_dump(exclude=_FREE)
+    free, extended = set(_FREE), type(network) is not type(source)
+    wanted, there = network.config.model_dump(), source.config.model_dump()
+    if extended:
+        free |= {"norm_output"} | (wanted.keys() - there.keys())
+        if there.get("num_hidden_layers", 0) < wanted.get("num_hidden_layers", 0):
+            free.add("num_hidden_layers")
     wanted["taps"] = taps
     there["taps"] = there["taps"] or taps
     wrong = [
-        f"{key}: {there[key]} there, {value} in the recipe" for key, value in wanted.items() if there[key] != value
+        f"{key}: {there[key]} there, {value} in the recipe"
+        for key, value in wanted.items()
+        if key not in free and there[key] != value
     ]
     if wrong:
         raise DrafterMismatchError(f"can't start from {name}, which has another shape:\n  " + "\n  ".join(wrong))

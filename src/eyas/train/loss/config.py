@@ -41,6 +41,11 @@ class LossConfig(StrictModel):
     noise: float = Field(default=0.0, ge=0)
     """Uniform noise (U - 0.5) * noise * 512 / T on the features of a row of T tokens (EAGLE-1: 0.2)."""
 
+    down_sample_ratio: float | None = Field(default=None, gt=0, le=1)
+    """r of P-EAGLE's position sampling: step j is trained on about r^j of the chains, drawn anew each time; None =
+    on all of them. A chain that is left out of a step is in no later one."""
+    down_sample_ratio_min: float | None = Field(default=None, gt=0, le=1)
+    """The least share of the chains that a step is trained on; None = no such limit."""
     anchors: int | None = Field(default=None, ge=1)
     """Most blocks of a chat that block drafters are trained on in a batch, drawn anew each time; None = all."""
     confidence_weight: float | None = Field(default=None, ge=0)
@@ -50,6 +55,8 @@ class LossConfig(StrictModel):
     def _nothing_is_ignored(self) -> LossConfig:
         if self.kl_decay is not None and self.token != "lk":
             raise ValueError(f"kl_decay belongs to the token loss lk, not {self.token}: remove it")
+        if self.down_sample_ratio is None and self.down_sample_ratio_min is not None:
+            raise ValueError("down_sample_ratio_min limits down_sample_ratio, which isn't set: set both or neither")
         if (self.feature == "none") != (self.feature_weight == 0):
             raise ValueError("feature_weight must be above 0 if a feature loss is chosen, and 0 otherwise")
         if self.token_weight == 0 and self.feature_weight == 0:
@@ -67,6 +74,7 @@ _OF_PAPERS = {
     "dspark": LossConfig(token="l1", unroll=7, decay=0.7788, anchors=512),
     "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
     "medusa": LossConfig(unroll=5),
+    "peagle": LossConfig(unroll=8, decay=1.0, down_sample_ratio=0.7, down_sample_ratio_min=0.2),
     "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),
 }
 """Drafter kind -> the loss of its paper, where that isn't EAGLE-3's."""

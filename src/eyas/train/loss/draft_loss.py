@@ -154,16 +154,19 @@ def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
 def accept_lengths(rows: ChainRows, right: Tensor) -> Tensor:
     """[N] tokens that a greedy round would emit from each row: its right guesses up to the first wrong one, plus one.
 
-    A chain ends with the answer, as decoding would. right [M, K].
+    A chain ends with the answer, as decoding would. Where chains are sampled this is right on average. right [M, K].
     """
     positions = rows.counts[0]  # B * S
     starts = rows.answers - 1
     alive = torch.ones(positions, dtype=torch.bool, device=right.device)
-    length = torch.ones(positions, dtype=torch.int64, device=right.device)
+    length = torch.ones(positions, dtype=torch.float64, device=right.device)
     for step in range(right.shape[1]):
         hit = torch.zeros(positions + 1, dtype=torch.bool, device=right.device)
         there = rows.guesses[step] >= 0
         hit[torch.where(there, starts - step, positions)] = right[:, step]  # missing guesses write to the extra entry
         alive &= hit[:positions]
-        length += alive
+        if rows.shares is None:
+            length += alive
+        elif rows.shares[step]:  # those that were drawn stand for those that weren't
+            length += alive / rows.shares[step]
     return length[starts[rows.guesses[0] >= 0]]

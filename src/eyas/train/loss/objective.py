@@ -25,7 +25,7 @@ from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, draft_metrics
 from eyas.train.loss.token_loss import teacher_of
-from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
+from eyas.train.loss.ttt import ChainRows, PositionSampling, chain_rows, unrolled
 
 
 class LossOutput(NamedTuple):
@@ -47,7 +47,7 @@ class DraftLoss(nn.Module):
     def forward(self, batch: FeatureBatch, noise: Tensor | None = None, key: tuple[int, ...] = (0,)) -> LossOutput:
         """The sums over a batch; `noise` [B, S, A, Ht] is added to the taps that the network reads.
 
-        By `key` a block drafter draws its anchors.
+        By `key` a block drafter draws its anchors, and P-EAGLE the chains of each step.
 
         The feature loss compares with the taps themselves. The caller's autocast decides precision. Raises ConfigError
         if the feature loss doesn't fit the network.
@@ -57,7 +57,9 @@ class DraftLoss(nn.Module):
         with fast_linears(taps.device):
             if isinstance(self.network, BlockNetwork):
                 return self._run_blocks(self.network, batch, seen, key)
-            return self._run(batch, seen, taps, chain_rows(batch.loss_mask, self._config.unroll))
+            ratio, least = self._config.down_sample_ratio, self._config.down_sample_ratio_min
+            sampling = None if ratio is None else PositionSampling(ratio, least or 0.0, key)
+            return self._run(batch, seen, taps, chain_rows(batch.loss_mask, self._config.unroll, sampling))
 
     def _run_blocks(self, network: BlockNetwork, batch: FeatureBatch, seen: Tensor, key: tuple[int, ...]) -> LossOutput:
         config, ids = self._config, network.target_ids
@@ -142,13 +144,16 @@ class DraftObjective:
     ) -> None:
         """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for feature noise.
 
-        Raises ConfigError for more steps or fewer than a network of several heads has heads.
+        Raises ConfigError for more steps or fewer than a network makes guesses in one pass, and for settings of other
+        networks.
         """
         if network.config.guesses not in (None, config.unroll):
             raise ConfigError(
-                f"loss.unroll is {config.unroll}, but the drafter has {network.config.guesses} heads: step j trains "
-                "head j, so the two must be equal"
+                f"loss.unroll is {config.unroll}, but the drafter makes {network.config.guesses} guesses in one pass: "
+                "step j trains guess j, so the two must be equal"
             )
+        if isinstance(network, BlockNetwork) and config.down_sample_ratio is not None:
+            raise ConfigError("loss.down_sample_ratio thins out chains, and this drafter has blocks: set loss.anchors")
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config)
         self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed

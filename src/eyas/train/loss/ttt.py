@@ -5,10 +5,14 @@ i + 2. Step j feeds token i + 1 + j and the drafter's own output of step j - 1 (
 position i + j, and predicts token i + 2 + j. So row i over all steps is the chain of guesses that decoding
 makes after committing pair i: it attends to the true pairs 0..i and its own guesses, never to another row's.
 
-Medusa's heads all guess from the true state, so step j is head j (`_heads`).
+Medusa's heads all guess from the true state, so step j is head j (`_heads`). P-EAGLE's slots read the same masked pair
+instead of guesses; slot j sees the slots before it alone, so step j computes what one pass over all slots would.
 
 Step 0 computes every position, since later rows attend to its keys. A later step computes only rows whose chain, from
 that step on, still predicts an answer token: prompt rows and rows past the last answer are left out.
+
+Rows may be sampled for later steps (P-EAGLE's conditional drop-token sampling): a row that is left out of one step is
+in none after it, so rows are still whole chains, only shorter.
 
 Shapes: B chats, S positions, A taps, Ht target hidden, H draft hidden, K steps, M answer tokens, R rows of later steps.
 """
@@ -18,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,6 +46,9 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
     attention = ChainAttention(rows.indices)
     hidden = network.fuse(taps).to(taps.dtype)  # the residual stream keeps its precision under autocast
     last = torch.nn.functional.pad(tokens[:, 1:], (0, 1))  # a chat's last pair has no next token and no loss
+    masked = network.masked_pair()
+    if masked is not None and not any(rows.counts[1:]):
+        hidden = hidden + 0 * masked.state.to(taps.dtype)  # every process needs a gradient of the masked state
     fed, normed = network.step(last, hidden, positions, attention)
     yield fed.flatten(0, 1), normed.flatten(0, 1)
     flat, at = tokens.flatten(), (rows.indices % width).unsqueeze(0)
@@ -48,9 +56,10 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
     for step, count in enumerate(rows.counts[1:], start=1):
         if not count:
             return
-        fed, normed = network.step(
-            flat[rows.indices[:count] + 1 + step].unsqueeze(0), fed[:, :count], at[:, :count] + step, attention
-        )
+        following, fed = flat[rows.indices[:count] + 1 + step].unsqueeze(0), fed[:, :count]
+        if masked is not None:
+            following, fed = torch.full_like(following, masked.token), masked.state.to(taps.dtype).expand_as(fed)
+        fed, normed = network.step(following, fed, at[:, :count] + step, attention)
         yield fed[0], normed[0]
 
 
@@ -74,17 +83,52 @@ class ChainRows:
     indices: Tensor  # [R] int64: rows as indices into B * S
     counts: list[int]  # rows of each step: B * S for step 0, then non-increasing
     answers: Tensor  # [M] int64: index into B * S of the state that predicts the token, one before the token's own
-    guesses: Tensor  # [K, M] int64: the row of the token's guess among the step's rows; -1 if no chain starts so early
+    guesses: Tensor  # [K, M] int64: the row of the token's guess among the step's rows; -1 if there is none
+    shares: list[float] | None = None
+    """The share of the chains of each step that was drawn; None = all are there."""
 
 
-def chain_rows(loss_mask: Tensor, steps: int) -> ChainRows:
+@dataclass(frozen=True)
+class PositionSampling:
+    """How many chains each step has: `ratio` ** step of them, but at least the share `least`; drawn by `key`."""
+
+    ratio: float
+    least: float
+    key: tuple[int, ...]
+
+    def last_steps(self, loss_mask: Tensor, steps: int) -> tuple[Tensor, list[float]]:
+        """The last step of each row [B, S], and the share of the chains that every step got.
+
+        A row has a chain at a step if all tokens that it predicts up to it are answer tokens.
+        """
+        draw = np.random.default_rng(np.random.SeedSequence(self.key))
+        ahead = np.pad(loss_mask.cpu().numpy(), ((0, 0), (0, steps + 1)))
+        width = loss_mask.shape[1]
+        whole = ahead[:, 2 : 2 + width]
+        kept, life, shares = whole, np.zeros(whole.shape, dtype=np.int64), [1.0]
+        for step in range(1, steps):
+            answers = ahead[:, 2 + step : 2 + step + width]
+            whole, pool = whole & answers, np.flatnonzero(kept & answers)
+            wanted = round(max(self.ratio**step, self.least) * int(whole.sum()))
+            kept = np.zeros_like(whole)
+            kept.flat[draw.choice(pool, min(wanted, len(pool)), replace=False)] = True
+            life[kept] = step
+            shares.append(float(kept.sum() / max(1, whole.sum())))
+        return torch.from_numpy(life).to(loss_mask.device), shares
+
+
+def chain_rows(loss_mask: Tensor, steps: int, sampling: PositionSampling | None = None) -> ChainRows:
     """The rows of a batch; loss_mask [B, S] is true at answer tokens. Syncs with the device twice."""
     batch, width = loss_mask.shape
     device = loss_mask.device
-    ahead = F.pad(loss_mask, (0, steps + 1))
-    life = torch.zeros(batch, width, dtype=torch.int64, device=device)  # last step that predicts an answer token
-    for step in range(1, steps):
-        life = torch.where(ahead[:, 2 + step : 2 + step + width], step, life)
+    shares: list[float] | None = None
+    if sampling is None:
+        ahead = F.pad(loss_mask, (0, steps + 1))
+        life = torch.zeros(batch, width, dtype=torch.int64, device=device)  # last step that predicts an answer token
+        for step in range(1, steps):
+            life = torch.where(ahead[:, 2 + step : 2 + step + width], step, life)
+    else:
+        life, shares = sampling.last_steps(loss_mask, steps)
     life = life.flatten()
     order = life.argsort(descending=True, stable=True)
     ranks = torch.empty_like(order).scatter_(0, order, torch.arange(batch * width, device=device))
@@ -95,4 +139,6 @@ def chain_rows(loss_mask: Tensor, steps: int) -> ChainRows:
     rows = answers - 1 - torch.arange(steps, device=device).unsqueeze(1)  # [K, M], as indices into B * S
     there = rows >= answers // width * width
     found = torch.cat((rows[:1], ranks[rows[1:].clamp(min=0)]))
-    return ChainRows(order[: counts[0] if counts else 0], [batch * width, *counts], answers, found.where(there, -1))
+    counts = [batch * width, *counts]
+    there = there & (found < torch.tensor(counts, device=device).unsqueeze(1))
+    return ChainRows(order[: counts[1] if steps > 1 else 0], counts, answers, found.where(there, -1), shares)
