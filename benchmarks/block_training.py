@@ -2,8 +2,8 @@
 
 The plain side lays a chat's context and all of its blocks end to end, under one full mask through torch's
 `scaled_dot_product_attention`, and makes the logits of teacher and drafter for all guesses at once. Both sides draw the
-same anchors; loss and gradients are compared first. Times are medians of interleaved runs in one process; memory is what
-a fresh process's resident set grows by, at its highest, over two steps.
+same anchors; loss and gradients are compared first. Times are medians of interleaved runs in one process; memory is
+what a fresh process's resident set grows by, at its highest, over two steps.
 
     python -m benchmarks.block_training --output FILE.json
 
@@ -108,7 +108,9 @@ class MaskedBlocks:
         )
 
 
-def plain_loss(network: BlockNetwork, head: Callable[[Tensor], Tensor], batch: FeatureBatch, config: LossConfig) -> Tensor:
+def plain_loss(
+    network: BlockNetwork, head: Callable[[Tensor], Tensor], batch: FeatureBatch, config: LossConfig
+) -> Tensor:
     """Summed loss [] of a batch, a chat at a time."""
     drafts, size, first = network.config, network.config.block_size, 0 if network.config.sample_from_anchor else 1
     anchors = sampled_anchors(batch.loss_mask, config.anchors, (0,))
@@ -125,7 +127,9 @@ def plain_loss(network: BlockNetwork, head: Callable[[Tensor], Tensor], batch: F
         positions = at.unsqueeze(1) + 1 + torch.arange(size)
         states = network.block(blocks.view(1, -1), positions.view(1, -1), attention)
         states = states.view(len(at), size, -1)[:, first : first + steps]
-        ahead = at.unsqueeze(1) + 1 + torch.arange(steps)  # [n, K] the token before each guess, whose state is the teacher's
+        ahead = (
+            at.unsqueeze(1) + 1 + torch.arange(steps)
+        )  # [n, K] the token before each guess
         log_q = network.joined_logits(network.joined(states, tokens[ahead])).float().log_softmax(-1)  # [n, K, Vd]
         counts = mask[ahead + 1].long().cumprod(1) * config.decay ** torch.arange(steps)
         loss = loss - ((teacher[ahead] * log_q).sum(-1) * counts).sum()
@@ -212,9 +216,10 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
     report = {
         "date": date.today().isoformat(),
-        "what": f"objective of block drafters, forward and backward: H={WIDTH}, V={VOCAB}, S={LENGTH}, {LAYERS} layers, "
-        f"{GUESSES} guesses, 8 heads on 4 key heads, {LAYERS} taps. seconds: medians of interleaved runs; mebibytes: growth "
-        "of the resident set's high-water mark over two steps in a fresh process (gradients of the weights included)",
+        "what": f"objective of block drafters, forward and backward: H={WIDTH}, V={VOCAB}, S={LENGTH}, {LAYERS} "
+        f"layers, {GUESSES} guesses, 8 heads on 4 key heads, {LAYERS} taps. seconds: medians of interleaved runs; "
+        "mebibytes: growth of the resident set's high-water mark over two steps in a fresh process (gradients of the "
+        "weights included)",
         "threads": options.threads,
         "rows": rows,
         "machine": describe_machine(),

@@ -32,6 +32,9 @@ from eyas.tree import parse_tree
 from eyas.types import Completion, SamplingParams
 
 
+SETTINGS = ("limit", "repeats", "max_new_tokens", "temperature", "dtype")
+
+
 def engine_of(target: Target, tokenizer: Any, model: str, drafter: str, tree: str | None) -> tuple[Engine, str]:
     """An engine with this drafter, and the name of its tree."""
     opened = open_drafter(drafter, target, tokenizer=tokenizer, model=model)
@@ -118,7 +121,9 @@ def main() -> None:
         "what": "milliseconds of drafting a round (drafts and the reading of committed pairs); of_the_first: the ratio "
         "to the first drafter's, answer by answer; one sequence, drafters in turns",
         "model": options.model,
-        "settings": {key: getattr(options, key) for key in ("limit", "repeats", "max_new_tokens", "temperature", "dtype")},
+        "settings": {
+            key: getattr(options, key) for key in ("limit", "repeats", "max_new_tokens", "temperature", "dtype")
+        },
         "rows": figures(measure(engines, rows, params, options.repeats), names),
         "machine": describe_machine(),
     }

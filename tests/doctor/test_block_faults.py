@@ -77,7 +77,13 @@ def test_each_planted_fault_is_found_and_no_other(name: str, case: Case) -> None
     length = comparable_length(case.read.config, 5)
     assert length == LENGTH
     found = examine(case.read.changed(values, taps=taps), case.target, case.transcript, length)
-    print(found.verdict, found.found.as_is.accept_length, found.found.measured.accept_length, found.from_taps, found.chance)
+    print(
+        found.verdict,
+        found.found.as_is.accept_length,
+        found.found.measured.accept_length,
+        found.from_taps,
+        found.chance,
+    )
     named = {each.trial.change.aspect: each.trial.change.name for each in found.found.adopted}
     print(named)
     assert found.verdict == ("misread" if expected else "sound")

@@ -135,7 +135,9 @@ def test_a_node_s_logits_are_those_of_its_tokens_read_one_by_one(folders: Path, 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("name", "kind"), [*((name, "eagle3") for name in NATIVE), ("llama", "eagle1"), ("llama", "dspark")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "eagle3") for name in NATIVE), ("llama", "eagle1"), ("llama", "dspark")]
+)
 def test_speculation_equals_plain_decoding_alone_and_in_batches(
     folders: Path, name: str, dtype: torch.dtype, kind: str
 ) -> None:
@@ -195,7 +197,9 @@ def test_a_block_s_states_are_those_of_the_modules(kind: str, dtype: torch.dtype
 def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     run = NativeDecoder.run
     monkeypatch.setattr(
-        NativeDecoder, "run", lambda self, *given, blocks=False, **named: run(self, *given, **named)  # noqa: ARG005
+        NativeDecoder,
+        "run",
+        lambda self, *given, blocks=False, **named: run(self, *given, **named),  # noqa: ARG005
     )
     network = tiny.network("dflash", **SIZES)
     prepack_linears(network, NativeLinear)

@@ -74,9 +74,9 @@ def plan(
     from eyas.data.block_plan import BlockPlan, BlockShape
     from eyas.data.plan import model_size
     from eyas.data.store.layout import ShardLayout
+    from eyas.drafters.block.network import spread_taps
     from eyas.targets.architecture import context_limit
     from eyas.targets.loading import read_config
-    from eyas.drafters.block.network import spread_taps
     from eyas.targets.taps import choose_taps, why_taps
     from eyas.train.drafter.resolve import CHATS, LENGTH
 
@@ -120,9 +120,9 @@ def plan(
     longest = min(LENGTH, context_limit(config.get_text_config()) or LENGTH)
     memory = planned.training_memory(CHATS, longest)
     console.print(
-        f"training memory of a device, micro-batches of {CHATS * longest:,} tokens: {_amount(memory.from_store)} from the store, "
-        f"{_amount(memory.in_loop)} with the target in the loop; {_amount(memory.activations)} of it shrink with "
-        "drafter.batch_tokens"
+        f"training memory of a device, micro-batches of {CHATS * longest:,} tokens: "
+        f"{_amount(memory.from_store)} from the store, {_amount(memory.in_loop)} with the target in the loop; "
+        f"{_amount(memory.activations)} of it shrink with drafter.batch_tokens"
     )
     gain = planned.speedup()
     speed = plans.plain_speed(size, on)
