@@ -214,9 +214,8 @@ def test_block_drafters_draft_once_a_round() -> None:
     size = model_size(BIG)
     shape = BlockShape("dspark", 5, 5, 7, 512)
     found, gain = block_parameters(size, shape), BlockPlan(size, shape, WORK).speedup()
-    assert gain.draft_cost == pytest.approx(
-        (found.fc + found.layers + found.markov + size.head) / (size.body + size.head)
-    )
+    read = found.fc + found.layers + found.markov + size.head
+    assert gain.draft_cost == pytest.approx(read / (size.body + size.head))
     assert gain.low == pytest.approx(3.64 * 0.53)
     memory = BlockPlan(size, shape, WORK).training_memory(2, 2048)
     more = BlockPlan(size, shape._replace(anchors=256), WORK).training_memory(2, 2048)

@@ -1,4 +1,4 @@
-"""Faults of a block drafter that cost acceptance without an error, on one that was trained for the answers it drafts."""
+"""Faults of a block drafter that cost acceptance without an error, planted in one that was trained a little."""
 
 from __future__ import annotations
 
@@ -77,15 +77,7 @@ def test_each_planted_fault_is_found_and_no_other(name: str, case: Case) -> None
     length = comparable_length(case.read.config, 5)
     assert length == LENGTH
     found = examine(case.read.changed(values, taps=taps), case.target, case.transcript, length)
-    print(
-        found.verdict,
-        found.found.as_is.accept_length,
-        found.found.measured.accept_length,
-        found.from_taps,
-        found.chance,
-    )
     named = {each.trial.change.aspect: each.trial.change.name for each in found.found.adopted}
-    print(named)
     assert found.verdict == ("misread" if expected else "sound")
     assert named.keys() == expected.keys()
     assert all(named[aspect].startswith(start) for aspect, start in expected.items())

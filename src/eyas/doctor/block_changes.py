@@ -26,12 +26,8 @@ def mask_token(reading: Reading, target: Target) -> Iterator[Change]:
         for token in written if isinstance(written, list) else [written]:
             if isinstance(token, int):
                 found.setdefault(token, f"the target's {name} token")
-    for token, what in (
-        (last, "the last token"),
-        (0, "the first token"),
-        (read + 1, "one more"),
-        (read - 1, "one less"),
-    ):
+    neighbours = ((read + 1, "one more"), (read - 1, "one less"))
+    for token, what in ((last, "the last token"), (0, "the first token"), *neighbours):
         found.setdefault(token, what)
     for token, what in found.items():
         if token != read and 0 <= token <= last:

@@ -46,7 +46,7 @@ class Doctor:
     """Diagnoses one drafter with one target, and repairs it."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target, tokenizer: Any, length: int, max_tokens: int) -> None:
-        """Read the weights. Chains have `length` tokens, fewer if the drafter guesses fewer; answers up to `max_tokens`.
+        """Read the weights. Chains have `length` tokens, or as few as the drafter guesses; answers up to `max_tokens`.
 
         Raises CheckpointError, DrafterMismatchError, or RequestError if no prompt fits the target's context.
         """

@@ -135,8 +135,8 @@ class BlockNetwork(DraftNetwork):
     ) -> tuple[Tensor, Tensor | None]:
         """The logits [R, W, Vd] of what follows tokens [R, W], from a slot's own [R, 1, Vd] and its states [R, 1, H].
 
-        They are [R, 1, Vd] where they are the same after all tokens. `memory` [R, W, M] is what the same call gave for the tokens' parents; None at the root. Here a slot doesn't
-        know which tokens come before it.
+        They are [R, 1, Vd] where they are the same after all tokens. `memory` [R, W, M] is what the same call gave for
+        the tokens' parents; None at the root. Here a slot doesn't know which tokens come before it.
         """
         return logits, memory
 
