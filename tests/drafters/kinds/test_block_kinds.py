@@ -279,6 +279,7 @@ def test_a_confident_drafter_gets_deeper_trees() -> None:
     found = []
     for bias in (6.0, -3.0):
         network = build("gated")
+        assert isinstance(network, DSparkNetwork)
         network.confidence_head.proj.weight.zero_()
         network.confidence_head.proj.bias.fill_(bias)
         drafter, _, _ = filled(network, [6, 9])
