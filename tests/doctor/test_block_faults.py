@@ -47,7 +47,8 @@ def case() -> Case:
     needed = needed_boundaries(read, target) | {0, 3, 5}
     transcript = Transcript.of(target, prompts, [one.token_ids for one in done], needed)
     final = target.trace(transcript.tokens, transcript.lengths, ()).final
-    batch = FeatureBatch(transcript.tokens, transcript.answers, transcript.states(read.taps), final)
+    made_without_grad = (transcript.tokens, transcript.answers, transcript.states(read.taps), final)
+    batch = FeatureBatch(*(tensor.clone() for tensor in made_without_grad))
     network.train()
     trained = [p for name, p in network.named_parameters() if "embed" not in name]
     for parameter in trained:

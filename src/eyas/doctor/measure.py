@@ -105,8 +105,8 @@ def comparable_length(config: DrafterConfig, length: int) -> int:
     return length if config.guesses is None else min(length, config.guesses)
 
 
-Logits = Callable[[Tensor], Tensor]
-_Steps = Iterator[tuple[Tensor, Logits]]
+_Head = Callable[[Tensor], Tensor]
+_Steps = Iterator[tuple[Tensor, _Head]]
 """For each step what its head reads [., J], and the head."""
 
 
@@ -140,7 +140,7 @@ class _Likely:
         self._ids = likely.clamp(min=0)
         self._p = transcript.likely.flatten(0, 1)[rows.answers] * (likely >= 0)
 
-    def compare(self, read: Tensor, head: Logits) -> tuple[Tensor, Tensor]:
+    def compare(self, read: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
         """First choices (target ids) and overlaps, both [M], of what the head reads [M, J] in a step."""
         ids = self._target_ids
         parts = zip(*(torch.split(each, POSITIONS_AT_ONCE) for each in (read, self._ids, self._p)), strict=True)
