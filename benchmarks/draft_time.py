@@ -65,7 +65,7 @@ def per_round(done: Completion) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Median and quartiles of some values."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return {"median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4)}
 

@@ -213,15 +213,15 @@ class Eagle3Plan(NamedTuple):
         return f"tokens, {self.work.unroll} steps"
 
     def training_hours(self, machine: Machine, devices: int) -> float:
-        """See the function `training_hours`."""
+        """Hours, as the function `training_hours` counts them."""
         return training_hours(self.target, self.taps, self.work, machine, devices)
 
     def training_memory(self, chats: int, length: int) -> TrainingMemory:
-        """See the function `training_memory`."""
+        """Bytes, as the function `training_memory` counts them."""
         return training_memory(self.target, self.taps, self.work, chats * length)
 
     def speedup(self) -> Speedup:
-        """See the function `speedup`."""
+        """The range that the function `speedup` estimates."""
         return speedup(self.target, self.taps, self.work.draft_vocab)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
