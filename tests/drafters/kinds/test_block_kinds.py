@@ -21,6 +21,7 @@ from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, ConfigError
+from eyas.interop.inspect.drafter_report import report_drafter
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.shared import SharedTree
 from eyas.tree.values import BIN_CENTRES, BINS, ValueTable
@@ -240,6 +241,9 @@ def test_dflash_as_published(tmp_path: Path) -> None:
     assert (opened.kind.name, opened.config.taps) == ("dflash", (2, 3))
     assert (opened.config.embedding, opened.config.head) == ("shared", "shared")
     assert "layer outputs" in opened.report.convention
+    inspected = report_drafter(tmp_path)
+    assert (inspected.kind, inspected.taps, inspected.tap_source) == ("dflash", [2, 3], "dflash_config.target_layer_ids")
+    assert inspected.problems == []
     target = tiny.target()
     network = opened.network(target)
     assert torch.equal(network.embed(torch.tensor([5])), target.model.get_input_embeddings().weight[5:6])
