@@ -26,6 +26,7 @@ from eyas.data.plan import (
     training_memory,
 )
 from eyas.data.store.layout import ShardLayout, classic_bytes
+from eyas.drafters.block.network import BlockNetwork
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftLoss
@@ -183,9 +184,9 @@ def test_models_that_cannot_be_targets() -> None:
 def test_a_block_drafter_is_counted_as_it_is_built() -> None:
     size = model_size(tiny.build_model("llama").config)
     for kind, markov in (("dflash", 0), ("dspark", 256 * tiny.VOCAB)):
-        module = tiny.network(kind, intermediate_size=size.intermediate, head_dim=size.query // 4, **(
-            {} if kind == "dflash" else {"markov_rank": 256}
-        ))  # fmt: skip
+        settings = {"intermediate_size": size.intermediate, "head_dim": size.query // 4}
+        module = tiny.network(kind, **settings, **({"markov_rank": 256} if markov else {}))
+        assert isinstance(module, BlockNetwork)
         found = block_parameters(size, BlockShape(kind, module.config.num_hidden_layers, 3, 5, 8))
         assert found.fc == module.fc.weight.numel()
         attention = [p for name, p in module.layers.named_parameters() if p.dim() == 2]

@@ -242,7 +242,7 @@ def test_dflash_as_published(tmp_path: Path) -> None:
     assert (opened.config.embedding, opened.config.head) == ("shared", "shared")
     assert "layer outputs" in opened.report.convention
     inspected = report_drafter(tmp_path)
-    assert (inspected.kind, inspected.taps, inspected.tap_source) == ("dflash", [2, 3], "dflash_config.target_layer_ids")
+    assert (inspected.taps, inspected.tap_source) == ([2, 3], "dflash_config.target_layer_ids")
     assert inspected.problems == []
     target = tiny.target()
     network = opened.network(target)
