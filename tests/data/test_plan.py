@@ -207,7 +207,7 @@ def test_hours_of_block_drafters_follow_blocks_and_slots() -> None:
     assert 1.9 < hours(anchors=1024) / hours() < 2.0
     assert hours(anchors=1024) == hours(anchors=5000)  # there are no more answer tokens
     assert 1.9 < hours(block_size=16) / hours() < 2.2
-    assert hours(layers=1) < hours() / 3
+    assert hours(layers=1) < hours() / 2  # its head is the same
     assert BlockPlan(size, shape._replace(kind="dspark"), WORK).training_hours(fast, 1) > hours()
 
 
