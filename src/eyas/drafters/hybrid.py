@@ -35,6 +35,9 @@ _FADE = 0.95
 _OFTEN, _SELDOM = 16, 8
 """Own values are renewed each time so many drafts were learnt from, at the beginning at doubling intervals; on an
 accelerator, where reading a tree is a sync, one draft in so many is learnt from."""
+_SURE = 2.0
+"""How many times the usual number of accepted tokens a copy must promise before the network rests: promises of copies
+that were rarely seen are too high, and a rest that was wrong costs more than the draft it saves."""
 
 
 class HybridPairs(NamedTuple):
@@ -174,14 +177,14 @@ class HybridDrafter(Drafter):
         return tree
 
     def _suffice(self, copies: DraftTree, wanted: Sequence[bool], values: ValueTable, groups: Tensor) -> bool:
-        """Whether the found trees promise each `wanted` row at least what a round with the network usually brings.
+        """Whether the found trees promise each `wanted` row much more than a round with the network usually brings.
 
         A network computes its levels for all rows together, so one that needs it lets the others have it as well.
         """
         if self._usual is None or not copies.size:
             return False
         promised = path_values(copies, values, groups).exp().masked_fill(~copies.valid, 0.0).sum(1).tolist()
-        return all(row > 0.0 and row >= self._usual for row, want in zip(promised, wanted, strict=True) if want)
+        return all(row >= _SURE * max(self._usual, 1.0) for row, want in zip(promised, wanted, strict=True) if want)
 
     def _learn(self, tree: DraftTree, next_tokens: Tensor, counts: Sequence[int]) -> None:
         """Learn from the outcome of a round: `counts[r]` of the next_tokens [R, Q] were committed in each row."""
