@@ -118,6 +118,8 @@ LINES: list[tuple[str, str]] = [
     (f"{_PLAN} --taps low", "--taps low"),
     (f"{_PLAN} --final some", "--final some"),
     (f"{_PLAN} --states fp4", "'fp4' is not one of"),
+    (f"{_PLAN} --anchors 3", "--anchors says nothing about a drafter of kind eagle3"),
+    (f"{_PLAN} --kind dspark --unroll 3", "--unroll says nothing about a drafter of kind dspark"),
     ("train eagle33", "did you mean eagle3?"),
     ("train {f}/none.yaml", "there is no file {f}/none.yaml"),
     ("train eagle3 drafter", "must look like key=value"),

@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+from eyas.data.block_plan import BlockPlan, BlockShape, block_parameters
 from eyas.data.features import FeatureBatch
 from eyas.data.plan import (
     Machine,
@@ -25,6 +26,7 @@ from eyas.data.plan import (
     training_memory,
 )
 from eyas.data.store.layout import ShardLayout, classic_bytes
+from eyas.drafters.block.network import BlockNetwork
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftLoss
@@ -177,3 +179,46 @@ def test_models_that_cannot_be_targets() -> None:
         model_size(tf.MambaConfig(num_hidden_layers=1))
     with pytest.raises(UnsupportedModelError, match="no causal language model of type vit"):
         model_size(tf.ViTConfig())
+
+
+def test_a_block_drafter_is_counted_as_it_is_built() -> None:
+    size = model_size(tiny.build_model("llama").config)
+    for kind, markov in (("dflash", 0), ("dspark", 256 * tiny.VOCAB)):
+        settings = {"intermediate_size": size.intermediate, "head_dim": size.query // 4}
+        module = tiny.network(kind, **settings, **({"markov_rank": 256} if markov else {}))
+        assert isinstance(module, BlockNetwork)
+        found = block_parameters(size, BlockShape(kind, module.config.num_hidden_layers, 3, 5, 8))
+        assert found.fc == module.fc.weight.numel()
+        attention = [p for name, p in module.layers.named_parameters() if p.dim() == 2]
+        assert found.layers == sum(p.numel() for p in attention)
+        assert found.markov == markov
+        keys = [p for name, p in module.layers.named_parameters() if "k_proj" in name or "v_proj" in name]
+        assert found.context == sum(p.numel() for p in keys)
+
+
+def test_hours_of_block_drafters_follow_blocks_and_slots() -> None:
+    size, fast = model_size(BIG), Machine("x", 400, 2000)
+    shape = BlockShape("dflash", 5, 5, 8, 512)
+
+    def hours(**changes: int) -> float:
+        return BlockPlan(size, shape._replace(**changes), WORK).training_hours(fast, 1)
+
+    assert hours() == pytest.approx(8 * BlockPlan(size, shape, WORK).training_hours(fast, 8))
+    assert 1.9 < hours(anchors=1024) / hours() < 2.0
+    assert hours(anchors=1024) == hours(anchors=5000)  # there are no more answer tokens
+    assert 1.9 < hours(block_size=16) / hours() < 2.2
+    assert hours(layers=1) < hours() / 2  # its head is the same
+    assert BlockPlan(size, shape._replace(kind="dspark"), WORK).training_hours(fast, 1) > hours()
+
+
+def test_block_drafters_draft_once_a_round() -> None:
+    size = model_size(BIG)
+    shape = BlockShape("dspark", 5, 5, 7, 512)
+    found, gain = block_parameters(size, shape), BlockPlan(size, shape, WORK).speedup()
+    read = found.fc + found.layers + found.markov + size.head
+    assert gain.draft_cost == pytest.approx(read / (size.body + size.head))
+    assert gain.low == pytest.approx(3.64 * 0.53)
+    memory = BlockPlan(size, shape, WORK).training_memory(2, 2048)
+    more = BlockPlan(size, shape._replace(anchors=256), WORK).training_memory(2, 2048)
+    assert memory.weights == more.weights == 18 * found.own
+    assert 1.8 < memory.activations / more.activations < 2

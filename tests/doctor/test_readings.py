@@ -27,6 +27,12 @@ EXPECTED = {
     "eagle1": {"taps", "rope", "embedding", "head", "rotary layout", "input order", "norm weights"},
     "mlp": {"taps", "embedding", "head", "input order"},
     "medusa": {"taps", "head"},
+    "dflash": {
+        "taps", "tap order", "rope", "embedding", "head", "mask token", "anchor", "block size", "norm weights",
+    },
+    "dspark": {
+        "taps", "tap order", "rope", "embedding", "head", "mask token", "anchor", "block size", "norm weights",
+    },
     "mtp": {"taps", "rope", "embedding", "head", "rotary layout", "input order", "norm weights"},
 }  # fmt: skip
 

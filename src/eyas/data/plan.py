@@ -200,6 +200,40 @@ def speedup(target: ModelSize, taps: int, draft_vocab: int) -> Speedup:
     return Speedup(cost, low, high)
 
 
+class Eagle3Plan(NamedTuple):
+    """What an EAGLE-3 drafter will cost, and what it may bring; `eyas.data.block_plan` has that of block drafters."""
+
+    target: ModelSize
+    taps: int
+    work: Workload
+
+    @property
+    def what(self) -> str:
+        """What an epoch goes over, in words."""
+        return f"tokens, {self.work.unroll} steps"
+
+    def training_hours(self, machine: Machine, devices: int) -> float:
+        """Hours, as the function `training_hours` counts them."""
+        return training_hours(self.target, self.taps, self.work, machine, devices)
+
+    def training_memory(self, chats: int, length: int) -> TrainingMemory:
+        """Bytes, as the function `training_memory` counts them."""
+        return training_memory(self.target, self.taps, self.work, chats * length)
+
+    def speedup(self) -> Speedup:
+        """The range that the function `speedup` estimates."""
+        return speedup(self.target, self.taps, self.work.draft_vocab)
+
+    def assumed(self, draft_cost: float) -> tuple[str, str]:
+        """What the figures assume of the drafter, in words."""
+        return (
+            f"an EAGLE-3 drafter of the target's widths, {self.work.draft_vocab} draft tokens: a pass costs "
+            f"{draft_cost:.1%} of the target's, {DRAFT_PASSES} a round",
+            f"accept length {ACCEPT_LENGTHS[0]} to {ACCEPT_LENGTHS[1]}: what EAGLE-3's authors report for "
+            f"Llama-3.1-8B; {EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as others measured",
+        )
+
+
 def _forward(target: ModelSize, length: int) -> float:
     """Floating-point operations a token: two a parameter, plus attention over half the row on average."""
     return 2 * target.body + 2 * target.layers * target.query * length

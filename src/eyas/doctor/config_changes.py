@@ -8,6 +8,7 @@ from itertools import permutations
 from typing import Any
 
 from eyas.doctor.reading import Change, Reading
+from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.config import FusedTapsConfig, TransformerConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.rope import read_rope
@@ -29,7 +30,7 @@ def taps(reading: Reading, target: Target) -> Iterator[Change]:
         tuple(k + 1 for k in read): "each one layer later, as if layer outputs were written",
         tuple(k - 1 for k in read): "each one layer earlier",
     }
-    if isinstance(config, FusedTapsConfig):
+    if isinstance(config, FusedTapsConfig | BlockConfig):
         found.setdefault(config.default_taps(target.num_layers), "the default for this target")
     else:
         found |= {(last,): "the state after the final norm", (last - 1,): "the state before the final norm"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.doctor.examine import Examination, examine
+from eyas.doctor.measure import comparable_length
 from eyas.doctor.reading import Reading
 from eyas.doctor.repair import apply_changes, write_repaired
 from eyas.doctor.search import Progress, needed_boundaries
@@ -45,14 +46,14 @@ class Doctor:
     """Diagnoses one drafter with one target, and repairs it."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target, tokenizer: Any, length: int, max_tokens: int) -> None:
-        """Read the weights. Chains have `length` tokens, answers up to `max_tokens`.
+        """Read the weights. Chains have `length` tokens, or as few as the drafter guesses; answers up to `max_tokens`.
 
         Raises CheckpointError, DrafterMismatchError, or RequestError if no prompt fits the target's context.
         """
         self._file = Reading.of(checkpoint, target)
         self._provenance, self._doubts = checkpoint.provenance, checkpoint.report.doubts
         self._target, self._tokenizer = target, tokenizer
-        self._length, self._max_tokens = length, max_tokens
+        self._length, self._max_tokens = comparable_length(self._file.config, length), max_tokens
         self._prompts = encode_prompts(tokenizer, target.max_length)
 
     def diagnose(self, progress: Progress = lambda *_: None) -> Diagnosis:

@@ -2,7 +2,8 @@
 
 The drafter reads the target's true states along the target's own answers, and a chain is drafted from every position of
 an answer. It is fed the true tokens, which are those that it would be fed as long as it is right, so the greedy
-acceptance of chains is exact. The *overlap* sum(min(p, q)) of the target's and the drafter's distributions is what
+acceptance of chains is exact. Of a block drafter a block is run there, which is fed the true tokens where it reads any.
+The *overlap* sum(min(p, q)) of the target's and the drafter's distributions is what
 sampling at temperature 1 accepts: a smooth measure of the same quality, which distinguishes readings with far fewer
 tokens.
 
@@ -21,17 +22,23 @@ Vd draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf, sqrt
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from eyas.doctor.reading import Reading
 from eyas.doctor.transcript import POSITIONS_AT_ONCE, Transcript
+from eyas.drafters.block.network import BlockConfig, BlockNetwork
+from eyas.drafters.config import DrafterConfig
 from eyas.drafters.network import DraftNetwork
 from eyas.targets import Target
+from eyas.train.loss.block import block_guesses, sampled_anchors
 from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
@@ -41,6 +48,8 @@ CHANCE = 0.001
 """The share of sound drafters for which some other reading may win by chance."""
 MIN_GAIN = 0.001
 """The least gain in overlap that counts, however certain it is."""
+_ANCHORS = 64
+"""Most blocks of an answer: each runs all its slots through all layers."""
 MIN_GAIN_FROM_TAPS = 0.02
 """The least gain in overlap from the target's states that shows that a drafter can use them."""
 
@@ -64,45 +73,80 @@ class Measurement:
 @torch.inference_mode()
 def measure(reading: Reading, transcript: Transcript, target: Target, length: int) -> Measurement:
     """Draft a chain of `length` tokens from every position of the answers, and compare it with the target."""
-    network = reading.network(target)
-    rows = chain_rows(transcript.answers, length)
-    truth = transcript.tokens.flatten()[rows.answers + 1]
-    seen = _Likely(network, transcript, rows)
+    network, states = reading.network(target), transcript.states(reading.taps)
     right, overlap = [], []
     with fast_linears(transcript.device):
-        for step, (_, normed) in enumerate(unrolled(network, transcript.tokens, transcript.states(reading.taps), rows)):
-            guessed, share = seen.compare(normed[rows.guesses[step].clamp(min=0)], step)
+        if isinstance(network, BlockNetwork):
+            rows, steps = _block_chains(network, transcript, states, length)
+        else:
+            rows, steps = _chains(network, transcript, states, length)
+        truth = transcript.tokens.flatten()[rows.answers + 1]
+        seen = _Likely(network, transcript, rows)
+        for step, (read, logits) in enumerate(steps):
+            guessed, share = seen.compare(read[rows.guesses[step].clamp(min=0)], logits)
             right.append(guessed == truth)
             overlap.append(share)
     there = rows.guesses[: len(right)] >= 0  # [K, M]; answers may be shorter than the chain
     hits = torch.stack(right) & there
     counted = there.sum(0)
+    guessed_at_all = counted > 0  # all tokens, except where only some blocks are run
     return Measurement(
         accepted=_accepted(hits, there, rows, transcript),
-        right=hits.sum(0) / counted,
-        overlap=(torch.stack(overlap) * there).sum(0) / counted,
-        blocks=_blocks(transcript.answers, rows),
+        right=(hits.sum(0) / counted)[guessed_at_all],
+        overlap=((torch.stack(overlap) * there).sum(0) / counted)[guessed_at_all],
+        blocks=_blocks(transcript.answers, rows)[guessed_at_all],
     )
+
+
+def comparable_length(config: DrafterConfig, length: int) -> int:
+    """The longest chain up to `length` that all readings of a drafter guess: their blocks differ by two guesses."""
+    if isinstance(config, BlockConfig):
+        return min(length, max(1, config.block_size - 2))
+    return length if config.guesses is None else min(length, config.guesses)
+
+
+_Head = Callable[[Tensor], Tensor]
+_Steps = Iterator[tuple[Tensor, _Head]]
+"""For each step what its head reads [., J], and the head."""
+
+
+def _chains(network: DraftNetwork, transcript: Transcript, states: Tensor, length: int) -> tuple[ChainRows, _Steps]:
+    """A chain from every position of the answers."""
+    rows = chain_rows(transcript.answers, length)
+    steps = enumerate(unrolled(network, transcript.tokens, states, rows))
+    return rows, ((normed, partial(network.logits_at, slot=step)) for step, (_, normed) in steps)
+
+
+def _block_chains(
+    network: BlockNetwork, transcript: Transcript, states: Tensor, length: int
+) -> tuple[ChainRows, _Steps]:
+    """A block from every position of the answers, or from `_ANCHORS` of each."""
+    begun = transcript.answers | F.pad(transcript.answers[:, 1:], (0, 1))  # with the token before each answer
+    anchors = sampled_anchors(begun, _ANCHORS, (0,))
+    steps = min(length, network.config.guesses)
+    made = block_guesses(network, transcript.tokens, states, transcript.answers, anchors, steps)
+    joined = network.joined(made.states, made.before)
+    return made.rows, ((read, network.joined_logits) for read in joined.unbind(1))
 
 
 class _Likely:
     """The target's most probable tokens at every answer token, as draft ids with probabilities."""
 
     def __init__(self, network: DraftNetwork, transcript: Transcript, rows: ChainRows) -> None:
-        self._network, ids = network, network.target_ids
+        self._target_ids = ids = network.target_ids
         draft_ids = torch.full((network.config.vocab_size,), -1, dtype=torch.int64, device=ids.device)
         draft_ids[ids] = torch.arange(len(ids), device=ids.device)
         likely = draft_ids[transcript.likely_ids.flatten(0, 1)[rows.answers]]  # [M, T], -1 where it can't be drafted
         self._ids = likely.clamp(min=0)
         self._p = transcript.likely.flatten(0, 1)[rows.answers] * (likely >= 0)
 
-    def compare(self, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """First choices (target ids) and overlaps, both [M], of a step's states [M, H] that the head reads."""
-        ids = self._network.target_ids
-        parts = zip(*(torch.split(each, POSITIONS_AT_ONCE) for each in (normed, self._ids, self._p)), strict=True)
+    def compare(self, read: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
+        """First choices (target ids) and overlaps, both [M], of what the head reads [M, J] in a step."""
+        ids = self._target_ids
+        parts = zip(*(torch.split(each, POSITIONS_AT_ONCE) for each in (read, self._ids, self._p)), strict=True)
         choices, overlaps = [], []
         for states, likely, p in parts:
-            logits = self._network.logits_at(states, step).float()  # [., Vd]
+            logits = head(states).float()  # [., Vd]
             q = (logits.gather(1, likely) - logits.logsumexp(1, keepdim=True)).exp()
             choices.append(ids[logits.argmax(-1)])
             overlaps.append(torch.minimum(q, p).sum(1))

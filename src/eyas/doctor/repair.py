@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eyas.doctor.reading import Change, Reading
+from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.config import FusedTapsConfig
 from eyas.errors import ExportError
@@ -47,7 +48,7 @@ def write_repaired(
 def _rising(reading: Reading) -> Reading:
     """The same network with ascending taps, as all engines collect them; `fc` and norms are reordered to match."""
     order = sorted(range(len(reading.taps)), key=lambda i: reading.taps[i])
-    if order == list(range(len(order))) or not isinstance(reading.config, FusedTapsConfig):
+    if order == list(range(len(order))) or not isinstance(reading.config, FusedTapsConfig | BlockConfig):
         return reading
     size = reading.config.target_hidden_size
     changed: dict[str, Tensor | None] = {}

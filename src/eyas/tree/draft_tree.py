@@ -200,6 +200,13 @@ class Growth(Protocol):
     def fanout(self) -> int:
         """K: children wanted of every frontier node at this level."""
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether nodes are valued by what such log-probabilities turned out to be worth.
+
+        Then a drafter may weigh them by how sure it is of itself: it is learnt what that says.
+        """
+
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         """Take the K best children [B, W, K] of each frontier node, best first; None when the trees are full-grown."""
 

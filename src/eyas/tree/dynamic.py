@@ -38,6 +38,10 @@ class BeamGrowth:
     def fanout(self) -> int:
         return self._fanout
 
+    @property
+    def calibrates(self) -> bool:
+        return False
+
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         fanout = tokens.shape[2]
         # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent

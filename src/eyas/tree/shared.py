@@ -119,6 +119,10 @@ class SharedGrowth(BeamGrowth):
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
         self._groups = to_device((0,) * batch if spec.groups is None else spec.groups, device)
 
+    @property
+    def calibrates(self) -> bool:
+        return self._spec.values is not None
+
     def _step_values(self, steps: Tensor) -> Tensor:
         return steps if self._spec.values is None else self._spec.values.look_up(steps, self._groups)
 

@@ -129,6 +129,10 @@ class StaticGrowth:
     def fanout(self) -> int:
         return self._tables.levels[self._level].fanout
 
+    @property
+    def calibrates(self) -> bool:
+        return False
+
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         level = self._tables.levels[self._level]
         self._level += 1

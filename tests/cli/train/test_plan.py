@@ -51,3 +51,20 @@ def test_bad_plans(run: Run, tmp_path: Path) -> None:
         assert result.exit_code == 2, result.output
         assert words in result.stderr
     assert run("plan", tmp_path / "none", *work).exit_code == 2
+
+
+def test_block_drafters(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    work = ("--samples", 10, "--length", 2048, "--machine", "H100")
+    result = run("plan", path, *work, "--kind", "dspark", "--anchors", 64)
+    assert result.exit_code == 0, result.output
+    assert "taps for 5 draft layers: capture with --taps 2,17,32,47,62" in result.stdout
+    assert "1 x all chats, up to 64 blocks of 7 slots each" in result.stdout
+    assert "a dspark drafter of the target's widths, 5 layers" in result.stdout
+    five = next(line.split() for line in result.stdout.splitlines() if "--states fp8 --final answers *" in line)
+    assert five[-4] == "28,170"  # five states of 5,121 bytes, the id, its bit, and half of the final states
+    for kind, *options in (("dflash", "--unroll", 7), ("dspark", "--draft-vocab", 10), ("eagle3", "--anchors", 3)):
+        result = run("plan", path, *work, "--kind", kind, *options)
+        assert result.exit_code == 2, result.output
+        assert f"{options[0]} says nothing about a drafter of kind {kind}" in result.stderr

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -20,7 +21,10 @@ from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, ConfigError
+from eyas.interop.inspect.drafter_report import report_drafter
 from eyas.tree import DraftTree, parse_tree
+from eyas.tree.shared import SharedTree
+from eyas.tree.values import BIN_CENTRES, BINS, ValueTable
 from eyas.types import Limits, Request, SamplingParams
 from eyas.verify import Sampler
 
@@ -237,6 +241,9 @@ def test_dflash_as_published(tmp_path: Path) -> None:
     assert (opened.kind.name, opened.config.taps) == ("dflash", (2, 3))
     assert (opened.config.embedding, opened.config.head) == ("shared", "shared")
     assert "layer outputs" in opened.report.convention
+    inspected = report_drafter(tmp_path)
+    assert (inspected.taps, inspected.tap_source) == ([2, 3], "dflash_config.target_layer_ids")
+    assert inspected.problems == []
     target = tiny.target()
     network = opened.network(target)
     assert torch.equal(network.embed(torch.tensor([5])), target.model.get_input_embeddings().weight[5:6])
@@ -270,3 +277,46 @@ def test_a_block_without_its_mask_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises((ConfigError, CheckpointError), match="mask_token_id"):
         load_network(tmp_path)
+
+
+def taken_at_its_word() -> ValueTable:
+    """Values that are the probabilities themselves."""
+    return ValueTable(np.broadcast_to(np.exp(BIN_CENTRES), (2, 2, BINS)).copy())
+
+
+def test_a_confident_drafter_gets_deeper_trees() -> None:
+    found = []
+    for bias in (6.0, -3.0):
+        network = build("gated")
+        assert isinstance(network, DSparkNetwork)
+        network.confidence_head.proj.weight.zero_()
+        network.confidence_head.proj.bias.fill_(bias)
+        network.lm_head.weight.mul_(20)  # the best guess is probable: what is left is confidence
+        drafter, _, _ = filled(network, [6, 9])
+        sampler = Sampler(2, tiny.VOCAB, CPU)
+        for slot in range(2):
+            sampler.admit(slot, SamplingParams(), [3] * 8, ())
+        spec = SharedTree(5, 4, 40, threshold=0.01, values=taken_at_its_word())
+        weighed = drafter.draft(range(2), spec, sampler.coupling(range(2), True))
+        fixed = draft(drafter, "dynamic:5,4,12")
+        found.append((int(weighed.depth.max()), fixed))
+        first = [int((tree.parents[0] == -1).nonzero()[0]) for tree in (weighed, fixed)]
+        steps = [float(tree.logprob[0, at]) for tree, at in zip((weighed, fixed), first, strict=True)]
+        assert steps[0] == pytest.approx(steps[1] + float(F.logsigmoid(torch.tensor(bias))), abs=1e-4)
+    (sure, one), (unsure, other) = found
+    assert sure > unsure
+    assert torch.equal(one.tokens, other.tokens)  # a fixed shape goes by the probabilities alone
+    assert torch.equal(one.logprob, other.logprob)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_confidence_leaves_the_output_as_it_is(temperature: float) -> None:
+    target = tiny.target()
+    requests = [
+        Request(prompt, SamplingParams(max_tokens=16, temperature=temperature, seed=seed, ignore_eos=True))
+        for seed, prompt in enumerate(tiny.prompts(4, 9, 6))
+    ]
+    plain = [done.token_ids for done in Engine(target, batch_size=3).generate(requests)]
+    spec = SharedTree(5, 3, 20, values=taken_at_its_word())
+    engine = Engine(target, None, Speculation(BlockDrafter(build("vanilla"), TAPS), spec), batch_size=3)
+    assert [done.token_ids for done in engine.generate(requests)] == plain

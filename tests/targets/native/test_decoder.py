@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.drafters.block.decoding import BlockDrafter
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
 from eyas.engine import Engine, Speculation
 from eyas.errors import UnsupportedModelError, UsageError
@@ -54,7 +56,7 @@ def native_target(folders: Path, name: str, dtype: torch.dtype) -> Target:
 def native_drafter(kind: str, dtype: torch.dtype) -> NetworkDrafter:
     network: DraftNetwork = tiny.network(kind, **({} if kind == "mlp" else SIZES)).to(dtype)
     prepack_linears(network, NativeLinear)
-    drafter = NetworkDrafter(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
+    drafter = drafter_of(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
     assert drafter._decoder is not None
     return drafter
 
@@ -133,7 +135,9 @@ def test_a_node_s_logits_are_those_of_its_tokens_read_one_by_one(folders: Path, 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("name", "kind"), [*((name, "eagle3") for name in NATIVE), ("llama", "eagle1")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "eagle3") for name in NATIVE), ("llama", "eagle1"), ("llama", "dspark")]
+)
 def test_speculation_equals_plain_decoding_alone_and_in_batches(
     folders: Path, name: str, dtype: torch.dtype, kind: str
 ) -> None:
@@ -152,13 +156,13 @@ def test_speculation_equals_plain_decoding_alone_and_in_batches(
         assert [done.token_ids for done in engine.generate(requests)] == plain
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "dflash", "dspark"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype: torch.dtype) -> None:
     target = native_target(folders, "llama", dtype)
     native = native_drafter(kind, dtype)
     plain = tiny.network(kind, **SIZES).to(dtype)
-    modules = NetworkDrafter(plain, native.taps)
+    modules = drafter_of(plain, native.taps)
     assert modules._decoder is None
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=12)) for prompt in tiny.prompts(9, 4, 17)]
     nodes = []
@@ -166,6 +170,40 @@ def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype
         done = Engine(target, None, Speculation(drafter, parse_tree("chain:3")), batch_size=3).generate(requests)
         nodes.append([one.stats.accepted_histogram for one in done])
     assert nodes[0] == nodes[1]
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_block_s_states_are_those_of_the_modules(kind: str, dtype: torch.dtype) -> None:
+    """In rows of different lengths, read in two pieces; no slot of a block sees less than all of it."""
+    native = native_drafter(kind, dtype)
+    modules = drafter_of(tiny.network(kind, **SIZES).to(dtype), native.taps)
+    draw = torch.Generator().manual_seed(1)
+    taps = torch.randn(3, 7, len(native.taps), tiny.HIDDEN, generator=draw).to(dtype)
+    tokens = torch.randint(tiny.VOCAB, (3, 7), generator=draw)
+    states = []
+    for drafter in (native, modules):
+        assert isinstance(drafter, BlockDrafter)
+        drafter.resize(4)
+        for counts in ([7, 2, 4], [0, 3, 7]):
+            drafter.observe(range(1, 4), tokens, taps, counts)
+        states.append(drafter._run_block(range(1, 4)).float())
+        drafter.truncate(1, 5)  # the columns after it hold what was read before
+        states.append(drafter._run_block(range(1, 2)).float())
+    for found, expected in zip(states[:2], states[2:], strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-1)
+
+
+def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = NativeDecoder.run
+    monkeypatch.setattr(
+        NativeDecoder,
+        "run",
+        lambda self, *given, blocks=False, **named: run(self, *given, **named),  # noqa: ARG005
+    )
+    network = tiny.network("dflash", **SIZES)
+    prepack_linears(network, NativeLinear)
+    assert drafter_of(network, (1, 2, 4))._decoder is None
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
@@ -40,8 +41,16 @@ def plan(
     final: Final = "answers",
     answer_share: Annotated[float, Option(min=0, max=1, help="Answer tokens, of all.")] = 0.5,
     epochs: Annotated[int, Option(min=1, help="Times training goes over the chats.")] = 1,
-    unroll: Annotated[int, Option(min=1, help="Steps of the training-time test.")] = 7,
-    draft_vocab: Annotated[int, Option(min=1, help="Tokens the drafter knows.")] = 32000,
+    kind: Annotated[
+        Literal["eagle3", "dflash", "dspark"], Option(help="The drafter: eagle3, or a block drafter.")
+    ] = "eagle3",
+    unroll: Annotated[int | None, Option(min=1, help="eagle3: steps of the training-time test (7).")] = None,
+    draft_vocab: Annotated[int | None, Option(min=1, help="eagle3: tokens the drafter knows (32000).")] = None,
+    draft_layers: Annotated[int | None, Option(min=1, help="Block drafters: layers (5).")] = None,
+    block_size: Annotated[
+        int | None, Option(min=2, help="Block drafters: slots of a block (dflash 8, dspark 7).")
+    ] = None,
+    anchors: Annotated[int | None, Option(min=1, help="Block drafters: most blocks of a chat (512).")] = None,
     machine: Annotated[str | None, Option(help="A GPU such as H100 (default: this machine).")] = None,
     tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s of a device.")] = None,
     bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None,
@@ -53,14 +62,19 @@ def plan(
     Says what speedup to expect, too. Only the model's config is read.
     """
     model, boundaries = target.model, parse_taps(taps)
-    kind, top = parse_final(final)
+    final_kind, top = parse_final(final)
+    _check_kind(kind, {"--unroll": unroll, "--draft-vocab": draft_vocab}, {
+        "--draft-layers": draft_layers, "--block-size": block_size, "--anchors": anchors,
+    })  # fmt: skip
     if machine is not None and tflops is not None and bandwidth is not None:
         raise UsageError("--machine and --tflops with --bandwidth both say how fast it is: give one of them")
     find_model(named_target(model))
     quiet()
     from eyas.data import plan as plans
+    from eyas.data.block_plan import BlockPlan, BlockShape
     from eyas.data.plan import model_size
     from eyas.data.store.layout import ShardLayout
+    from eyas.drafters.block.network import spread_taps
     from eyas.targets.architecture import context_limit
     from eyas.targets.loading import read_config
     from eyas.targets.taps import choose_taps, why_taps
@@ -68,42 +82,49 @@ def plan(
 
     config = read_config(model)
     size = model_size(config)
-    chosen = boundaries or choose_taps(config)
+    layers = draft_layers or 5
+    chosen = boundaries or (choose_taps(config) if kind == "eagle3" else spread_taps(layers, size.layers))
     if any(not 0 <= k <= size.layers + 1 for k in chosen):
         raise UsageError(f"--taps {taps}: the model's boundaries are 0 to {size.layers + 1}")
-    if size.layers + 1 in chosen and kind != "all":
+    if size.layers + 1 in chosen and final_kind != "all":
         raise UsageError(f"--taps {taps}: boundary {size.layers + 1} is the final state everywhere: use --final all")
     stored = tuple(k for k in chosen if k <= size.layers)
-    layout = ShardLayout(hidden=size.hidden, vocab=size.vocab, taps=stored, states=states, final=kind, top=top)
-    draft_vocab = min(draft_vocab, size.vocab)
-    work = plans.Workload(samples, length, answer_share, epochs, unroll, draft_vocab)
+    layout = ShardLayout(hidden=size.hidden, vocab=size.vocab, taps=stored, states=states, final=final_kind, top=top)
+    work = plans.Workload(samples, length, answer_share, epochs, unroll or 7, min(draft_vocab or 32000, size.vocab))
+    planned: plans.Eagle3Plan | BlockPlan = plans.Eagle3Plan(size, len(chosen), work)
+    if kind != "eagle3":
+        slots = block_size or 7 + (kind == "dflash")
+        planned = BlockPlan(size, BlockShape(kind, layers, len(chosen), slots, anchors or 512), work)
     on = _machine(machine, tflops, bandwidth)
     console = output()
     console.print(f"{model}: {size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters")
-    console.print(why_taps(config, chosen))
+    reason = why_taps(config, chosen)
+    if kind != "eagle3" and boundaries is None:
+        reason = f"taps for {layers} draft layers: capture with --taps {','.join(map(str, chosen))}"
+    console.print(reason)
     ours = f"--states {states} --final {final}"
     console.print(_table(plans.storage(layout, work), ours))
     chosen_bytes = layout.data_bytes(work.size)
     console.print(f"your choice, {ours}: {_amount(chosen_bytes)}, {chosen_bytes / work.tokens:,.0f} bytes a token")
 
     capturing = plans.capture_hours(size, work, on, devices)
-    training = plans.training_hours(size, len(chosen), work, on, devices)
+    training = planned.training_hours(on, devices)
     answering = plans.regeneration_hours(size, work, on, devices, batch_size)
     console.print(
         f"regeneration, {batch_size} chats at a time on a device, without a drafter: {_hours(answering)} (skip it only "
         "for chats that the target itself answered)"
     )
     console.print(f"capture: {_hours(capturing)}, writing {chosen_bytes / capturing / 3.6e12:.3g} GB/s")
-    console.print(f"training from the store, {epochs} x all tokens, {unroll} steps: {_hours(training)}")
+    console.print(f"training from the store, {epochs} x all {planned.what}: {_hours(training)}")
     console.print(f"training with the target in the loop: {_hours(training + epochs * capturing)}")
-    rows = CHATS * min(LENGTH, context_limit(config.get_text_config()) or LENGTH)
-    memory = plans.training_memory(size, len(chosen), work, rows)
+    longest = min(LENGTH, context_limit(config.get_text_config()) or LENGTH)
+    memory = planned.training_memory(CHATS, longest)
     console.print(
-        f"training memory of a device, micro-batches of {rows:,} tokens: {_amount(memory.from_store)} from the store, "
-        f"{_amount(memory.in_loop)} with the target in the loop; {_amount(memory.activations)} of it shrink with "
-        "drafter.batch_tokens"
+        f"training memory of a device, micro-batches of {CHATS * longest:,} tokens: "
+        f"{_amount(memory.from_store)} from the store, {_amount(memory.in_loop)} with the target in the loop; "
+        f"{_amount(memory.activations)} of it shrink with drafter.batch_tokens"
     )
-    gain = plans.speedup(size, len(chosen), draft_vocab)
+    gain = planned.speedup()
     speed = plans.plain_speed(size, on)
     console.print(
         f"expected speedup at batch 1: {gain.low:.1f}x to {gain.high:.1f}x, an estimate: "
@@ -113,12 +134,16 @@ def plan(
     for line in (
         f"{on.name}: {on.tflops:.3g} TFLOP/s and {on.bandwidth:.4g} GB/s sustained, x {devices}",
         f"{answer_share:.0%} of the tokens are answers; every chat has {length} tokens",
-        f"an EAGLE-3 drafter of the target's widths, {draft_vocab} draft tokens: a pass costs {gain.draft_cost:.1%} of "
-        f"the target's, {plans.DRAFT_PASSES} a round",
-        f"accept length {plans.ACCEPT_LENGTHS[0]} to {plans.ACCEPT_LENGTHS[1]}: what EAGLE-3's authors report for "
-        f"Llama-3.1-8B; {plans.EFFICIENCIES[0]} to {plans.EFFICIENCIES[1]} of it kept as speedup, as others measured",
+        *planned.assumed(gain.draft_cost),
     ):
         console.print(f"  {line}")
+
+
+def _check_kind(kind: str, of_eagle3: Mapping[str, int | None], of_blocks: Mapping[str, int | None]) -> None:
+    """Refuse options of the other kinds of drafter."""
+    for name, value in (of_blocks if kind == "eagle3" else of_eagle3).items():
+        if value is not None:
+            raise UsageError(f"{name} says nothing about a drafter of kind {kind}: leave it out, or change --kind")
 
 
 def _machine(name: str | None, tflops: float | None, bandwidth: float | None) -> Machine:

@@ -2,7 +2,10 @@
 
 What the target has committed lies in the slot cache as keys and values, made of its states alone. A block is run in
 staging columns and forgotten. Slot i's guesses are the children of all nodes at depth i: best-first growth makes trees
-of them by their summed log-probability, corrected for each parent where the network can do that (DSpark).
+of them by their summed log-probability, corrected for each parent where the network can do that (DSpark). Where trees
+are sized by what their nodes turned out to be worth, a network's confidence weighs the probabilities of its guesses.
+
+On a CPU a block, and the reading of pairs, are native passes where those compute what the modules do.
 
 P-EAGLE reads and keeps true pairs as EAGLE-3 does, and its block is causal: the same masked pair in every slot after a
 row's last true pair.
@@ -13,6 +16,8 @@ frontier nodes, Vd draft vocabulary.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,15 +28,40 @@ from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.decoding import Levels, NetworkDrafter, Stage, best_children
 from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
+from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.native.decoder import Staged
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
+
+_LOG = logging.getLogger("eyas")
 
 
 class BlockDrafter(NetworkDrafter):
     """A drafter that guesses all tokens of a block at once."""
 
     network: BlockNetwork
+
+    def __init__(self, network: BlockNetwork, taps: tuple[int, ...]) -> None:
+        super().__init__(network, taps)
+        native, self._decoder = self._decoder, None
+        if native is not None:
+            expected = self._trial()
+            self._decoder = native
+            if not logits_agree(self._trial(), expected, network.dtype):
+                _LOG.info("native passes differ from those of the block drafter: its modules are run")
+                self._decoder = None
+        self.resize(0)
+
+    @torch.inference_mode()
+    def _trial(self) -> Tensor:
+        """The states of the blocks of two rows, of which one has read more pairs than the other."""
+        self.resize(2)
+        config, rows = self.network.config, range(2)
+        shape, device = (2, 3, config.tap_count, config.target_hidden_size), self._ids.device
+        taps = torch.linspace(-3.0, 5.0, math.prod(shape), device=device).cos().to(self.network.dtype).view(shape)
+        self._read(rows, self._ids[:1].expand(2, 3), taps, [3, 2])
+        return self._run_block(rows)
 
     @property
     def max_depth(self) -> int:
@@ -61,13 +91,18 @@ class BlockDrafter(NetworkDrafter):
             return DraftTree.empty(len(rows), self._ids.device)
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
         depth = min(spec.depth, self.max_depth)
+        network, native = self.network, self._decoder is not None
         states = self._run_block(rows)[:, :depth]  # [R, D, H]
-        logits = self.network.logits(states)  # [R, D, Vd]
+        logits = network.logits(states)  # [R, D, Vd]
         tokens, memory = self._anchors[rows.start : rows.stop].unsqueeze(1), None  # [R, W]
         for level in range(depth):
-            slot = slice(level, level + 1)
-            following, memory = self.network.follow(logits[:, slot], states[:, slot], tokens, memory)
-            frontier = growth.expand(*best_children(following, growth.fanout, coupling, level, self._ids, False))
+            slot, width = slice(level, level + 1), tokens.shape[1]
+            following, memory = network.follow(logits[:, slot], states[:, slot], tokens, memory)
+            score, children = best_children(following, growth.fanout, coupling, level, self._ids, native)
+            sure = network.confidence(states[:, slot].expand(-1, width, -1), tokens) if growth.calibrates else None
+            if sure is not None:  # the guesses are drawn from its distribution only as far as that is the target's
+                score = score + F.logsigmoid(sure.float()).unsqueeze(2)
+            frontier = growth.expand(score.expand(-1, width, -1), children.expand(-1, width, -1))
             if frontier is None:
                 break
             tokens = frontier.tokens
@@ -81,36 +116,53 @@ class BlockDrafter(NetworkDrafter):
         anchors = self._anchors[rows.start : rows.stop].unsqueeze(1)
         tokens = F.pad(anchors, (0, config.block_size - 1), value=config.mask_token_id)  # [R, B]
         steps = torch.arange(config.block_size, device=tokens.device)
-        lengths, start = self._lengths(rows), self._cache.start(rows)
-        seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
+        start = self._cache.start(rows)
         self._cache.reserve(start + len(steps))
+        if self._decoder is not None:
+            staged = Staged(rows, len(steps), None, self._cache.lengths[rows.start : rows.stop], None, start, start)
+            final = self._decoder.run(self._cache, staged, tokens, final=True, blocks=True).final
+            assert final is not None
+            return self._guessing(final.view(*tokens.shape, -1))
+        lengths = self._lengths(rows)
+        seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
         attend = self._attend(rows, Stage(lengths, seen, start, start))
-        states = self.network.block(tokens, lengths.unsqueeze(1) + steps, attend)
-        return states if config.sample_from_anchor else states[:, 1:]
+        return self._guessing(self.network.block(tokens, lengths.unsqueeze(1) + steps, attend))
+
+    def _guessing(self, states: Tensor) -> Tensor:
+        """The states [R, D, H] of the slots that guess, of those of all slots [R, B, H]."""
+        return states if self.network.config.sample_from_anchor else states[:, 1:]
 
     def _read(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row: next_tokens [R, Q], taps [R, Q, A, Ht]."""
         width = max(counts)
         if not width:
             return
-        start, taps = self._cache.start(rows), taps[:, :width]
-        positions = self._lengths(rows).unsqueeze(1) + torch.arange(width, device=taps.device)
+        taps, start = taps[:, :width], self._cache.start(rows)
         layout = None if sum(counts) == taps.shape[0] * width else RaggedLayout.of_counts(counts, taps.device)
-        if layout is not None:
-            taps, positions = layout.gather(taps), layout.gather(positions)
+        context = self.network.fuse(taps if layout is None else layout.gather(taps))
         self._cache.reserve(start + width)
+        if self._decoder is not None:
+            cells = None if layout is None else layout.cell_index
+            staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None, start, start)
+            self._decoder.read(self._cache, staged, context.flatten(0, 1))
+        else:
+            self._run_read(rows, width, start, context, layout)
+        self._cache.commit(rows, [range(count) for count in counts])
+        last = to_device([max(0, count - 1) for count in counts], taps.device).unsqueeze(1)
+        kept = self._anchors[rows.start : rows.stop]
+        changed = to_device([count > 0 for count in counts], taps.device)
+        torch.where(changed, next_tokens.gather(1, last).squeeze(1), kept, out=kept)
+
+    def _run_read(self, rows: range, width: int, start: int, context: Tensor, layout: RaggedLayout | None) -> None:
+        """Stage what the modules make of fused states: [R, width, H], or end to end in a `layout`."""
+        positions = self._lengths(rows).unsqueeze(1) + torch.arange(width, device=context.device)
 
         def store(layer: int, keys: Tensor, values: Tensor) -> None:
             if layout is not None:
                 keys, values = layout.pad_heads(keys), layout.pad_heads(values)
             self._cache.write(layer, keys, values, rows, start)
 
-        self.network.read(self.network.fuse(taps), positions, store)
-        self._cache.commit(rows, [range(count) for count in counts])
-        last = to_device([max(0, count - 1) for count in counts], taps.device).unsqueeze(1)
-        kept = self._anchors[rows.start : rows.stop]
-        changed = to_device([count > 0 for count in counts], taps.device)
-        torch.where(changed, next_tokens.gather(1, last).squeeze(1), kept, out=kept)
+        self.network.read(context, positions if layout is None else layout.gather(positions), store)
 
 
 class ParallelDrafter(NetworkDrafter):

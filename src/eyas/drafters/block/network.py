@@ -18,7 +18,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from eyas.drafters.config import MOST_TAPS, GroupedConfig, MaskedConfig
-from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary, rotate
+from eyas.drafters.network import (
+    Attend,
+    Attention,
+    DecoderLayer,
+    DraftNetwork,
+    RMSNorm,
+    Rotary,
+    native_decoder,
+    rotate,
+)
+from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.slots import KVShape
 
 Store = Callable[[int, Tensor, Tensor], None]
@@ -79,6 +89,11 @@ class BlockNetwork(DraftNetwork):
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
         return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
 
+    def decoder(self) -> NativeDecoder | None:
+        """The layers as a native pass: it computes `block`, and in its other form `read`."""
+        layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return native_decoder(self, self.config, layers, self.norm, self.rotary)
+
     def fuse(self, taps: Tensor) -> Tensor:
         out: Tensor = self.hidden_norm(self.fc(taps.flatten(2)))
         return out
@@ -107,15 +122,15 @@ class BlockNetwork(DraftNetwork):
         self,
         logits: Tensor,
         states: Tensor,  # noqa: ARG002
-        tokens: Tensor,
+        tokens: Tensor,  # noqa: ARG002
         memory: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """The logits [R, W, Vd] of what follows tokens [R, W], from a slot's own [R, 1, Vd] and its states [R, 1, H].
 
-        `memory` [R, W, M] is what the same call gave for the tokens' parents; None at the root. Here a slot doesn't
-        know which tokens come before it.
+        They are [R, 1, Vd] where they are the same after all tokens. `memory` [R, W, M] is what the same call gave for
+        the tokens' parents; None at the root. Here a slot doesn't know which tokens come before it.
         """
-        return logits.expand(-1, tokens.shape[1], -1), memory
+        return logits, memory
 
     def joined(self, states: Tensor, tokens: Tensor) -> Tensor:  # noqa: ARG002
         """All that the logits of slots with states [n, D, H] depend on, where tokens [n, D] came before: [n, D, J]."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, interpret
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, read_json
@@ -18,6 +19,9 @@ from eyas.errors import CheckpointError, ConfigError
 from eyas.interop.inspect.target_report import Report, TargetProfile
 
 CONVENTION = "tap k is the residual stream entering target layer k (0 = embeddings)"
+
+_BLOCK_TAPS = ("target_layer_ids", "aux_hidden_state_layer_ids")
+"""Keys under which files of block drafters have their taps."""
 
 
 @dataclass
@@ -113,10 +117,11 @@ def _open(path: Path) -> tuple[RawCheckpoint, str]:
 
 def _tap_source(config: dict[str, Any]) -> str:
     """The keys that the taps were read from."""
-    nested = config.get("eagle_config")
-    nested = nested if isinstance(nested, dict) else {}
-    keys = [key for key in ("taps", IDS) if config.get(key) is not None]
-    keys += [f"eagle_config.{key}" for key in (IDS, "layer_ids") if nested.get(key) is not None]
+    keys = [key for key in ("taps", IDS, *_BLOCK_TAPS) if config.get(key) is not None]
+    for section, inside in (("eagle_config", (IDS, "layer_ids")), ("dflash_config", _BLOCK_TAPS[:1])):
+        nested = config.get(section)
+        if isinstance(nested, dict):
+            keys += [f"{section}.{key}" for key in inside if nested.get(key) is not None]
     return ", ".join(keys) or "not in the config: the kind's default"
 
 
@@ -142,7 +147,7 @@ def _check_map(report: DrafterReport, checkpoint: Checkpoint) -> None:
 def _warn(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> None:
     if config.taps is not None and len(set(config.taps)) != config.tap_count:
         report.problems.append(f"reads {config.tap_count} different taps, but the config names {list(config.taps)}")
-    if config.taps is None and isinstance(config, FusedTapsConfig):
+    if config.taps is None and isinstance(config, FusedTapsConfig | BlockConfig):
         report.warnings.append(
             "no taps in config.json: every reader uses its own default, and defaults differ by one between projects "
             "(boundaries or layer outputs)"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, NativePass, kernels
+from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, Mode, NativePass, kernels
 from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
 
@@ -214,12 +214,12 @@ class NativeDecoder:
     @torch.inference_mode()
     def run(
         self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | Above | None = None,
-        taps: Sequence[int] = (), final: bool = False, logits: bool = False,
+        taps: Sequence[int] = (), final: bool = False, logits: bool = False, blocks: bool = False,
     ) -> Outcome:  # fmt: skip
         """Run `tokens` [T]; nothing is committed. IndexError for a token without embedding.
 
         `states` are those of a drafter's tokens [T, H], or of their parents. `taps` are boundaries; `final` and
-        `logits` say what is wanted besides.
+        `logits` say what is wanted besides. With `blocks` a token sees all columns of its row that the pass stages.
         """
         count = tokens.numel()
         above: tuple[int | None, int, int] = (None, 0, 0)
@@ -229,30 +229,44 @@ class NativeDecoder:
             x = torch.empty(count, self.hidden)
             if states is not None:
                 above = (states.states.data_ptr(), states.states.shape[1], states.first)
-        tokens = tokens.contiguous()
+        tapped = torch.empty(count, len(taps), self.hidden, dtype=self._dtype)
+        normed = torch.empty(count, self.hidden, dtype=self._dtype) if final else None
+        scores = torch.empty(count, self.outputs, dtype=self._dtype) if logits else None
+        self._call(
+            cache, staged, x, Mode.BLOCKS if blocks else Mode.PATHS, tokens.contiguous(), above, taps,
+            (tapped, normed, scores),
+        )  # fmt: skip
+        return Outcome(x, normed, scores, tapped)
+
+    @torch.inference_mode()
+    def read(self, cache: SlotCache, staged: Staged, context: Tensor) -> None:
+        """Stage the keys and values that each layer makes of states [T, H], which aren't normed before."""
+        self._call(cache, staged, context.float().contiguous(), Mode.CONTEXT)
+
+    def _call(
+        self, cache: SlotCache, staged: Staged, x: Tensor, mode: Mode, tokens: Tensor | None = None,
+        above: tuple[int | None, int, int] = (None, 0, 0), taps: Sequence[int] = (),
+        made: tuple[Tensor | None, ...] = (None,) * 3,
+    ) -> None:  # fmt: skip
+        """Call the kernel for states x [T, H]; `made` are the taps, final states and logits that it writes."""
         parents = None if staged.parents is None else staged.parents.contiguous()
         self._grow(staged.first + staged.columns + 1)
         keys, values = cache.addresses()
         lengths, boundaries = _integers(staged.lengths), _integers(taps)
-        tapped = torch.empty(count, len(taps), self.hidden, dtype=self._dtype)
-        normed = torch.empty(count, self.hidden, dtype=self._dtype) if final else None
-        scores = torch.empty(count, self.outputs, dtype=self._dtype) if logits else None
-        scratch = torch.empty(count * self._scratch)
+        scratch = torch.empty(len(x) * self._scratch)
         failed = self._kernels.decoder(
             byref(self._struct),
             NativePass(
-                count, staged.columns, address(staged.cells), tokens.data_ptr(), addressof(lengths),
+                mode, len(x), staged.columns, address(staged.cells), address(tokens), addressof(lengths),
                 address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1],
                 staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
-                cache.capacity, x.data_ptr(), *above, addressof(boundaries), len(taps), tapped.data_ptr(),
-                address(normed), address(scores),
-                scratch.data_ptr(), threads_for(count * self._layer_weights),
+                cache.capacity, x.data_ptr(), *above, addressof(boundaries), len(taps), *map(address, made),
+                scratch.data_ptr(), threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip
         if failed:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
-        return Outcome(x, normed, scores, tapped)
 
 
 def _integers(values: Sequence[int]) -> Array[c_int64]:

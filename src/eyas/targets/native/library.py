@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,22 @@ class Decoder(Structure):
     )  # fmt: skip
 
 
+class Mode(IntEnum):
+    """What the tokens of a pass see, or that there are none."""
+
+    PATHS = 0
+    """A token sees the committed columns and its own path."""
+    BLOCKS = 1
+    """A token sees the committed columns and all that the pass stages in its row."""
+    CONTEXT = 2
+    """Each layer only makes keys and values of states that are given."""
+
+
 class NativePass(Structure):
     """One pass of a decoder over the slot cache."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("tokens", "columns")),
+        *((name, c_int64) for name in ("mode", "tokens", "columns")),
         *((name, c_void_p) for name in ("cells", "ids", "lengths", "parents")),
         *((name, c_int64) for name in ("parents_row", "start", "first", "slot")),
         *((name, c_void_p) for name in ("cosines", "sines")),

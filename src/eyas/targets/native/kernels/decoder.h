@@ -3,7 +3,8 @@
 //
 // The layers are those of Llama and its kin: RMSNorm before or after what a layer adds, grouped-query attention with RoPE
 // (biases and norms of queries and keys where there are any), a gated MLP. A drafter's first layer also reads
-// embeddings, each input under its own norm.
+// embeddings, each input under its own norm. A block drafter's tokens see all of their block, and its layers make keys and
+// values of the target's states alone.
 // Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
 //
 // Shapes: T tokens of a pass, R rows, Q columns (cells of a row), H hidden size, D head size, V outputs of the head.
@@ -21,8 +22,13 @@
 
 namespace eyas {
 
+// PATHS: a token sees the committed columns and its own path. BLOCKS: the committed columns and all that the pass stages
+// in its row, before it and after. CONTEXT: there are no tokens; each layer only makes keys and values of the states `x`.
+enum Mode : int64_t { PATHS, BLOCKS, CONTEXT };
+
 // Also known to native/library.py, field by field.
 struct Pass {
+    int64_t mode;                        // one of `Mode`
     int64_t tokens, columns;             // T, Q
     const int64_t* cells;                // [T] row * Q + column of each token; null = all cells
     const int64_t* ids;                  // [T]
@@ -116,7 +122,9 @@ void run(const Decoder& d, const Pass& pass) {
     const int64_t stage = pass.first - pass.start;  // staged columns of passes before this one
     const int64_t most = pass.first + pass.columns, blocks = (tokens + BLOCK - 1) / BLOCK;
     auto tree_of = [&](int64_t row) { return Tree{pass.parents ? pass.parents + row * pass.parents_row : nullptr}; };
-    const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm;
+    const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm, context = pass.mode == CONTEXT;
+    const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
+    const int64_t input_width = context ? hidden : wide;
     Region region(9 * d.count + 4);
 
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
@@ -125,7 +133,7 @@ void run(const Decoder& d, const Pass& pass) {
         std::vector<float> scores(4 * (most + 2 * LANES));
         std::vector<int64_t> columns(2 * most);
 
-        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+        region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
             float* state = pass.x + t * hidden;
             if (pass.above) {
                 const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
@@ -136,7 +144,7 @@ void run(const Decoder& d, const Pass& pass) {
             embed(d, pass.ids[t], normed + t * wide);
             if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
         });
-        if (d.mix.weight)
+        if (d.mix.weight && !context)
             region.share(phase++, panels(d.mix), PIECE, [&](int64_t first, int64_t stop) {
                 multiply(d.mix, normed, wide, tokens, first, stop, bf16,
                          [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
@@ -144,7 +152,7 @@ void run(const Decoder& d, const Pass& pass) {
 
         for (int64_t index = 0; index < d.count; index++) {
             const Layer& layer = d.layers[index];
-            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+            region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
                 float* state = pass.x + t * hidden;
                 float* out = normed + t * wide;
                 tap(index, t, state);
@@ -156,15 +164,15 @@ void run(const Decoder& d, const Pass& pass) {
                 if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
             });
 
-            const int64_t of_q = panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
+            const int64_t of_q = context ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
             region.share(phase++, of_q + of_k + of_v, PIECE, [&](int64_t first, int64_t stop) {
                 auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
                     int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
                     if (a < b)
-                        multiply(linear, normed, wide, tokens, a, b, bf16,
+                        multiply(linear, input, input_width, tokens, a, b, bf16,
                                  [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
                 };
-                part(layer.q, 0, q, q_size);
+                if (!context) part(layer.q, 0, q, q_size);
                 part(layer.k, of_q, k, kv_size);
                 part(layer.v, of_q + of_k, v, kv_size);
             });
@@ -180,9 +188,11 @@ void run(const Decoder& d, const Pass& pass) {
                 auto turn = [&](float* head) {
                     if (layer.rope >= 0) rotate(head, pass.cosines + entry, pass.sines + entry, d.rotated, bf16);
                 };
-                norm_heads(d, q + t * q_size, layer.q_norm, d.heads);
+                if (!context) {
+                    norm_heads(d, q + t * q_size, layer.q_norm, d.heads);
+                    for (int64_t h = 0; h < d.heads; h++) turn(q + t * q_size + h * d.size);
+                }
                 norm_heads(d, k + t * kv_size, layer.k_norm, d.kv_heads);
-                for (int64_t h = 0; h < d.heads; h++) turn(q + t * q_size + h * d.size);
                 for (int64_t h = 0; h < d.kv_heads; h++) {
                     float* key = k + t * kv_size + h * d.size;
                     turn(key);
@@ -191,6 +201,7 @@ void run(const Decoder& d, const Pass& pass) {
                     write(values + at, v + t * kv_size + h * d.size, d.size);
                 }
             });
+            if (context) continue;
 
             // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
             region.share(phase++, d.kv_heads * blocks, 1, [&](int64_t unit, int64_t) {
@@ -200,7 +211,8 @@ void run(const Decoder& d, const Pass& pass) {
                     int64_t *held = columns.data(), *next = columns.data() + most, counts[BLOCK], count = 0, length = 0;
                     const int64_t* list = nullptr;
                     for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
-                        const int64_t column = stage + cell_of(t + count) % pass.columns;
+                        const int64_t last = pass.mode == BLOCKS ? pass.columns - 1 : cell_of(t + count) % pass.columns;
+                        const int64_t column = stage + last;
                         const int64_t* found =
                             visible(pass.lengths[row], pass.start, tree_of(row), column, layer.window, next, length);
                         if (count && (length < counts[count - 1] || std::memcmp(found, list, counts[count - 1] * sizeof(int64_t))))
@@ -266,7 +278,7 @@ void run(const Decoder& d, const Pass& pass) {
                 region.share(phase++, tokens, 1, [&](int64_t t, int64_t) { add_normed(t, pass.x, layer.mlp_out_norm); });
         }
 
-        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+        region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
             float* out = normed + t * wide;
             tap(d.count, t, pass.x + t * hidden);
             norm_or_copy(pass.x + t * hidden, d.norm, out);

@@ -110,7 +110,7 @@ int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decod
 
 // Returns 0, or 1 without running where a token has no embedding.
 int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
-    for (int64_t t = 0; t < pass->tokens; t++)
+    for (int64_t t = 0; t < pass->tokens && pass->ids; t++)
         if (pass->ids[t] < 0 || pass->ids[t] >= decoder->embeddings) return 1;
     if (decoder->bf16)
         run<uint16_t>(*decoder, *pass);

@@ -1,0 +1,121 @@
+"""Estimates for `eyas plan` where the drafter is a block drafter: as in `plan.py`, with the work that its blocks are.
+
+A chat's states become keys and values of every layer once; each anchor runs all slots of a block through all layers.
+Embedding and head are the target's, so the draft vocabulary is the whole one and heads have no weight gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eyas.data.plan import ACTIVATIONS, EFFICIENCIES, Machine, ModelSize, Speedup, TrainingMemory, Workload
+
+ACCEPT_LENGTHS = {"dflash": (3.07, 5.40), "dspark": (3.64, 6.11)}
+"""On Qwen3-4B at temperature 1, MT-bench and GSM8K, as DSpark's authors report for both."""
+MARKOV_RANK = 256
+"""The rank of DSpark's Markov head, as published."""
+
+
+class BlockShape(NamedTuple):
+    """A block drafter of the target's widths, and how it is trained."""
+
+    kind: str
+    layers: int
+    taps: int
+    block_size: int
+    """Slots, the anchor's included."""
+    anchors: int
+    """Most blocks of a chat."""
+
+    @property
+    def guesses(self) -> int:
+        """Tokens that a block predicts: the anchor's slot of DFlash predicts none."""
+        return self.block_size - (self.kind == "dflash")
+
+    def blocks(self, answer_tokens: float) -> float:
+        """Blocks that are trained on in a chat with so many answer tokens."""
+        return min(float(self.anchors), answer_tokens)
+
+
+class BlockParameters(NamedTuple):
+    """Parameter counts of a block drafter; embedding and head, which are the target's, aren't counted."""
+
+    fc: int
+    context: int
+    """Keys and values of all layers, which are part of the layers."""
+    layers: int
+    markov: int
+    """One of the Markov head's two matrices; the other is only looked up."""
+
+    @property
+    def own(self) -> int:
+        """All that is trained."""
+        return self.fc + self.layers + 2 * self.markov
+
+
+def block_parameters(target: ModelSize, shape: BlockShape) -> BlockParameters:
+    """The parameters of a drafter of this shape for a target."""
+    hidden = target.hidden
+    layer = 2 * hidden * (target.query + target.key) + 3 * hidden * target.intermediate
+    return BlockParameters(
+        fc=shape.taps * hidden * hidden,
+        context=shape.layers * 2 * hidden * target.key,
+        layers=shape.layers * layer,
+        markov=MARKOV_RANK * target.vocab if shape.kind == "dspark" else 0,
+    )
+
+
+class BlockPlan(NamedTuple):
+    """What a block drafter will cost, and what it may bring."""
+
+    target: ModelSize
+    shape: BlockShape
+    work: Workload
+
+    @property
+    def what(self) -> str:
+        """What an epoch goes over, in words."""
+        return f"chats, up to {self.shape.anchors} blocks of {self.shape.block_size} slots each"
+
+    def training_hours(self, machine: Machine, devices: int) -> float:
+        """Hours of all epochs from a store: every anchor's block forward and backward, and the teacher's head.
+
+        Forward and backward are counted as three forwards, the drafter's use of the target's head as two.
+        """
+        target, shape, work = self.target, self.shape, self.work
+        found, answers = block_parameters(target, shape), work.length * work.answer_share
+        blocks = shape.blocks(answers)
+        context = 2 * (found.fc + found.context) * work.length
+        slots = blocks * shape.block_size * (2 * found.layers + shape.layers * 2 * target.query * work.length)
+        guesses = blocks * shape.guesses
+        each = 3 * (context + slots + 2 * found.markov * guesses) + 2 * target.head * (2 * guesses + answers)
+        return work.epochs * work.samples * each / (machine.tflops * 1e12 * devices) / 3600
+
+    def training_memory(self, chats: int, length: int) -> TrainingMemory:
+        """The bytes on a device for micro-batches of `chats` chats of `length` tokens, counted as for EAGLE-3."""
+        target, shape = self.target, self.shape
+        found = block_parameters(target, shape)
+        rows = chats * shape.blocks(length * self.work.answer_share) * shape.block_size * shape.layers
+        by_hidden, by_intermediate, by_heads = ACTIVATIONS
+        row = by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
+        context = chats * length * (2 * (shape.taps + 1) * target.hidden + 8 * shape.layers * target.key)
+        return TrainingMemory(18 * found.own, round(rows * row) + context, 4 * target.head, 2 * target.total)
+
+    def speedup(self) -> Speedup:
+        """The expected speedup at batch size 1: a draft reads the drafter's weights and the target's head once."""
+        found, target = block_parameters(self.target, self.shape), self.target
+        cost = (found.fc + found.layers + found.markov + target.head) / (target.body + target.head)
+        bound = 1 / (1 + cost)
+        lengths = ACCEPT_LENGTHS[self.shape.kind]
+        low, high = (tau * min(bound, share) for tau, share in zip(lengths, EFFICIENCIES, strict=True))
+        return Speedup(cost, low, high)
+
+    def assumed(self, draft_cost: float) -> tuple[str, str]:
+        """What the figures assume of the drafter, in words."""
+        low, high = ACCEPT_LENGTHS[self.shape.kind]
+        return (
+            f"a {self.shape.kind} drafter of the target's widths, {self.shape.layers} layers, with the target's "
+            f"embedding and head: a draft costs {draft_cost:.1%} of a pass of the target, once a round",
+            f"accept length {low} to {high}: what DSpark's authors report for Qwen3-4B at temperature 1; "
+            f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as measured for EAGLE-3",
+        )
