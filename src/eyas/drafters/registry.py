@@ -11,7 +11,7 @@ from typing import Any
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.formats.fields import architectures
 from eyas.drafters.formats.medusa import is_medusa
-from eyas.drafters.formats.speculators import MODEL_TYPE_KEY
+from eyas.drafters.formats.speculators import ALGORITHMS, MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
 from eyas.drafters.history import HistoryDrafter
 from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, Family, Kind
@@ -58,9 +58,9 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
             return kind.name
     if is_medusa(config):
         return medusa.KIND.name
-    algorithm = config.get(MODEL_TYPE_KEY, "eagle3")
-    if algorithm != "eagle3":
-        return f"speculators {algorithm}"
+    algorithm = config.get(MODEL_TYPE_KEY)
+    if algorithm is not None:
+        return str(algorithm) if algorithm in ALGORITHMS else f"speculators {algorithm}"
     names = {native_name(name) for name in tensors}
     made_for = [name.lower() for name in architectures(config)]
     if config.get("parallel_drafting") or "mask_hidden" in names or any("peagle" in name for name in made_for):
@@ -81,7 +81,7 @@ def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collect
         third = True
     elif any("eagle" in name for name in made_for):
         third = any("eagle3" in name for name in made_for)
-    elif "draft_vocab_size" in config or MODEL_TYPE_KEY in config:
+    elif "draft_vocab_size" in config:
         third = True
     elif "fc.weight" in names and "norm.weight" not in names:
         third = False
