@@ -69,10 +69,10 @@ def block_dict(config: BlockConfig, architecture: str) -> dict[str, Any]:
     values = decoder_dict(config, architecture)
     values["model_type"] = "qwen3" if config.qk_norm else "llama"
     nested = {"mask_token_id": values.pop("mask_token_id")}
-    for key in ("num_aux_hidden_states", "qk_norm"):
-        del values[key]
-    if not values["sample_from_anchor"]:
-        del values["sample_from_anchor"]
+    del values["num_aux_hidden_states"]
+    for key, usual in (("qk_norm", True), ("sample_from_anchor", False)):
+        if values[key] is usual:
+            del values[key]
     if config.taps is not None:
         values["taps"] = list(config.taps)
         nested["target_layer_ids"] = [tap - 1 for tap in config.taps]
