@@ -91,9 +91,7 @@ class GgufLayout:
         names = self.names(config.get("num_hidden_layers", 1))
         if odd := sorted(set(file.tensors) - set(names) - {ROPE_FACTORS}):
             raise CheckpointError(f"{path} has tensors that no {self.title} network has: {', '.join(odd)}")
-        found = {
-            names[name]: TensorInfo(t.shape, t.dtype, path) for name, t in file.tensors.items() if name in names
-        }
+        found = {names[name]: TensorInfo(t.shape, t.dtype, path) for name, t in file.tensors.items() if name in names}
         return RawCheckpoint(
             path=path,
             format="GGUF (llama.cpp)",

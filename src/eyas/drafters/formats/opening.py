@@ -45,8 +45,8 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     config, where = read_json(path / CONFIG), str(path / CONFIG)
     if (path / _MASK_EMBEDDING).exists():
         raise CheckpointError(
-            f"{path} has a {_MASK_EMBEDDING}, which replaces the mask token's embedding: eyas reads only drafters whose "
-            "mask token has its own row in the embedding"
+            f"{path} has a {_MASK_EMBEDDING}, which replaces the mask token's embedding: eyas reads only drafters "
+            "whose mask token is a row of the embedding"
         )
     if weights is not None and not weights.endswith(".safetensors"):
         tensors = read_named(path, weights)  # a pickle has no header
