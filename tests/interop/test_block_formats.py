@@ -264,9 +264,8 @@ def test_serving(served_target: ServedTarget, tmp_path: Path) -> None:
     (saved / "config.json").write_text(json.dumps(config | {"dflash_config": moved}))
     with pytest.raises(ExportError, match=r"(?s)markov_rank: .*target_layer_ids: .*mask_token_id: "):
         served("vllm", saved)
-    config = json.loads((library.parent / "dflash-library" / "config.json").read_text())
-    (library.parent / "dflash-library" / "config.json").write_text(
-        json.dumps(config | {"sliding_window_non_causal": False})
-    )
+    library = tmp_path / "dflash-library"
+    config = json.loads((library / "config.json").read_text())
+    (library / "config.json").write_text(json.dumps(config | {"sliding_window_non_causal": False}))
     with pytest.raises(ExportError, match="sliding_window_non_causal"):
-        served("vllm", library.parent / "dflash-library")
+        served("vllm", library)
