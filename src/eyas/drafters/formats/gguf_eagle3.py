@@ -26,16 +26,12 @@ _TENSORS = {
     "blk.0.ffn_down.weight": "layers.0.mlp.down_proj.weight",
     "d2t": "d2t",
 }
-_TOGGLES = {"norm_before_residual": "norm_before_residual", "norm_before_fc": "norm_before_fc"}
 _OLD_LAYERS = "extract_layers"
 """The older key of the boundaries that the drafter reads."""
 
 
 def _settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
     """The taps, and by which names the network is recognised. Raises ConfigError."""
-    for key in _TOGGLES:
-        if not isinstance(own.get(key, False), bool):
-            raise ConfigError(f"{where}: {key} is {own[key]!r}, not of type bool")
     if LAYERS in own and _OLD_LAYERS in own and own[LAYERS] != own[_OLD_LAYERS]:
         raise ConfigError(f"{where}: {LAYERS} {own[LAYERS]} and {_OLD_LAYERS} {own[_OLD_LAYERS]} contradict each other")
     taps = read_boundaries({LAYERS: own.get(LAYERS, own.get(_OLD_LAYERS))}, where, 3)
@@ -46,7 +42,7 @@ LAYOUT = GgufLayout(
     architecture="eagle3",
     title="EAGLE-3",
     tensors=_TENSORS,
-    keys=SIZES | {"target_hidden_size": "target_hidden_size"} | _TOGGLES,
+    keys=SIZES | {key: key for key in ("target_hidden_size", "norm_before_residual", "norm_before_fc")},
     more_keys=frozenset({_OLD_LAYERS}),
     settings=_settings,
     interleaved=True,

@@ -39,6 +39,8 @@ SIZES = {
 }
 """Key below the architecture's name -> config field of the same meaning, in all architectures."""
 
+_TYPES = {"rms_norm_eps": float, "hidden_act": str, "norm_before_residual": bool, "norm_before_fc": bool}
+"""The types of config fields that are no whole numbers."""
 _HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _ROPE_KEYS = ("rope.freq_base", "rope.scaling.type", "rope.scaling.factor")
 _YARN = {
@@ -113,7 +115,7 @@ class GgufLayout:
         """The configuration in the keys of config.json. Raises ConfigError."""
         config: dict[str, Any] = {ours: own[theirs] for theirs, ours in self.keys.items() if theirs in own}
         for key, value in config.items():
-            kind = float if key == "rms_norm_eps" else int if key in SIZES.values() else type(value)
+            kind = _TYPES.get(key, int)
             if type(value) is not kind:
                 raise ConfigError(f"{where}: {key} is {value!r}, not of type {kind.__name__}")
         sizes = {own[key] for key in _HEAD_SIZES if key in own}
