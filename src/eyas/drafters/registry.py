@@ -60,7 +60,7 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
         return medusa.KIND.name
     algorithm = config.get(MODEL_TYPE_KEY)
     if algorithm is not None:
-        return str(algorithm) if algorithm in ALGORITHMS else f"speculators {algorithm}"
+        return algorithm if isinstance(algorithm, str) and algorithm in ALGORITHMS else f"speculators {algorithm}"
     names = {native_name(name) for name in tensors}
     made_for = [name.lower() for name in architectures(config)]
     if config.get("parallel_drafting") or "mask_hidden" in names or any("peagle" in name for name in made_for):
