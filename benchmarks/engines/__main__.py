@@ -49,7 +49,7 @@ MISFIT = (
 )
 
 
-class Drafter(NamedTuple):
+class DrafterFolder(NamedTuple):
     """What is exported and run."""
 
     path: Path
@@ -58,7 +58,7 @@ class Drafter(NamedTuple):
     """The engines' name for it."""
 
     @classmethod
-    def at(cls, path: Path) -> tuple[Drafter, list[int]]:
+    def at(cls, path: Path) -> tuple[DrafterFolder, list[int]]:
         """The drafter in a folder, and the lengths of its chains: those of a block are all its guesses."""
         found = open_checkpoint(path)
         if found.kind.family is None:
@@ -71,7 +71,7 @@ class Checks:
     """All runs of all engines, each compared as soon as it is there."""
 
     def __init__(
-        self, drafter: Drafter, prompts: Sequence[tuple[int, ...]], tokens: int, chains: Sequence[int], folder: Path
+        self, drafter: DrafterFolder, prompts: Sequence[tuple[int, ...]], tokens: int, chains: Sequence[int], folder: Path
     ) -> None:
         self._drafter = drafter
         self._reference = references(DEMO, str(drafter.path), prompts, tokens, chains)
@@ -212,7 +212,7 @@ def main() -> int:
 
     results, skipped, failed = list[Result](), list[str](), list[str]()
     prompts = make_prompts(load_tokenizer(DEMO), options.prompts)
-    drafter, chains = Drafter.at(options.drafter)
+    drafter, chains = DrafterFolder.at(options.drafter)
     with TemporaryDirectory() as folder:
         checks = Checks(drafter, prompts, options.tokens, options.chains or chains, Path(folder))
         runs: dict[str, Callable[[], Iterator[Result]]] = {
