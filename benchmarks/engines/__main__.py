@@ -71,7 +71,12 @@ class Checks:
     """All runs of all engines, each compared as soon as it is there."""
 
     def __init__(
-        self, drafter: DrafterFolder, prompts: Sequence[tuple[int, ...]], tokens: int, chains: Sequence[int], folder: Path
+        self,
+        drafter: DrafterFolder,
+        prompts: Sequence[tuple[int, ...]],
+        tokens: int,
+        chains: Sequence[int],
+        folder: Path,
     ) -> None:
         self._drafter = drafter
         self._reference = references(DEMO, str(drafter.path), prompts, tokens, chains)
