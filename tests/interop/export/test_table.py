@@ -278,7 +278,9 @@ def test_a_round_trip_or_a_refusal(
     assert set(found) <= {"embed_tokens.weight", "lm_head.weight"}  # copies of the target's
     layers = served_target.partial.num_layers
     assert loaded.config.taps == (original.config.taps_of(layers) if TABLE[name][0] != "eagle1" else None)
-    close = {"rtol": 1e-4, "atol": 1e-4} if done.changes else {"rtol": 0.0, "atol": 0.0}
+    # biased layers round by where their weights lie in memory: built here, mapped from a file there
+    rounded = bool(done.changes) or getattr(original.config, "markov_head_type", "vanilla") != "vanilla"
+    close = {"rtol": 1e-4, "atol": 1e-4} if rounded else {"rtol": 0.0, "atol": 0.0}
     torch.testing.assert_close(logits(loaded), expected, **close)
     assert str(output) in done.command
     assert "accept length | not measured" in (output / "README.md").read_text()
