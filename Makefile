@@ -26,9 +26,10 @@ pipeline: install
 
 # the exported demo drafter in vLLM and llama.cpp, against ours; they are built under .engines unless they are named:
 # make engines VLLM_PYTHON=VENV/bin/python LLAMA_SERVER=llama-server LLAMA_SOURCES=llama.cpp
+# DRAFTER=FOLDER is another drafter of the demo target, such as a block drafter
 engines: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m benchmarks.engines \
-	  $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
+	  $(if $(DRAFTER),--drafter $(DRAFTER)) $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
 	  --output benchmarks/results/$(shell date +%F)/engines.json --page docs/formats.md
 
 # client libraries, unmodified, against a server of the demo pair; their environments are made under .clients

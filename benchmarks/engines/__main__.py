@@ -1,6 +1,8 @@
-"""The embedded demo drafter, exported, in vLLM and llama.cpp on the CPU: are their answers and counts ours?
+"""A drafter of the demo target, exported, in vLLM and llama.cpp on the CPU: are their answers and counts ours?
 
-    make engines [VLLM_PYTHON=VENV/bin/python] [LLAMA_SERVER=BINARY LLAMA_SOURCES=FOLDER]
+    make engines [VLLM_PYTHON=VENV/bin/python] [LLAMA_SERVER=BINARY LLAMA_SOURCES=FOLDER] [DRAFTER=FOLDER]
+
+It is the embedded drafter, or one in a folder, such as a block drafter: then K is what its blocks guess.
 
 Engines that aren't named are built under .engines (vLLM 3.4 GB, llama.cpp some minutes); one that can't be built is
 skipped, with the reason. Results go into a JSON file, which keeps those of engines that weren't run this time, and from
@@ -16,7 +18,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import torch
@@ -32,7 +34,8 @@ from benchmarks.engines.vllm import Job
 from benchmarks.pages import insert
 from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.machine import describe_machine
-from eyas.errors import EyasError
+from eyas.drafters.checkpoint import open_checkpoint
+from eyas.errors import EyasError, UsageError
 from eyas.files import write_json, write_text
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
@@ -46,11 +49,37 @@ MISFIT = (
 )
 
 
+class DrafterFolder(NamedTuple):
+    """What is exported and run."""
+
+    path: Path
+    kind: str
+    method: str
+    """The engines' name for it."""
+
+    @classmethod
+    def at(cls, path: Path) -> tuple[DrafterFolder, list[int]]:
+        """The drafter in a folder, and the lengths of its chains: those of a block are all its guesses."""
+        found = open_checkpoint(path)
+        if found.kind.family is None:
+            raise UsageError(f"{path} is a drafter of kind {found.kind.name}, which only eyas runs")
+        guesses = found.config.guesses
+        return cls(path, found.kind.name, found.kind.family.method), [3, 5] if guesses is None else [guesses]
+
+
 class Checks:
     """All runs of all engines, each compared as soon as it is there."""
 
-    def __init__(self, prompts: Sequence[tuple[int, ...]], tokens: int, chains: Sequence[int], folder: Path) -> None:
-        self._reference = references(DEMO, DEMO, prompts, tokens, chains)
+    def __init__(
+        self,
+        drafter: DrafterFolder,
+        prompts: Sequence[tuple[int, ...]],
+        tokens: int,
+        chains: Sequence[int],
+        folder: Path,
+    ) -> None:
+        self._drafter = drafter
+        self._reference = references(DEMO, str(drafter.path), prompts, tokens, chains)
         self._gap: Callable[[Reference, int, int], float] = Gaps(DEMO).gap
         self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
         loaded = load_embedding_and_head(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
@@ -75,6 +104,8 @@ class Checks:
             with vllm.server_of_folder(python, job) as running:
                 version, answers = vllm.over_http(running, job)
             yield self._compared("vLLM", version, "speculators", ALONE, chain, answers, self._full(chain))
+        if self._drafter.method != "eagle3":  # SGLang reads vLLM's form of the others
+            return
         chain = self._chains[0]
         version, answers = vllm.offline(python, self._job("sglang", chain))
         yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, self._full(chain), misfit=MISFIT)
@@ -89,7 +120,7 @@ class Checks:
         if not built.example.is_file():
             print(f"skipped llama.cpp in process: there is no {built.example.name} beside {built.server.name}")
         for chain in self._chains if built.example.is_file() else ():
-            job = Job(target, ours, chain, self._tokens, self._prompts)
+            job = Job(target, ours, chain, self._tokens, self._prompts, self._drafter.method)
             answers = llama.in_process(built.example, job, self._target.tokenizer)
             yield self._compared("llama.cpp", version, "gguf", OFFLINE, chain, answers, self._overshooting(chain))
         for form, drafter, way in (("gguf", ours, HTTP), ("vllm", theirs, f"{HTTP}, as its own converter reads it")):
@@ -117,7 +148,7 @@ class Checks:
         return lambda reference: fitting_chains(reference.rounds[chain], chain)
 
     def _overshooting(self, chain: int) -> Callable[[Reference], Counts]:
-        chains = Chains(DEMO, DEMO, chain)
+        chains = Chains(DEMO, str(self._drafter.path), chain)
 
         def count(reference: Reference) -> Counts:
             end = len(reference.answer) - 1 if reference.ended else None
@@ -128,11 +159,12 @@ class Checks:
     def _exported(self, consumer: str, dtype: torch.dtype | None = None) -> Path:
         folder = self._folder / consumer
         if not folder.exists():
-            export(DEMO_DRAFTER, consumer, folder, self._target, dtype=dtype)
+            export(self._drafter.path, consumer, folder, self._target, dtype=dtype)
         return folder
 
     def _job(self, form: str, chain: int) -> Job:
-        return Job(DEMO_TARGET, self._exported(form), chain, self._tokens, self._prompts)
+        method = self._drafter.method
+        return Job(DEMO_TARGET, self._exported(form), chain, self._tokens, self._prompts, method)
 
     def _compared(
         self,
@@ -146,16 +178,16 @@ class Checks:
         misfit: str = "",
     ) -> Result:
         run: dict[str, Any] = {"engine": engine, "version": version, "form": form, "way": way, "misfit": misfit}
-        run["date"] = str(date.today())
+        run |= {"date": str(date.today()), "kind": self._drafter.kind}
         return compare(run, answers, self._reference, chain, count, self._gap)
 
 
 def write(output: Path, page: Path | None, results: Sequence[Result]) -> None:
-    """Put results in the place of their engines' earlier ones, there and in the page's table: as they come, so that
-    nothing is lost if a later run fails."""
-    engines = {result.engine for result in results}
+    """Put results in the place of their engines' earlier ones with that kind, there and in the page's tables: as they
+    come, so that nothing is lost if a later run fails."""
+    engines = {(result.engine, result.kind) for result in results}
     rows = json.loads(output.read_text(encoding="utf-8"))["results"] if output.is_file() else []
-    kept = [earlier for earlier in map(Result.from_dict, rows) if earlier.engine not in engines]
+    kept = [earlier for earlier in map(Result.from_dict, rows) if (earlier.engine, earlier.kind) not in engines]
     together = [*kept, *results]
     write_json(output, {"machine": describe_machine(), "results": [result.as_dict() for result in together]})
     if page is not None:
@@ -174,18 +206,20 @@ def main() -> int:
     parser.add_argument("--vllm", type=_absolute, help="the Python of an environment with vLLM for CPU")
     parser.add_argument("--llama", type=_absolute, nargs=2, help="llama-server, and the sources it was built from")
     parser.add_argument("--openvino", type=_absolute, help="the Python of one with openvino-genai and optimum-intel")
+    parser.add_argument("--drafter", type=_absolute, default=DEMO_DRAFTER, help="one of the demo target's")
     parser.add_argument("--folder", type=_absolute, default=_absolute(".engines"), help="where engines are built")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=64, help="longest answer")
-    parser.add_argument("--chains", type=int, nargs="+", default=[3, 5], help="K")
+    parser.add_argument("--chains", type=int, nargs="+", help="K (default: 3 and 5; what its blocks guess)")
     parser.add_argument("--output", type=Path, required=True, help="the JSON file")
     parser.add_argument("--page", type=Path, help="the page with the table")
     options = parser.parse_args()
 
     results, skipped, failed = list[Result](), list[str](), list[str]()
     prompts = make_prompts(load_tokenizer(DEMO), options.prompts)
+    drafter, chains = DrafterFolder.at(options.drafter)
     with TemporaryDirectory() as folder:
-        checks = Checks(prompts, options.tokens, options.chains, Path(folder))
+        checks = Checks(drafter, prompts, options.tokens, options.chains or chains, Path(folder))
         runs: dict[str, Callable[[], Iterator[Result]]] = {
             "vllm": lambda: checks.vllm(options.vllm or build_vllm(options.folder / "vllm")),
             "llama.cpp": lambda: checks.llama(

@@ -66,6 +66,8 @@ class Result:
     partings: tuple[Parting, ...] = field(default=())
     misfit: str = ""
     """Why this form isn't for this engine: the run must show it, in its counts."""
+    kind: str = "eagle3"
+    """The drafter's."""
 
     @property
     def lossless(self) -> bool:
@@ -95,7 +97,7 @@ class Result:
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Result:
         """The result that `as_dict` wrote."""
-        known = {name: row[name] for name in cls.__dataclass_fields__}
+        known = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
         for side in ("ours", "theirs"):
             counts = row[side]
             known[side] = Counts(counts["drafts"], counts["drafted"], tuple(counts["accepted"]))

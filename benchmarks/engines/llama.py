@@ -37,10 +37,10 @@ def exact(slots: int) -> list[str]:
     return ["-np", str(slots), "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--no-webui", "--host", "127.0.0.1"]
 
 
-def drafting(drafter: Path, chain: int) -> list[str]:
+def drafting(drafter: Path, chain: int, method: str = "eagle3") -> list[str]:
     """Chains of `chain` tokens, float32 caches; sampling drafts on the backend goes wrong with two slots or more."""
     return [
-        *("-md", str(drafter), "--spec-type", "draft-eagle3", "--spec-draft-n-max", str(chain)),
+        *("-md", str(drafter), "--spec-type", f"draft-{method}", "--spec-draft-n-max", str(chain)),
         *("-ctkd", "f32", "-ctvd", "f32", "--no-spec-draft-backend-sampling"),
     ]
 
@@ -62,7 +62,7 @@ def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
 
     It takes text: that of the prompt's ids, which it must cut into as many tokens again.
     """
-    command = [str(program), "-m", str(job.model), *drafting(job.drafter, job.chain), "-fa", "off"]
+    command = [str(program), "-m", str(job.model), *drafting(job.drafter, job.chain, job.method), "-fa", "off"]
     command += "-ctk f32 -ctv f32 -c 1024 -t 1 --temp 0 --no-escape -lv 5".split()
     answers = []
     for prompt in job.prompts:

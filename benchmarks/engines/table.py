@@ -6,15 +6,27 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from benchmarks.engines.compare import Result
+from eyas.drafters.registry import KINDS
 from eyas.interop.export.consumers import CONSUMERS
 
 MARKS = "<!-- made by `make engines` -->", "<!-- end of what `make engines` made -->"
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: a row for each form in each engine, run in each way, then the consumers that were never run."""
+    """Markdown: for each kind of drafter a row for each form in each engine, run in each way, then the consumers that
+    take the kind and were never run."""
+    kinds = sorted({result.kind for result in results} | {_FIRST}, key=lambda kind: (kind != _FIRST, kind))
+    return "\n\n".join(_table(kind, [result for result in results if result.kind == kind]) for kind in kinds)
+
+
+_FIRST = "eagle3"
+"""The kind of the embedded drafter."""
+
+
+def _table(kind: str, results: Sequence[Result]) -> str:
     chains = sorted({result.chain for result in results})
-    lines = [_line("exported for", "read by", "run", *(f"K = {chain}" for chain in chains))]
+    first = "exported for" if kind == _FIRST else f"{kind} drafter exported for"
+    lines = [_line(first, "read by", "run", *(f"K = {chain}" for chain in chains))]
     lines.append("|---" * (3 + len(chains)) + "|")
     order = {name: number for number, name in enumerate(CONSUMERS)}
     ordered = sorted(results, key=lambda r: (bool(r.misfit), order.get(r.form, len(order)), *_order(r), r.chain))
@@ -22,7 +34,7 @@ def table(results: Sequence[Result]) -> str:
         lines.append(_row(list(runs), chains))
     run = {result.form for result in results if not result.misfit}
     for name, consumer in CONSUMERS.items():
-        if name not in run:
+        if name not in run and KINDS[kind].family in consumer.families:
             by = f"{consumer.title}, {consumer.version}"
             lines.append(_line(f"`{name}`", by, "not run: by specification only", *([""] * len(chains))))
     return "\n".join(lines)

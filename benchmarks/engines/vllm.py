@@ -49,6 +49,8 @@ class Job:
     chain: int
     tokens: int
     prompts: Sequence[tuple[int, ...]]
+    method: str = "eagle3"
+    """The engines' name for the drafter's."""
 
 
 def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
@@ -57,6 +59,7 @@ def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
         "model": str(job.model),
         "drafter": str(job.drafter),
         "chain": job.chain,
+        "method": job.method,
         "tokens": job.tokens,
         "prompts": [list(prompt) for prompt in job.prompts],
     }

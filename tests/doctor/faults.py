@@ -75,7 +75,7 @@ def embedding_lost(files: Files) -> Files:
 
 def rows_permuted(files: Files) -> Files:
     """Queries and keys in llama.cpp's order."""
-    from eyas.drafters.formats.gguf_eagle3 import to_interleaved
+    from eyas.drafters.formats.gguf_layout import to_interleaved
 
     names = {"midlayer.self_attn.q_proj.weight": 4, "midlayer.self_attn.k_proj.weight": 2}
     return files[0], files[1] | {name: to_interleaved(files[1][name], heads) for name, heads in names.items()}

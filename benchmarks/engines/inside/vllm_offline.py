@@ -1,6 +1,6 @@
 """vLLM without a server: a job from standard input, its answers as JSON into a file. Runs in vLLM's own environment.
 
-python vllm_offline.py OUTPUT < {"model", "drafter", "chain", "tokens", "prompts"}
+python vllm_offline.py OUTPUT < {"model", "drafter", "chain", "method", "tokens", "prompts"}
 """
 
 import json
@@ -12,7 +12,7 @@ def main() -> None:
     import vllm
 
     job = json.load(sys.stdin)
-    drafter = {"method": "eagle3", "model": job["drafter"], "num_speculative_tokens": job["chain"]}
+    drafter = {"method": job["method"], "model": job["drafter"], "num_speculative_tokens": job["chain"]}
     llm = vllm.LLM(
         job["model"],
         dtype="float32",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyas.doctor.reading import Change, Reading
 from eyas.drafters.config import FusedTapsConfig, GroupedConfig
-from eyas.drafters.formats.gguf_eagle3 import to_halves, to_interleaved
+from eyas.drafters.formats.gguf_layout import to_halves, to_interleaved
 from eyas.drafters.formats.vocabulary import names_tokens
 from eyas.targets import Target
 

@@ -55,9 +55,9 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
             return kind.name
     if is_medusa(config):
         return medusa.KIND.name
-    algorithm = config.get(MODEL_TYPE_KEY, "eagle3")
-    if algorithm not in tuple(ALGORITHMS):
-        return f"speculators {algorithm}"
+    algorithm = config.get(MODEL_TYPE_KEY)
+    if algorithm is not None:
+        return algorithm if isinstance(algorithm, str) and algorithm in ALGORITHMS else f"speculators {algorithm}"
     names = {native_name(name) for name in tensors}
     made_for = [name.lower() for name in architectures(config)]
     family = _family(config, names, made_for)
@@ -79,7 +79,7 @@ def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collect
         third = True
     elif any("eagle" in name for name in made_for):
         third = any("eagle3" in name for name in made_for)
-    elif "draft_vocab_size" in config or MODEL_TYPE_KEY in config:
+    elif "draft_vocab_size" in config:
         third = True
     elif "fc.weight" in names and "norm.weight" not in names:
         third = False

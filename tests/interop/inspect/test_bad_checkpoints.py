@@ -68,7 +68,7 @@ HUGE: dict[str, tuple[dict[str, Any], str]] = {
     "quantised": ({"quantization_config": {"bits": 4}}, "unquantised"),
     "an unknown architecture": ({"architectures": ["Eagle3MambaForCausalLM"]}, "unknown architecture"),
     "another first layer": ({"eagle_config": {"use_input_layernorm_in_first_layer": False}}, "no EAGLE-3"),
-    "target": ({"speculators_model_type": "dflash"}, "dflash"),
+    "target": ({"speculators_model_type": "mtp"}, "algorithms eyas loads"),
     "no layer config": ({"speculators_model_type": "eagle3"}, "transformer_layer_config"),
 }  # fmt: skip
 

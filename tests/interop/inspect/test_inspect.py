@@ -174,7 +174,8 @@ def headers_of(*names: str) -> Headers:
         ({"model_type": "llama"}, ("fc.weight", "layers.0.mlp.up_proj.weight"), "eagle1"),
         ({"model_type": "llama"}, ("model.fc.weight",), "eagle1"),
         ({"speculators_model_type": "eagle3"}, ("fc.weight",), "eagle3"),
-        ({"speculators_model_type": "dflash"}, ("fc.weight",), "speculators dflash"),
+        ({"speculators_model_type": "dflash"}, ("fc.weight",), "dflash"),
+        ({"speculators_model_type": "mtp"}, ("fc.weight",), "speculators mtp"),
         ({"speculators_model_type": "peagle"}, ("fc.weight",), "peagle"),
         ({"draft_vocab_size": 5, "parallel_drafting": True}, (), "peagle"),
         ({"draft_vocab_size": 5}, ("mask_hidden",), "peagle"),
@@ -187,8 +188,8 @@ def test_kinds(config: dict[str, Any], names: tuple[str, ...], kind: str) -> Non
 
 
 def test_other_kinds_of_drafters_are_named(tmp_path: Path) -> None:
-    edit(save_drafter(tmp_path), speculators_model_type="dflash")
-    assert any("dflash" in problem for problem in examine(tmp_path).problems)
+    edit(save_drafter(tmp_path), speculators_model_type="mtp")
+    assert any("eyas loads eagle3, " in problem for problem in examine(tmp_path).problems)
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "mla", "mlp", "medusa"])

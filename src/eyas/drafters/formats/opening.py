@@ -19,11 +19,19 @@ from eyas.drafters.files import (
     read_tensors,
     weight_files,
 )
+from eyas.drafters.formats import gguf_dflash, gguf_eagle3
 from eyas.drafters.formats.gguf import GGUF_SUFFIX
-from eyas.drafters.formats.gguf_eagle3 import read_gguf
+from eyas.drafters.formats.gguf_layout import GgufLayout, open_gguf
 from eyas.drafters.formats.medusa import native_medusa
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY, TRAINING_ONLY, translate
 from eyas.errors import CheckpointError
+
+GGUF_LAYOUTS: dict[str, GgufLayout] = {
+    module.LAYOUT.architecture: module.LAYOUT for module in (gguf_eagle3, gguf_dflash)
+}
+"""Architecture of a GGUF file that is a drafter -> what such files hold."""
+_MASK_EMBEDDING = "mask_embedding.pt"
+"""A pickle that some block drafters' readers put in the place of the mask token's embedding."""
 
 
 def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
@@ -33,8 +41,13 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     """
     file = gguf_in(path)
     if file is not None:
-        return read_gguf(file)
+        return open_gguf(file, GGUF_LAYOUTS)
     config, where = read_json(path / CONFIG), str(path / CONFIG)
+    if (path / _MASK_EMBEDDING).exists():
+        raise CheckpointError(
+            f"{path} has a {_MASK_EMBEDDING}, which replaces the mask token's embedding: eyas reads only drafters "
+            "whose mask token is a row of the embedding"
+        )
     if weights is not None and not weights.endswith(".safetensors"):
         tensors = read_named(path, weights)  # a pickle has no header
         infos = {name: TensorInfo(tuple(t.shape), str(t.dtype), path / weights) for name, t in tensors.items()}

@@ -11,25 +11,43 @@ from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.taps import read_layer_outputs
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kind import DFLASH, Kind
 from eyas.errors import ConfigError
 
 NESTED = "dflash_config"
 """The section in which published files keep the block's settings; some of them stand at the top level instead."""
 
+_FIXED: dict[str, Any] = {"attention_mode": "gqa", "causal": False, "use_swa": False, "use_aux_hidden_state": True}
+"""Keys of the section with the only value that is the network here: with another one it would be another network."""
+_TRAINING = ("num_anchors", "confidence_head_alpha")
+
 
 class DFlashConfig(BlockConfig):
     """DFlash as published: the anchor predicts nothing."""
 
 
-def read_block(fields: Fields) -> None:
-    """Read what configurations of block drafters share. Raises ConfigError."""
+def read_block(fields: Fields, projector: str) -> None:
+    """Read what configurations of block drafters share; `projector` is SpecForge's name for the kind.
+
+    Raises ConfigError.
+    """
     nested = dict(fields.take(NESTED, dict, default={}))
+    for key, only in (_FIXED | {"projector_type": projector}).items():
+        if nested.pop(key, only) != only:
+            raise ConfigError(f"{fields.where}: {NESTED}.{key} is not {only!r}: that is another network")
+    if fields.take("is_causal", bool, default=False):
+        raise ConfigError(f"{fields.where}: is_causal is true, but slots of a block attend to each other both ways")
+    for key in _TRAINING:
+        nested.pop(key, None)
+        fields.ignore(key, "about training")
     fields.values["taps"] = taps = read_layer_outputs(fields, nested)
     for key, value in nested.items():
         if fields.values.setdefault(key, value) != value:
             raise ConfigError(f"{fields.where}: {key} is {fields.values[key]} at the top level and {value} in {NESTED}")
     layers = fields.take("num_target_layers", int, default=fields.layers)
+    if fields.names is not None and not {EMBEDDING, HEAD} & set(fields.names):
+        fields.ignore("tie_word_embeddings", "the target's: the file has neither embedding nor head")
     read_decoder(fields)
     read_grouped_heads(fields)
     if taps is not None:
@@ -42,7 +60,7 @@ def read_block(fields: Fields) -> None:
 
 def read(fields: Fields) -> DFlashConfig:
     """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
-    read_block(fields)
+    read_block(fields, "dflash")
     return fields.finish(DFlashConfig)
 
 
@@ -51,10 +69,10 @@ def block_dict(config: BlockConfig, architecture: str) -> dict[str, Any]:
     values = decoder_dict(config, architecture)
     values["model_type"] = "qwen3" if config.qk_norm else "llama"
     nested = {"mask_token_id": values.pop("mask_token_id")}
-    for key in ("num_aux_hidden_states", "qk_norm"):
-        del values[key]
-    if not values["sample_from_anchor"]:
-        del values["sample_from_anchor"]
+    del values["num_aux_hidden_states"]
+    for key, usual in (("qk_norm", True), ("sample_from_anchor", False)):
+        if values[key] is usual:
+            del values[key]
     if config.taps is not None:
         values["taps"] = list(config.taps)
         nested["target_layer_ids"] = [tap - 1 for tap in config.taps]

@@ -19,9 +19,7 @@ from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import DSPARK, Kind
-from eyas.drafters.kinds.dflash import block_dict, read_block
-
-_TRAINING = ("num_anchors",)
+from eyas.drafters.kinds.dflash import NESTED, block_dict, read_block
 
 
 class DSparkConfig(BlockConfig):
@@ -45,16 +43,14 @@ class DSparkConfig(BlockConfig):
 
 def read(fields: Fields) -> DSparkConfig:
     """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
-    for key in _TRAINING:
-        fields.ignore(key, "about training")
-    read_block(fields)
+    read_block(fields, "dspark")
     return fields.finish(DSparkConfig)
 
 
 def write(config: DSparkConfig) -> dict[str, Any]:
     """The config.json that DeepSpec's readers and eyas read: all settings at the top level."""
     values = block_dict(config, "Qwen3DSparkModel")
-    return {**values, **values.pop("dflash_config"), "sample_from_anchor": config.sample_from_anchor}
+    return {**values, **values.pop(NESTED), "sample_from_anchor": config.sample_from_anchor}
 
 
 class MarkovHead(nn.Module):

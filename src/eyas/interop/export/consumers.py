@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from eyas.drafters.formats.taps import BOUNDARIES, OUTPUTS
-from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA
 from eyas.interop.export import forms
 from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.rules import (
+    BLOCK,
+    EAGLES,
     EVERY,
     FUSED,
     GROUPED,
@@ -26,6 +28,7 @@ from eyas.interop.export.rules import (
     Need,
     Refusal,
     Rule,
+    as_wide_as_the_target,
     identity_map,
     meet_needs,
     off,
@@ -66,7 +69,7 @@ class Consumer:
         return drafter, broken + unmet
 
 
-_E1, _E3, _MLA = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,)
+_E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH,), (DSPARK,)
 _PLAIN_YARN = frozenset("factor original_max_position_embeddings beta_fast beta_slow".split())
 _LATENT_YARN = _PLAIN_YARN | {"mscale", "mscale_all_dim"}
 
@@ -91,7 +94,7 @@ _YARN = Rule(
     "rope_parameters",
     lambda d: _yarn_keys(d) <= _PLAIN_YARN,
     "its YaRN takes factor, original length and betas",
-    GROUPED,
+    (*GROUPED, *BLOCK),
 )
 _LATENT = (
     Rule("rope_parameters", _latent_yarn, "its YaRN takes mscale and mscale_all_dim together, or none", _MLA),
@@ -111,6 +114,15 @@ _HEADS_DIVIDE = Rule(
     "its heads have hidden_size / num_attention_heads channels",
     _E1,
 )
+_BLOCKS = (
+    only("qk_norm", True, why="its block drafters norm queries and keys", families=BLOCK),
+    *off("mlp_bias", why="its block drafters have no", families=BLOCK),
+    Rule("taps", lambda d: d.config.taps is not None, "it must find them in the file: give --model", BLOCK),
+    only("sample_from_anchor", False, why="the anchor of its DFlash blocks predicts nothing", families=_DFLASH),
+    Rule("markov_rank", lambda d: d.get("markov_rank") > 0, "its DSpark drafters have a Markov head", _DSPARK),
+    rotations("default", "linear", "llama3", "yarn", families=BLOCK),
+)
+_VANILLA = only("markov_head_type", "vanilla", why="its Markov head reads the last token only", families=_DSPARK)
 _FULL = Rule("draft_vocab_size", lambda d: not d.reduced, "it drafts the whole vocabulary only")
 _FULL_E1 = Rule("draft_vocab_size", lambda d: not d.reduced, "its EAGLE-1 drafts the whole vocabulary only", _E1)
 _SHARED_HEAD_E1 = replace(NEEDS_SHARED_HEAD, families=_E1)
@@ -138,15 +150,18 @@ _ALL = (
     Consumer(
         "sglang", "SGLang", "main, 2026-09", EVERY,
         (
-            _ONE_LAYER, _FULL_E1, identity_map(), _SILU,
+            _ONE_LAYER, _FULL_E1, replace(_FULL, families=BLOCK), identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=GROUPED), _YARN,
             rotations("default", "yarn", families=_MLA),
             only("bias", True, why="its EAGLE-1 fc always has a bias", families=_E1),
             *off("qkv_bias", "attention_bias", "mlp_bias", why="it has no", families=GROUPED),
-            *off("norm_before_residual", "qk_norm", why="it has no"),
-            *_LATENT, *rising_taps(lowest=1, beyond=1),
+            *off("norm_before_residual", "qk_norm", why="it has no", families=EAGLES),
+            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS,
+            as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
+            *(only(field, True, why=f"its DSpark drafters need {field}", families=_DSPARK)
+              for field in ("sample_from_anchor", "enable_confidence_head")),
         ),
-        (NEEDS_SHARED_EMBEDDING, _SHARED_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
+        (NEEDS_SHARED_EMBEDDING, replace(NEEDS_SHARED_HEAD, families=(*_E1, *BLOCK)), NEEDS_OWN_REDUCED_HEAD),
         OUTPUTS, forms.sglang,
     ),
     Consumer(
@@ -156,16 +171,17 @@ _ALL = (
             rotations("default", "linear", "llama3", "yarn", families=GROUPED), _YARN,
             rotations("default", "yarn", families=_MLA),
             *off("norm_before_fc", why="its latent-attention drafter has no", families=_MLA),
-            _QUERY_LATENT, *_QWEN3, *_LATENT, *rising_taps(),
+            _QUERY_LATENT, *_QWEN3, *_LATENT, *rising_taps(), *_BLOCKS, _VANILLA,
         ),
         (_SHARED_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         BOUNDARIES, forms.vllm,
     ),
     Consumer(
-        "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", _E3,
+        "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", (*_E3, *BLOCK),
         (
-            _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn"), _YARN,
-            *_QWEN3, *rising_taps(),
+            _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
+            *_QWEN3, *rising_taps(), *_BLOCKS, _VANILLA,
+            as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
         ),
         (NEEDS_OWN_HEAD,),
         BOUNDARIES, forms.speculators, "its config names the target",
@@ -207,22 +223,28 @@ _ALL = (
             _ONE_LAYER, _THREE, identity_map(), rotations("default", "linear", "llama3", "yarn"),
             *off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
             *off("attention_bias", why="it has no"),
-            Rule("hidden_size", lambda d: d.config.hidden_size == d.config.target_hidden_size,
-                 "it uses the target's embedding, so its width must be the target's"),
+            as_wide_as_the_target("it uses the target's embedding, so its width must be the target's"),
             *rising_taps(),
         ),
         (NEEDS_SHARED_EMBEDDING, NEEDS_OWN_HEAD),
         "boundaries, in the converted model's rt_info", forms.openvino,
     ),
     Consumer(
-        "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", _E3,
+        "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", (*_E3, *BLOCK),
         (
-            _ONE_LAYER, _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn"), _YARN,
-            *off("fc_norm", "norm_output", "qk_norm", "attention_bias", "mlp_bias", why="it has no"),
+            _ONE_LAYER, _THREE, identity_map(), _SILU,
+            rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
+            *off("fc_norm", "norm_output", "qk_norm", "mlp_bias", why="it has no", families=_E3),
+            *off("attention_bias", why="it has no"), *_BLOCKS, _VANILLA,
+            as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
+            Rule("confidence_head_with_markov",
+                 lambda d: d.get("confidence_head_with_markov") or not d.get("enable_confidence_head"),
+                 "its confidence head reads the token before as well", _DSPARK),
             Rule("taps", lambda d: d.layers is None or all(0 <= k <= d.layers for k in d.config.taps or ()),
                  "its taps lie at boundaries 0 to the number of layers"),
         ),
-        (NEEDS_OWN_REDUCED_HEAD,),
+        # beside an embedding of its own, a missing head is the embedding there
+        (NEEDS_OWN_REDUCED_HEAD, replace(NEEDS_OWN_HEAD, families=BLOCK, when=lambda d: d.config.embedding == "own")),
         BOUNDARIES, None, "the file carries the target's tokenizer and boundaries",
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kind import Kind
@@ -91,7 +92,7 @@ def drafter_to_export(
     """The config and tensors of a loaded network; if the target is known, default taps are made explicit."""
     drafter = DrafterToExport(network.config, network.state_dict(), target, provenance)
     config = network.config
-    if isinstance(config, FusedTapsConfig) and config.taps is None and target is not None:
+    if isinstance(config, FusedTapsConfig | BlockConfig) and config.taps is None and target is not None:
         taps = config.taps_of(target.partial.num_layers)
         drafter = _changed(drafter, {"taps": taps}, {}, f"the default taps {list(taps)} of this target written down")
     return drafter
@@ -196,6 +197,13 @@ def plan_of(text: str) -> TreePlan | None:
 
 
 def tree_plan(drafter: DrafterToExport) -> TreePlan:
-    """The plan of the drafter's default tree; a chain of `DEFAULT_CHAIN` if it has none, or one of another type."""
+    """The plan of the drafter's default tree; a chain of `DEFAULT_CHAIN` if it has none, or one of another type.
+
+    Of a drafter that guesses a whole block at once, a chain of all its guesses: engines mask as many slots as they
+    draft tokens, and slots see each other.
+    """
+    guesses = drafter.config.guesses
+    if guesses is not None:
+        return TreePlan(guesses, 1, guesses)
     own = plan_of(drafter.config.default_tree or "")
     return TreePlan(DEFAULT_CHAIN, 1, DEFAULT_CHAIN) if own is None else own

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint, write_directory
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.loading import check_fit
@@ -193,9 +194,14 @@ POSITIONS, STEPS = 24, 3
 
 @torch.inference_mode()
 def some_logits(network: DraftNetwork) -> Tensor:
-    """Logits [STEPS, S, Vd] in float32 for random taps and tokens; later steps are fed the network's own output."""
+    """Logits [STEPS, S, Vd] in float32 for random taps and tokens; later steps are fed the network's own output.
+
+    Of a block drafter [1, S, Vd]: those of a block of random tokens that follow the taps.
+    """
     config, draw = network.config, torch.Generator().manual_seed(11)
     taps = torch.randn(1, POSITIONS, config.tap_count, config.target_hidden_size, generator=draw).to(network.dtype)
+    if isinstance(network, BlockNetwork):
+        return _block_logits(network, taps, torch.randint(config.vocab_size, (1, POSITIONS), generator=draw))
     hidden, found = network.fuse(taps), []
     for step in range(STEPS):
         tokens = torch.randint(config.vocab_size, (1, POSITIONS), generator=draw)
@@ -203,6 +209,22 @@ def some_logits(network: DraftNetwork) -> Tensor:
         hidden, normed = network.step(tokens, hidden, positions, _causal)
         found.append(network.logits(normed)[0].float())
     return torch.stack(found)
+
+
+def _block_logits(network: BlockNetwork, taps: Tensor, tokens: Tensor) -> Tensor:
+    context: dict[int, tuple[Tensor, Tensor]] = {}
+    positions = torch.arange(POSITIONS).unsqueeze(0)
+
+    def store(layer: int, keys: Tensor, values: Tensor) -> None:
+        context[layer] = keys, values
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (torch.cat(pair, dim=2) for pair in zip(context[layer], (k, v), strict=True))
+        return grouped_attention(q, keys, values, torch.ones(1, 1, q.shape[2], keys.shape[2], dtype=torch.bool))
+
+    network.read(network.fuse(taps), positions, store)
+    states = network.block(tokens, positions + POSITIONS, attend)
+    return network.joined_logits(network.joined(states, tokens)).float()
 
 
 def _causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from eyas.drafters.formats.speculators import LAYER, MODEL_TYPE_KEY
+from eyas.drafters.formats.speculators import ALGORITHMS, BOUNDARIES_KEY, LAYER, MODEL_TYPE_KEY, SLIDING_KEY
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, VOCABULARY_MAP, name_in_file
-from eyas.drafters.kind import EAGLE
+from eyas.drafters.kind import EAGLE, EAGLE3
 from eyas.interop.export.drafter import DrafterToExport, tree_plan
+from eyas.interop.export.rules import BLOCK
 
 
 class Form(NamedTuple):
@@ -42,6 +43,8 @@ def openvino(drafter: DrafterToExport) -> Form:
 
 def sglang(drafter: DrafterToExport) -> Form:
     """SGLang: layer numbers are outputs, and nested; a draft vocabulary size of null means the target's head."""
+    if drafter.kind.family in BLOCK:
+        return _block(drafter)
     config = _native(drafter)
     if drafter.kind.family == EAGLE:
         # SGLang's fc always has a bias; it would apply a `bias` key to attention
@@ -54,7 +57,9 @@ def sglang(drafter: DrafterToExport) -> Form:
 
 
 def vllm(drafter: DrafterToExport) -> Form:
-    """vLLM: layer numbers are boundaries, at the top level and nested."""
+    """vLLM: layer numbers are boundaries, at the top level and nested; those of block drafters are outputs."""
+    if drafter.kind.family in BLOCK:
+        return _block(drafter)
     return Form(_native(drafter) | _taps(drafter, shift=0, flat=True), _named(drafter, first_layer=FIRST_LAYER))
 
 
@@ -73,28 +78,30 @@ def tensorrt_llm(drafter: DrafterToExport) -> Form:
 
 
 def speculators(drafter: DrafterToExport) -> Form:
-    """The nested form of the speculators library. All toggles are written, because readers have different defaults."""
-    native = _native(drafter)
-    toggles = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    """The nested form of the speculators library. Every key is written, because readers have different defaults."""
+    assert drafter.kind.family is not None
+    native, name = _native(drafter), drafter.kind.family.method
     layer_keys = {
         "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "num_hidden_layers", "rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters", "rope_theta",
         "rope_scaling", "attention_bias", "mlp_bias", "vocab_size", "model_type", "tie_word_embeddings",
     }  # fmt: skip
+    taps = list(drafter.config.taps or ())
     config: dict[str, Any] = {
-        "architectures": ["Eagle3Speculator"],
-        MODEL_TYPE_KEY: "eagle3",
+        "architectures": [_LIBRARY_CLASSES[name]],
+        MODEL_TYPE_KEY: name,
         "speculators_version": "0.3.0",
         LAYER: {key: value for key, value in native.items() if key in layer_keys},
         "target_hidden_size": drafter.config.target_hidden_size,
         "has_no_defaults_at_init": False,
         "torch_dtype": native["dtype"],
         "draft_vocab_size": native["draft_vocab_size"],
-        **{key: native.get(key, False) for key in toggles},
+        **{key: drafter.get(key) for key in ALGORITHMS[name].keys if drafter.get(key) is not None},
     }
-    config |= {IDS: list(drafter.config.taps or ()), "taps": list(drafter.config.taps or ())}
+    config |= {IDS: taps} if drafter.kind.family == EAGLE3 else {BOUNDARIES_KEY: taps}
+    config |= {"taps": taps} | ({} if drafter.kind.family == EAGLE3 else {SLIDING_KEY: True})
     config["speculators_config"] = {
-        "algorithm": "eagle3",
+        "algorithm": name,
         "default_proposal_method": "greedy",
         "proposal_methods": [
             {
@@ -107,6 +114,18 @@ def speculators(drafter: DrafterToExport) -> Form:
         "verifier": {"name_or_path": "" if drafter.target is None else drafter.target.name, "architectures": []},
     }
     config |= {key: native[key] for key in ("default_tree", "eyas") if key in native}
+    return Form(config, _named(drafter, first_layer=FIRST_LAYER))
+
+
+_LIBRARY_CLASSES = {"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+"""Algorithm -> the architecture that the speculators library writes."""
+
+
+def _block(drafter: DrafterToExport) -> Form:
+    """A block drafter as z-lab and DeepSpec publish it, which vLLM and SGLang read: layer numbers are outputs."""
+    config = _native(drafter)
+    if drafter.layers is not None:
+        config["num_target_layers"] = drafter.layers
     return Form(config, _named(drafter, first_layer=FIRST_LAYER))
 
 

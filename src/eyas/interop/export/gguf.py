@@ -1,7 +1,7 @@
-"""Writes `eagle3` GGUF files for llama.cpp.
+"""Writes GGUF files for llama.cpp: `eagle3`, and `dflash`, which DSpark drafters are, too.
 
-Layer numbers are boundaries, `d2t` holds target ids, rotated pairs of query and key channels are adjacent, and the
-target's byte-level BPE tokenizer is stored in GGUF's keys.
+Layer numbers are boundaries, `d2t` holds target ids, and the target's byte-level BPE tokenizer is stored in GGUF's
+keys.
 """
 
 from __future__ import annotations
@@ -16,21 +16,28 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.config import GroupedConfig
+from eyas.drafters.formats import gguf_dflash, gguf_eagle3
 from eyas.drafters.formats.gguf import gguf_package
-from eyas.drafters.formats.gguf_eagle3 import (
-    ARCHITECTURE,
-    KEYS,
+from eyas.drafters.formats.gguf_layout import (
     LAYERS,
     PROVENANCE,
     ROPE,
     ROPE_FACTORS,
-    TENSORS,
     TREE,
+    GgufLayout,
+    rotated_heads,
     to_interleaved,
 )
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, Family
 from eyas.errors import ExportError
 from eyas.interop.export.drafter import DrafterToExport
 
+LAYOUTS: dict[Family, GgufLayout] = {
+    EAGLE3: gguf_eagle3.LAYOUT,
+    DFLASH: gguf_dflash.LAYOUT,
+    DSPARK: gguf_dflash.LAYOUT,
+}
+"""What the files of each family hold that llama.cpp reads."""
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 """Token types, as GGUF numbers them."""
@@ -42,13 +49,15 @@ def write_gguf(drafter: DrafterToExport, file: Path) -> None:
     config = drafter.config
     assert isinstance(config, GroupedConfig)
     assert drafter.target is not None
+    assert drafter.kind.family is not None
+    layout = LAYOUTS[drafter.kind.family]
     if drafter.dtype not in _FILE_TYPES:
         raise ExportError(f"the weights are {drafter.dtype}, but llama.cpp reads float32, float16 and bfloat16")
     tokenizer = tokenizer_keys(drafter.target.tokenizer, config.vocab_size)
-    writer = gguf.GGUFWriter(file, ARCHITECTURE)
-    writer.add_name("EAGLE-3 drafter")
+    writer = gguf.GGUFWriter(file, layout.architecture)
+    writer.add_name(f"{layout.title} drafter")
     writer.add_file_type(_FILE_TYPES[drafter.dtype])
-    _write_config(writer, drafter)
+    _write_config(writer, layout, drafter)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")  # never used: llama.cpp tokenizes with the target's own tokenizer
     writer.add_token_list(tokenizer.tokens)
@@ -58,10 +67,11 @@ def write_gguf(drafter: DrafterToExport, file: Path) -> None:
         (writer.add_bos_token_id, tokenizer.bos),
         (writer.add_eos_token_id, tokenizer.eos),
         (writer.add_pad_token_id, tokenizer.pad),
+        (writer.add_mask_token_id, drafter.get("mask_token_id")),
     ):
         if number is not None:
             add(number)
-    for name, tensor in _tensors(drafter, config).items():
+    for name, tensor in _tensors(drafter, layout, config).items():
         _add(writer, gguf, name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -69,19 +79,20 @@ def write_gguf(drafter: DrafterToExport, file: Path) -> None:
     writer.close()
 
 
-def _write_config(writer: Any, drafter: DrafterToExport) -> None:
+def _write_config(writer: Any, layout: GgufLayout, drafter: DrafterToExport) -> None:
     config, rope = drafter.config, drafter.get("rope_parameters")
-    for theirs, ours in KEYS.items():
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    keys = {**layout.keys, **(gguf_dflash.HEADS if drafter.kind.family == DSPARK else {})}
+    for theirs, ours in keys.items():
         value = drafter.get(ours)
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
-        add(f"{ARCHITECTURE}.{theirs}", value)
-    writer.add_array(f"{ARCHITECTURE}.{LAYERS}", list(config.taps or ()))
+        adders[type(value)](f"{layout.architecture}.{theirs}", value)
+    writer.add_array(f"{layout.architecture}.{LAYERS}", list(config.taps or ()))
     writer.add_key_length(drafter.get("head_dim"))
     writer.add_value_length(drafter.get("head_dim"))
     writer.add_rope_dimension_count(drafter.get("head_dim"))
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
-        writer.add_string(f"{ARCHITECTURE}.rope.scaling.type", rope["rope_type"])
+        writer.add_string(f"{layout.architecture}.rope.scaling.type", rope["rope_type"])
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         original = rope.get("original_max_position_embeddings") or drafter.get("max_position_embeddings")
@@ -95,17 +106,16 @@ def _write_config(writer: Any, drafter: DrafterToExport) -> None:
         writer.add_string(PROVENANCE, json.dumps(dict(drafter.provenance)))
 
 
-def _tensors(drafter: DrafterToExport, config: GroupedConfig) -> dict[str, Tensor]:
+def _tensors(drafter: DrafterToExport, layout: GgufLayout, config: GroupedConfig) -> dict[str, Tensor]:
     """All tensors under llama.cpp's names and in its layout."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found = {}
-    for theirs, ours in TENSORS.items():
+    for theirs, ours in layout.names(config.num_hidden_layers).items():
         if ours not in drafter.tensors or (ours == "d2t" and not drafter.reduced):
             continue
         tensor = drafter.tensors[ours].detach().cpu()
-        for part, count in heads.items():
-            if ours.endswith(f"{part}.weight"):
-                tensor = to_interleaved(tensor, count)
+        heads = rotated_heads(ours) if layout.interleaved else None
+        if heads is not None:
+            tensor = to_interleaved(tensor, drafter.get(heads))
         found[theirs] = tensor + torch.arange(len(tensor)) if ours == "d2t" else tensor
     if config.rope_parameters["rope_type"] == "llama3":
         found[ROPE_FACTORS] = llama3_factors(config)

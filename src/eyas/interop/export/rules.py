@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, Family
 from eyas.interop.export.drafter import (
     DrafterToExport,
     copy_embedding,
@@ -16,9 +16,11 @@ from eyas.interop.export.drafter import (
 )
 
 Families = tuple[Family, ...]
-EVERY: Families = (EAGLE, EAGLE3, EAGLE3_MLA)
+EAGLES: Families = (EAGLE, EAGLE3, EAGLE3_MLA)
 FUSED: Families = (EAGLE3, EAGLE3_MLA)
 GROUPED: Families = (EAGLE, EAGLE3)
+BLOCK: Families = (DFLASH, DSPARK)
+EVERY: Families = (*EAGLES, *BLOCK)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def rotations(*types: str, families: Families = EVERY) -> Rule:
     return Rule("rope_parameters", holds, f"it computes RoPE of type {', '.join(types)} only", families)
 
 
-def rising_taps(lowest: int = 0, beyond: int = 0) -> list[Rule]:
+def rising_taps(lowest: int = 0, beyond: int = 0, families: Families = (*FUSED, *BLOCK)) -> list[Rule]:
     """Rules that taps ascend, from at least `lowest` to at most the target's number of layers minus `beyond`."""
 
     def known(drafter: DrafterToExport) -> tuple[int, ...]:
@@ -86,8 +88,8 @@ def rising_taps(lowest: int = 0, beyond: int = 0) -> list[Rule]:
 
     span = f"{lowest} to the number of layers" + (f" minus {beyond}" if beyond else "")
     return [
-        Rule("taps", lambda d: list(known(d)) == sorted(set(known(d))), "it reads taps in ascending order", FUSED),
-        Rule("taps", within, f"its taps lie at boundaries {span}", FUSED),
+        Rule("taps", lambda d: list(known(d)) == sorted(set(known(d))), "it reads taps in ascending order", families),
+        Rule("taps", within, f"its taps lie at boundaries {span}", families),
     ]
 
 
@@ -98,6 +100,11 @@ def identity_map() -> Rule:
         lambda d: d.reduced or not bool(d.tensors["d2t"].any()),
         "it doesn't read the vocabulary map of a full draft vocabulary, but this one reorders tokens",
     )
+
+
+def as_wide_as_the_target(why: str, families: Families = EVERY) -> Rule:
+    """A rule that the drafter's states are as wide as the target's."""
+    return Rule("hidden_size", lambda d: d.config.hidden_size == d.config.target_hidden_size, why, families)
 
 
 NEEDS_OWN_EMBEDDING = Need("embedding", copy_embedding, "it expects an embedding in the file: give --model to copy it")

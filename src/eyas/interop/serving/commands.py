@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from eyas.drafters.kind import DFLASH, DSPARK
 from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
 
 GGUF_FILE = "drafter.gguf"
@@ -21,7 +22,7 @@ class ServedDrafter(NamedTuple):
     """The properties of a drafter that a command needs."""
 
     method: str
-    """The engines' name for its method: `eagle` or `eagle3`."""
+    """The engines' name for its method, such as `eagle3`."""
     path: str
     """The drafter's folder, or its file for engines that read one."""
     plan: TreePlan
@@ -80,12 +81,12 @@ def _safeailab(target: str, drafter: ServedDrafter) -> list[str]:
 
 
 def _sglang(target: str, drafter: ServedDrafter) -> list[str]:
+    steps = ("--speculative-num-steps", str(drafter.plan.depth), "--speculative-eagle-topk", str(drafter.plan.width))
     return [
         *_TARGETS["sglang"](target),
         *("--speculative-algorithm", drafter.method.upper()),
         *("--speculative-draft-model-path", drafter.path),
-        *("--speculative-num-steps", str(drafter.plan.depth)),
-        *("--speculative-eagle-topk", str(drafter.plan.width)),
+        *(() if drafter.method in (DFLASH.method, DSPARK.method) else steps),  # a block is one step
         *("--speculative-num-draft-tokens", str(drafter.plan.nodes + 1)),
     ]
 
@@ -124,7 +125,7 @@ def _openvino_taps(drafter: DrafterToExport, path: Path) -> str:
 def _gguf(target: str, drafter: ServedDrafter) -> list[str]:
     return [
         *_TARGETS["gguf"](target),
-        *("-md", drafter.path, "--spec-type", "draft-eagle3"),
+        *("-md", drafter.path, "--spec-type", f"draft-{drafter.method}"),
         *("--spec-draft-n-max", str(drafter.plan.depth)),
         "--no-spec-draft-backend-sampling",  # backend sampling ruins acceptance as soon as two requests run
     ]

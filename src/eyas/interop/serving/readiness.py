@@ -16,10 +16,11 @@ from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, MIDLAYER, SHAREABLE, VOCABULARY_MAP, is_computed
-from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, Family
+from eyas.drafters.kind import DFLASH, EAGLE, EAGLE3, EAGLE3_MLA, Family
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.forms import Form
+from eyas.interop.export.rules import BLOCK
 
 _TOGGLES = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
 _USUAL = _TOGGLES | {"num_aux_hidden_states": 3, "max_position_embeddings": 2048}
@@ -28,10 +29,17 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "sglang": _USUAL | {"draft_vocab_size": "missing", "rope_theta": 10000.0},
     "speculators": {**_TOGGLES, "norm_before_residual": True},
 }
-"""Consumer -> its defaults for missing keys; for all other keys, all readers have the same default."""
+"""Consumer -> its defaults for missing keys of EAGLE drafters; for all other keys, all have the same default."""
+_ABSENT_IN_BLOCKS: dict[str, dict[str, Any]] = {
+    "vllm": {"markov_rank": "missing", "enable_confidence_head": False, "confidence_head_with_markov": False},
+    "sglang": {"markov_rank": "missing", "markov_head_type": "missing"},
+    "speculators": {},
+}
+"""The same for block drafters; vLLM and SGLang look for these keys at the top level only."""
 _ELSEWHERE = frozenset("taps eyas default_tree dtype torch_dtype eagle_config architectures model_type".split()) | {
     IDS, "rope_parameters", "rope_theta", "rope_scaling", "speculators_config", "speculators_version",
     "transformer_layer_config", "has_no_defaults_at_init", "tie_word_embeddings",
+    "dflash_config", "target_layer_ids", "mask_token_id", "num_target_layers",
 }  # fmt: skip
 """Keys that don't affect decoding, or that other checks compare by meaning."""
 _ARCHITECTURES: dict[tuple[str, Family], frozenset[str]] = {
@@ -57,11 +65,18 @@ def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -
     if gguf_in(path) is not None:
         return ["it is a GGUF file, not a directory with config.json"]
     written, config = form(drafter), read_json(path / CONFIG)
-    found = [*_architecture(consumer, drafter, written, config), *_config_keys(consumer, written, config)]
-    found += [*_layers(consumer, drafter, config), *_tensors(consumer, written, checkpoint), *_map(written, checkpoint)]
-    if consumer == "sglang" and "bias" in config and "bias" not in written.config:
-        found.append("bias: SGLang applies it to attention")
-    return found
+    found = _architecture(consumer, drafter, written, config)
+    if drafter.kind.family in BLOCK:
+        found += _config_keys(consumer, written.config, config, _ABSENT_IN_BLOCKS[consumer])
+        found += _outputs(consumer, drafter, config)
+    else:
+        found += _config_keys(consumer, _TOGGLES | written.config, config, _ABSENT[consumer])
+        found += _layers(consumer, drafter, config)
+        if consumer == "sglang" and "rope_scaling" in written.config and not config.get("rope_scaling"):
+            found.append("rope_scaling: missing, so RoPE is read as unscaled")
+        if consumer == "sglang" and "bias" in config and "bias" not in written.config:
+            found.append("bias: SGLang applies it to attention")
+    return [*found, *_tensors(consumer, written, checkpoint), *_map(written, checkpoint)]
 
 
 def _architecture(consumer: str, drafter: DrafterToExport, written: Form, config: Mapping[str, Any]) -> list[str]:
@@ -74,10 +89,12 @@ def _architecture(consumer: str, drafter: DrafterToExport, written: Form, config
     return [] if set(have) & known else [f"architectures: {have}, not {' or '.join(sorted(known))}"]
 
 
-def _config_keys(consumer: str, written: Form, config: Mapping[str, Any]) -> list[str]:
-    absent, nested = _ABSENT[consumer], config.get("eagle_config") or {}
+def _config_keys(
+    consumer: str, written: Mapping[str, Any], config: Mapping[str, Any], absent: Mapping[str, Any]
+) -> list[str]:
+    nested = config.get("eagle_config") or {}
     found = []
-    for key, wanted in (_TOGGLES | written.config).items():
+    for key, wanted in written.items():
         if key in _ELSEWHERE - absent.keys():
             continue
         have = config.get(key)
@@ -87,8 +104,6 @@ def _config_keys(consumer: str, written: Form, config: Mapping[str, Any]) -> lis
             have = absent.get(key, wanted)
         if have != wanted:
             found.append(f"{key}: read as {have}, but the drafter has {wanted}")
-    if consumer == "sglang" and "rope_scaling" in written.config and not config.get("rope_scaling"):
-        found.append("rope_scaling: missing, so RoPE is read as unscaled")
     return found
 
 
@@ -109,6 +124,22 @@ def _layers(consumer: str, drafter: DrafterToExport, config: Mapping[str, Any]) 
         read = default
     wanted = drafter.config.taps
     return [] if read == wanted else [f"{IDS}: read as {_boundaries(read)}, but the drafter has {_boundaries(wanted)}"]
+
+
+def _outputs(consumer: str, drafter: DrafterToExport, config: Mapping[str, Any]) -> list[str]:
+    """Compare the layer outputs and the mask token that the consumer would read with those of a block drafter."""
+    if consumer == "speculators":  # they have keys of their own there
+        return []
+    nested = drafter.kind.family == DFLASH
+    section = (config.get("dflash_config") or {}) if nested else config
+    wanted = {"target_layer_ids": [tap - 1 for tap in drafter.config.taps or ()]}
+    wanted["mask_token_id"] = drafter.get("mask_token_id")
+    where = "dflash_config." if nested else ""
+    return [
+        f"{key}: {where}{key} is read as {section.get(key)}, but the drafter has {value}"
+        for key, value in wanted.items()
+        if section.get(key) != value
+    ]
 
 
 def _boundaries(taps: tuple[int, ...] | None) -> str:

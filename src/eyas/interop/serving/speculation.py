@@ -14,8 +14,7 @@ import torch
 
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
 from eyas.drafters.formats.gguf import GGUF_SUFFIX, Gguf, SkippedArray
-from eyas.drafters.formats.gguf_eagle3 import ARCHITECTURE
-from eyas.drafters.formats.opening import gguf_in
+from eyas.drafters.formats.opening import GGUF_LAYOUTS, gguf_in
 from eyas.drafters.loading import check_fit, check_method
 from eyas.errors import CheckpointError, ExportError, ModelError, UsageError
 from eyas.interop.export.consumers import CONSUMERS
@@ -60,6 +59,12 @@ def served_drafter(engine: ServingEngine, request: SpeculationRequest) -> Served
     check_method(request.method, checkpoint.kind.name, request.name)
     own = tree_plan(DrafterToExport(checkpoint.config, {}))
     plan = own if request.tree is None else engine.plan(request.tree, request.tree_option)
+    guesses = checkpoint.config.guesses
+    if guesses is not None and (plan.width > 1 or plan.depth > guesses):
+        raise UsageError(
+            f"{request.name} guesses {guesses} tokens at once, as chains in {engine.title}: leave out "
+            f"{request.tree_option} {request.tree}"
+        )
     path = _gguf(engine, request, checkpoint) if engine.consumers == ("gguf",) else _directory(engine, request)
     family = checkpoint.kind.family
     assert family is not None  # a drafter that only eyas runs was refused above
@@ -163,7 +168,7 @@ def read_gguf_target(name: str) -> GgufTarget:
         )
     found = Gguf(path).metadata
     architecture = found.get("general.architecture")
-    if architecture == ARCHITECTURE:
+    if architecture in GGUF_LAYOUTS:
         raise ModelError(f"{name} is a drafter: give the target's file as --model, this one as --draft-model")
     layers, hidden = (found.get(f"{architecture}.{key}") for key in ("block_count", "embedding_length"))
     tokens = found.get("tokenizer.ggml.tokens")

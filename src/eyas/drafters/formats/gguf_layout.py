@@ -1,0 +1,230 @@
+"""Drafters in GGUF files: reading those of any architecture into native keys and names.
+
+What an architecture's files hold is a `GgufLayout`, by whose tables the export writes, too.
+Shapes: N heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.drafters.config import DEEPEST
+from eyas.drafters.files import Headers, RawCheckpoint, TensorInfo, parse_json
+from eyas.drafters.formats.gguf import Gguf, SkippedArray
+from eyas.errors import CheckpointError, ConfigError
+
+LAYERS = "target_layers"
+"""The key of the boundaries that the drafter reads."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor [D / 2] of factors that frequencies are divided by, for llama3 scaling."""
+
+PROVENANCE, ROPE, TREE = "eyas.provenance", "eyas.rope_parameters", "eyas.default_tree"
+"""Further keys that eyas writes; llama.cpp ignores them."""
+
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "vocab_size": "vocab_size",
+}
+"""Key below the architecture's name -> config field of the same meaning, in all architectures."""
+
+_TYPES = {"rms_norm_eps": float, "hidden_act": str, "norm_before_residual": bool, "norm_before_fc": bool}
+"""The types of config fields that are no whole numbers."""
+_HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+_ROPE_KEYS = ("rope.freq_base", "rope.scaling.type", "rope.scaling.factor")
+_YARN = {
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+
+
+@dataclass(frozen=True)
+class GgufLayout:
+    """What the files of one architecture hold."""
+
+    architecture: str
+    title: str
+    """What such a drafter is called, for messages."""
+    tensors: Mapping[str, str]
+    """Name in the file -> native name; `{}` is a layer's number in both."""
+    keys: Mapping[str, str]
+    """Key below the architecture's name -> config field of the same meaning, `SIZES` included."""
+    more_keys: frozenset[str]
+    """Further keys that `settings` reads."""
+    settings: Callable[[Gguf, dict[str, Any], str], dict[str, Any]]
+    """What else the configuration says: of a file, its keys without the architecture's name, and where that is.
+
+    It contains the taps. Raises CheckpointError and ConfigError.
+    """
+    interleaved: bool
+    """Whether rotated pairs of query and key channels are adjacent in the file, instead of half a head apart."""
+
+    def names(self, layers: int) -> dict[str, str]:
+        """Name in the file -> native name, of a drafter with that many layers; at most `DEEPEST`."""
+        numbered = (
+            (theirs.format(layer), ours.format(layer))
+            for theirs, ours in self.tensors.items()
+            for layer in (range(min(layers, DEEPEST)) if "{}" in theirs else (0,))
+        )
+        return dict(numbered)
+
+    def read(self, file: Gguf) -> RawCheckpoint:
+        """A checkpoint of this architecture; no weight is read. Raises CheckpointError and ConfigError."""
+        path, prefix = file.path, f"{self.architecture}."
+        if file.metadata.get("split.count", 1) not in (0, 1):
+            raise CheckpointError(f"{path} is one of several parts: join them with llama-gguf-split --merge")
+        own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+        known = {*self.keys, *self.more_keys, LAYERS, *_HEAD_SIZES, *_ROPE_KEYS, *_YARN}
+        if unknown := sorted(set(own) - known):
+            raise ConfigError(f"{path}: unknown keys {', '.join(unknown)}: eyas can't tell what they change")
+        config = self._config(file, own, str(path))
+        names = self.names(config.get("num_hidden_layers", 1))
+        if odd := sorted(set(file.tensors) - set(names) - {ROPE_FACTORS}):
+            raise CheckpointError(f"{path} has tensors that no {self.title} network has: {', '.join(odd)}")
+        found = {names[name]: TensorInfo(t.shape, t.dtype, path) for name, t in file.tensors.items() if name in names}
+        return RawCheckpoint(
+            path=path,
+            format="GGUF (llama.cpp)",
+            config=config,
+            where=str(path),
+            headers=Headers(found, [path.name]),
+            load=lambda: self._load(file, config, list(found)),
+            load_some=lambda wanted: self._load(file, config, wanted),
+            used=sorted(prefix + key for key in own),
+            ignored={
+                key: "the target's tokenizer" if key.startswith("tokenizer.") else "descriptive"
+                for key in file.metadata
+                if not key.startswith((prefix, "eyas."))
+            },
+            notes=_notes(file),
+        )
+
+    def _config(self, file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+        """The configuration in the keys of config.json. Raises ConfigError."""
+        config: dict[str, Any] = {ours: own[theirs] for theirs, ours in self.keys.items() if theirs in own}
+        for key, value in config.items():
+            kind = _TYPES.get(key, int)
+            if type(value) is not kind:
+                raise ConfigError(f"{where}: {key} is {value!r}, not of type {kind.__name__}")
+        sizes = {own[key] for key in _HEAD_SIZES if key in own}
+        if len(sizes) > 1:
+            raise ConfigError(f"{where}: head sizes {sorted(sizes)}: keys, values and rotation must have one size")
+        config |= {"head_dim": next(iter(sizes))} if sizes else {}
+        if "vocab_size" not in config:
+            tokens = file.metadata.get("tokenizer.ggml.tokens")
+            config["vocab_size"] = tokens.count if isinstance(tokens, SkippedArray) else len(tokens or ())
+        if "d2t" in file.tensors:
+            config["draft_vocab_size"] = file.tensors["d2t"].shape[0]
+        config |= self.settings(file, own, where)
+        config["rope_parameters"] = _rope(file, own, where)
+        if isinstance(provenance := file.metadata.get(PROVENANCE), str):
+            config["eyas"] = parse_json(provenance, f"{PROVENANCE} of {where}")
+        if isinstance(tree := file.metadata.get(TREE), str):
+            config["default_tree"] = tree
+        return config
+
+    def _load(self, file: Gguf, config: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
+        """Tensors by native name, all in the matrices' type if it holds them: llama.cpp keeps vectors in float32."""
+        in_file = self.names(config.get("num_hidden_layers", 1))
+        found = {ours: file.load(theirs) for theirs, ours in in_file.items() if ours in names}
+        if self.interleaved:
+            for name, tensor in found.items():
+                if heads := rotated_heads(name):
+                    found[name] = to_halves(tensor, config[heads])
+        if "d2t" in found:
+            found["d2t"] = found["d2t"] - torch.arange(len(found["d2t"]))  # target ids are written, offsets are ours
+        floats = {name: t for name, t in found.items() if t.is_floating_point()}
+        narrow = {t.dtype for t in floats.values() if t.ndim > 1}
+        dtype = next(iter(narrow)) if len(narrow) == 1 else torch.float32
+        if not all(torch.equal(t.to(dtype).to(t.dtype), t) for t in floats.values()):
+            dtype = torch.float32
+        return found | {name: t.to(dtype) for name, t in floats.items()}
+
+
+def _notes(file: Gguf) -> list[str]:
+    quantised = sorted({t.kind for t in file.tensors.values() if t.dtype.startswith("FQ")})
+    return [f"quantised weights (GGML types {quantised}) are read as float32"] if quantised else []
+
+
+def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+    """The RoPE section; factors of frequencies become `longrope`, unless eyas wrote the section that they come from."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(own.get("rope.freq_base", 10000.0))}
+    if isinstance(written := file.metadata.get(ROPE), str):
+        exact = parse_json(written, f"{ROPE} of {where}")
+        if isinstance(exact, dict) and _as_float32(exact.get("rope_theta")) == _as_float32(own.get("rope.freq_base")):
+            return exact
+        raise ConfigError(f"{where}: {ROPE} contradicts rope.freq_base: one of the two was changed")
+    if ROPE_FACTORS in file.tensors:
+        factors = [float(factor) for factor in file.load(ROPE_FACTORS)]
+        return rope | {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": own.get("context_length"),
+        }
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return rope
+    if kind not in ("linear", "yarn"):
+        raise ConfigError(f"{where}: rope.scaling.type {kind!r}: eyas reads none, linear and yarn")
+    rope |= {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
+    return rope | ({ours: own[theirs] for theirs, ours in _YARN.items() if theirs in own} if kind == "yarn" else {})
+
+
+def _as_float32(value: Any) -> float | None:
+    """The number rounded to float32, as keys of that type hold it; None for what is no number."""
+    return float(torch.tensor(value, dtype=torch.float32)) if isinstance(value, int | float) else None
+
+
+_ROTATED = {
+    ".self_attn.q_proj.weight": "num_attention_heads",
+    ".self_attn.k_proj.weight": "num_key_value_heads",
+}
+
+
+def rotated_heads(name: str) -> str | None:
+    """The config field of the number of heads in whose order a tensor's rows lie; None if nothing rotates them."""
+    return next((heads for end, heads in _ROTATED.items() if name.endswith(end)), None)
+
+
+def to_interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Reorder rows [N * D, ...] whose rotated pairs lie D / 2 apart so that the pairs lie side by side."""
+    return torch.unflatten(weight, 0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def to_halves(weight: Tensor, heads: int) -> Tensor:
+    """Reorder rows [N * D, ...] whose rotated pairs lie side by side so that the pairs lie D / 2 apart."""
+    return torch.unflatten(weight, 0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def read_boundaries(own: dict[str, Any], where: str, count: int | None = None) -> list[int]:
+    """The list of boundaries, `count` of them if that is known. Raises ConfigError."""
+    taps = own.get(LAYERS)
+    if not isinstance(taps, list) or len(taps) != (count or len(taps)):
+        number = "three " if count == 3 else ""
+        raise ConfigError(f"{where}: {LAYERS} must list the {number}boundaries that the drafter reads")
+    return taps
+
+
+def open_gguf(path: Path, layouts: Mapping[str, GgufLayout]) -> RawCheckpoint:
+    """Open a file of one of these architectures without reading weights. Raises CheckpointError and ConfigError."""
+    file = Gguf(path)
+    architecture = file.metadata.get("general.architecture")
+    layout = layouts.get(architecture) if isinstance(architecture, str) else None
+    if layout is None:
+        known = " and ".join(layouts)
+        raise CheckpointError(f"{path} holds the architecture {architecture!r}: eyas reads drafters of {known}")
+    return layout.read(file)
