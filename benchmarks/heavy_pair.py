@@ -8,7 +8,9 @@ people use:
 
     python -m benchmarks.heavy_pair OUT_DIR --layers 32 --hidden 1024 --mlp 3072 --heads 16 --kv-heads 8
 
-There states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are multiplied
+`--drafter` takes another drafter that was trained for the demo target: EAGLE-3, DFlash or DSpark.
+
+In the wide pair states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are multiplied
 by its root and the epsilon by itself. The drafter is treated alike. So efficiency can be measured on a target that is
 bound by memory, with a drafter that really was trained for it.
 """
@@ -16,31 +18,38 @@ bound by memory, with a drafter that really was trained for it.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import eyas.assets
 from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.kinds.dspark import DSparkNetwork
 from eyas.drafters.kinds.eagle3 import Eagle3Network
+from eyas.drafters.network import DraftNetwork
 from eyas.targets import load_tokenizer
 from eyas.train.lm.lm import grow_depth
 
 
-def padded(old: Tensor, shape: torch.Size, factor: float = 1.0, blocks: int = 1) -> Tensor:
-    """`old` in the corner of zeros of `shape`; a vector is a norm's and multiplied by `factor`.
+def padded(
+    old: Tensor, shape: torch.Size, factor: float = 1.0, inputs: Sequence[tuple[int, int]] | None = None
+) -> Tensor:
+    """`old` in the corner of zeros of `shape`; a vector that grows is a norm's and multiplied by `factor`.
 
-    The inputs of a matrix may be `blocks` states side by side, each of which is padded.
+    The inputs of a matrix may be several parts side by side, each with an old and a new width.
     """
-    new = torch.zeros(shape, dtype=old.dtype)
     if old.dim() == 1:
-        new[: len(old)] = old * factor
-    else:
-        parts = old.unflatten(1, (blocks, -1))
-        new.view(shape[0], blocks, -1)[: old.shape[0], :, : parts.shape[2]] = parts
-    return new
+        new = torch.zeros(shape, dtype=old.dtype)
+        new[: len(old)] = old * (factor if old.shape != shape else 1.0)
+        return new
+    widths = inputs or [(old.shape[1], shape[1])]
+    parts = old.split([was for was, _ in widths], dim=1)
+    wider = [F.pad(part, (0, now - was)) for part, (was, now) in zip(parts, widths, strict=True)]
+    return F.pad(torch.cat(wider, dim=1), (0, 0, 0, shape[0] - len(old)))
 
 
 def widened_target(model: LlamaForCausalLM, sizes: dict[str, int]) -> LlamaForCausalLM:
@@ -53,24 +62,32 @@ def widened_target(model: LlamaForCausalLM, sizes: dict[str, int]) -> LlamaForCa
     return wide.eval()
 
 
-def widened_drafter(network: Eagle3Network, sizes: dict[str, int], factor: int) -> Eagle3Network:
-    """The drafter of a target that is `factor` times as deep and has `sizes`."""
-    ratio = network.config.hidden_size / sizes["hidden_size"]
+def widened_drafter(network: DraftNetwork, sizes: dict[str, int], factor: int) -> DraftNetwork:
+    """The drafter of a target that is `factor` times as deep and has `sizes`: EAGLE-3, DFlash or DSpark."""
+    old_size, new_size = network.config.hidden_size, sizes["hidden_size"]
+    ratio, state = old_size / new_size, (old_size, new_size)
+    taps = network.config.taps or ()
     changed = {
         **sizes,
-        "target_hidden_size": sizes["hidden_size"],
+        "target_hidden_size": new_size,
         "rms_norm_eps": network.config.rms_norm_eps * ratio,
         # boundary k of the light model is boundary k * factor of the heavy one: only identities lie between
-        "taps": tuple(tap * factor for tap in network.config.taps or ()),
+        "taps": tuple(tap * factor for tap in taps),
     }
-    wide = Eagle3Network(network.config.model_copy(update=changed))
-    blocks = {"fc.weight": len(changed["taps"])} | {f"layers.0.self_attn.{part}_proj.weight": 2 for part in "qkv"}
+    wide = type(network)(network.config.model_copy(update=changed))
+    inputs = {"fc.weight": [state] * len(taps)}
+    if isinstance(network, Eagle3Network):
+        inputs |= {f"layers.0.self_attn.{part}_proj.weight": [state] * 2 for part in "qkv"}
+    if isinstance(network, DSparkNetwork):
+        if network.config.markov_head_type != "vanilla":
+            raise SystemExit("only the vanilla Markov head can be widened")
+        if network.config.enable_confidence_head and network.config.confidence_head_with_markov:
+            inputs["confidence_head.proj.weight"] = [state, (network.config.markov_rank,) * 2]
     old = network.state_dict()
-    state = {
-        name: padded(old[name], new.shape, ratio**0.5, blocks.get(name, 1)) if new.is_floating_point() else old[name]
+    wide.load_state_dict({
+        name: padded(old[name], new.shape, ratio**0.5, inputs.get(name)) if new.is_floating_point() else old[name]
         for name, new in wide.state_dict().items()
-    }
-    wide.load_state_dict(state)
+    })  # fmt: skip
     return wide
 
 
@@ -88,6 +105,7 @@ def logit_gap(light: LlamaForCausalLM, written: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--drafter", type=Path, default=Path(eyas.assets.DEMO_DRAFTER))
     parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--mlp", type=int, default=5600)
@@ -105,8 +123,7 @@ def main() -> None:
     heavy.save_pretrained(options.out / "target")
     load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
 
-    drafter = load_network(Path(eyas.assets.DEMO_DRAFTER))
-    assert isinstance(drafter, Eagle3Network)
+    drafter = load_network(options.drafter)
     save_network(widened_drafter(drafter, sizes, factor).to(torch.bfloat16), options.out / "drafter")
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
     print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
