@@ -19,7 +19,7 @@ from eyas.errors import ClusterError, InvariantError, UsageError
 
 _LOG = logging.getLogger("eyas")
 
-DEATHS = 5
+DEATHS = 10
 """Workers that may die one after the other without a unit being finished in between; twice their number if more."""
 PATIENCE = 30.0
 """Seconds without a first worker after which a line says what is being waited for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field
@@ -48,8 +49,6 @@ class Executor(Protocol):
 def parse_on(text: str) -> str | None:
     """The address in `ray[:ADDRESS]`. Raises UsageError for anything else."""
     kind, colon, address = text.partition(":")
-    if kind != "ray" or (colon and not address):
-        raise UsageError(
-            f"--on {text}: write ray, or ray:ADDRESS with the address of a Ray cluster (HOST:PORT or auto)"
-        )
+    if kind != "ray" or (colon and not re.fullmatch(r"auto|(ray://)?[^/]+:\d+", address)):
+        raise UsageError(f"--on {text}: write ray, or ray:ADDRESS, the address being HOST:PORT of a Ray cluster, or auto")
     return address or None

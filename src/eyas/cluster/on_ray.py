@@ -132,8 +132,6 @@ def _imported() -> tuple[Any, type[Exception]]:
 def _check_answers(address: str) -> None:
     """Raise UsageError unless something accepts connections at `[ray://]HOST:PORT`; Ray itself would wait long."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        raise UsageError(f"--on ray:{address}: write the address as HOST:PORT, such as 10.0.0.1:6379, or auto")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS).close()
     except (OSError, OverflowError) as error:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -91,16 +92,16 @@ class WorkerActor:
         found: list[Report] = []
         until = time.monotonic() + SLICE
         try:
-            while time.monotonic() < until:
+            while self._reports is not None or self._inbox:
                 if self._reports is None:
-                    if not self._inbox:
-                        break
                     self._reports = iter(self._worker.work(self._take))
                 report = next(self._reports, None)
                 if report is None:
                     self._reports = None
                 else:
                     found.append(report)
+                if time.monotonic() >= until:
+                    break
         except Exception as error:  # noqa: BLE001  # as above
             return refusal(error)
         return found
@@ -109,6 +110,7 @@ class WorkerActor:
         return [self._inbox.popleft() for _ in range(min(room, len(self._inbox)))]
 
 
+@cache
 def installed() -> dict[str, str]:
     """Versions of eyas and of what it computes with, and a hash of its source, which tells two checkouts apart."""
     source = sorted(Path(__file__).parents[1].rglob("*.py"))
