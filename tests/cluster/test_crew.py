@@ -11,7 +11,7 @@ import pytest
 
 from eyas.cluster import worker
 from eyas.cluster.crew import DEATHS, Crew
-from eyas.cluster.worker import Report, Take, Unit, installed
+from eyas.cluster.worker import Take, Unit, UnitReport, installed
 from eyas.errors import ClusterError, StoreError, UsageError
 
 from .fake import FakeExecutor
@@ -23,7 +23,7 @@ class Squares:
     def __init__(self, identity: dict[str, Any]) -> None:
         self.identity = identity
 
-    def work(self, take: Take) -> Iterator[Report]:
+    def work(self, take: Take) -> Iterator[UnitReport]:
         running: dict[str | tuple[str, int], tuple[int, int]] = {}
         while True:
             for unit in take(2 - len(running)):
@@ -40,9 +40,9 @@ class Squares:
                 running[key] = (number, steps + 1)
                 if steps == 2:
                     del running[key]
-                    yield Report(key, number * number)
+                    yield UnitReport(key, number * number)
                 else:
-                    yield Report(key, steps, done=False)
+                    yield UnitReport(key, steps, done=False)
 
 
 def squares(executor: FakeExecutor, numbers: list[int], **options: Any) -> list[int]:

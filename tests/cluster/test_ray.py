@@ -16,7 +16,7 @@ import pytest
 
 from eyas.text.chats import exchange, write_chats
 
-from ..pairs import Pair
+from ..pairs import Pair, save_drafter, save_target
 
 ray = pytest.importorskip("ray", reason="make ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
@@ -62,6 +62,12 @@ def nodes() -> Iterator[Nodes]:
     made = Nodes()
     yield made
     made.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    path = tmp_path_factory.mktemp("pair")
+    return Pair(save_target(path / "model"), save_drafter(path / "drafter"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from eyas.cluster.executor import Died, Executor
-from eyas.cluster.worker import Key, Refused, Report, Take, Unit, Worker, installed
+from eyas.cluster.worker import Key, Refused, Take, Unit, UnitReport, Worker, installed
 from eyas.config import differences
 from eyas.errors import ClusterError, InvariantError, UsageError
 
@@ -45,7 +45,7 @@ class Crew:
         self._executor, self._make, self._ahead = executor, make, ahead
         self.size = executor.room if workers is None else workers
         self._expected = None if expected is None else dict(expected)
-        self._next_step: dict[int, Callable[[int, Any], list[Report]]] = {}  # of workers with a call in progress
+        self._next_step: dict[int, Callable[[int, Any], list[UnitReport]]] = {}  # of workers with a call in progress
         self._machines: dict[int, str] = {}
         self._units: dict[int, dict[Key, Unit]] = {}  # of open workers
         self._returned: deque[Unit] = deque()
@@ -66,7 +66,7 @@ class Crew:
             self._receive()
         return self._expected
 
-    def run(self, take: Take) -> Generator[Report, None, None]:
+    def run(self, take: Take) -> Generator[UnitReport, None, None]:
         """Yield reports until `take` has no unit left and none is being done.
 
         The caller processes a report before it requests the next, so the unit that follows from it can be taken then.
@@ -93,26 +93,27 @@ class Crew:
             if held:
                 self._call(worker, self._reported, "exchange", units)
 
-    def _receive(self) -> list[Report]:
+    def _receive(self) -> list[UnitReport]:
         """Wait until calls have ended, and go on with those workers."""
         began, said = time.monotonic(), bool(self._units)
         while not (ended := self._executor.wait(1.0)):
             if not said and time.monotonic() - began > PATIENCE:
                 _LOG.warning("no worker has started yet: the cluster is busy, or they are still loading")
                 said = True
-        reports: list[Report] = []
+        reports: list[UnitReport] = []
         for worker, result in ended:
             step = self._next_step.pop(worker)
             if isinstance(result, Died):
                 self._lost(worker, result.reason)
             elif isinstance(result, Refused):
-                message = f"{result.message} (the worker on {self._machines.get(worker, 'an unknown machine')})"
+                machine = self._machines.get(worker)
+                message = result.message if machine is None else f"{result.message} (the worker on {machine})"
                 raise UsageError(message) if result.usage else ClusterError(message)
             else:
                 reports += step(worker, result)
         return reports
 
-    def _call(self, worker: int, step: Callable[[int, Any], list[Report]], method: str, *arguments: Any) -> None:
+    def _call(self, worker: int, step: Callable[[int, Any], list[UnitReport]], method: str, *arguments: Any) -> None:
         """Call a method of a worker, with whose result `step` goes on."""
         self._next_step[worker] = step
         self._executor.call(worker, method, *arguments)
@@ -120,7 +121,7 @@ class Crew:
     def _start(self) -> None:
         self._call(self._executor.start(), self._described, "describe")
 
-    def _described(self, worker: int, found: dict[str, str]) -> list[Report]:
+    def _described(self, worker: int, found: dict[str, str]) -> list[UnitReport]:
         self._machines[worker] = found.pop("machine")
         if others := differences(self._versions, found):
             raise ClusterError(
@@ -130,7 +131,7 @@ class Crew:
         self._call(worker, self._opened, "open", self._make, os.getcwd())
         return []
 
-    def _opened(self, worker: int, identity: dict[str, Any]) -> list[Report]:
+    def _opened(self, worker: int, identity: dict[str, Any]) -> list[UnitReport]:
         if self._expected is None:
             self._expected = identity
         elif others := differences(self._expected, identity):
@@ -141,7 +142,7 @@ class Crew:
         self._units[worker] = {}
         return []
 
-    def _reported(self, worker: int, reports: list[Report]) -> list[Report]:
+    def _reported(self, worker: int, reports: list[UnitReport]) -> list[UnitReport]:
         held = self._units[worker]
         for report in reports:
             if report.key not in held:

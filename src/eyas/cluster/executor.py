@@ -50,5 +50,7 @@ def parse_on(text: str) -> str | None:
     """The address in `ray[:ADDRESS]`. Raises UsageError for anything else."""
     kind, colon, address = text.partition(":")
     if kind != "ray" or (colon and not re.fullmatch(r"auto|(ray://)?[^/]+:\d+", address)):
-        raise UsageError(f"--on {text}: write ray, or ray:ADDRESS, the address being HOST:PORT of a Ray cluster, or auto")
+        raise UsageError(
+            f"--on {text}: write ray, or ray:ADDRESS, the address being HOST:PORT of a Ray cluster, or auto"
+        )
     return address or None

@@ -12,10 +12,10 @@ from eyas.cluster.executor import ClusterConfig, Died
 from eyas.cluster.worker import Refused, WorkerActor
 from eyas.errors import UsageError
 
-_LOG = logging.getLogger("eyas")
-
 ANSWERS = 5.0
 """Seconds in which a cluster's address has to accept a connection."""
+CLOSES = 2.0
+"""Seconds in which workers may give up what they are doing before they are killed."""
 HANDED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Environment variables that workers get from this process."""
 
@@ -25,7 +25,7 @@ class RayExecutor:
 
     def __init__(self, config: ClusterConfig) -> None:
         """Connect to the cluster. Raises UsageError if it can't be reached, or none of its machines fits a worker."""
-        self._ray, self._died = _imported()
+        self._ray = _imported()
         self._handles: list[Any] = []  # worker -> actor
         self._calls: dict[Any, int] = {}  # reference to a result -> worker
         self._connected = not self._ray.is_initialized()
@@ -59,9 +59,12 @@ class RayExecutor:
         ended, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds)
         if ended:  # and all others that have ended by now
             ended, _ = self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
-        return [(self._calls.pop(reference), self._result(reference)) for reference in ended]
+        return [(worker := self._calls.pop(reference), self._result(worker, reference)) for reference in ended]
 
     def stop(self) -> None:
+        if self._handles:
+            closing = [handle.close.remote() for handle in self._handles]
+            self._ray.wait(closing, num_returns=len(closing), timeout=CLOSES)
         for handle in self._handles:
             self._ray.kill(handle)
         self._handles, self._calls = [], {}
@@ -69,30 +72,27 @@ class RayExecutor:
             self._ray.shutdown()
             self._connected = False
 
-    def _result(self, reference: Any) -> Any:
+    def _result(self, worker: int, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        died = (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError)
         try:
             return self._ray.get(reference)
-        except self._died as error:
-            return Died(_first_line(error))
-        except self._ray.exceptions.RayError as error:
-            return Refused(
-                f"the worker couldn't be started or called: {_first_line(error)}. Every machine needs eyas with the "
-                "extra ray, in the version of this process"
-            )
+        except died as error:
+            if getattr(error, "actor_init_failed", False):
+                return _unusable(error)
+            self._ray.kill(self._handles[worker])  # in case it is only out of reach: another does its units
+            return Died(_last_line(error))
+        except errors.RayError as error:
+            return _unusable(error)
 
     def _connect(self, address: str | None) -> None:
         if address is not None and address != "auto":
             _check_answers(address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
         try:
-            context = self._ray.init(
-                address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR
-            )
+            self._ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
-            raise UsageError(f"--on ray{f':{address}' if address else ''}: {_first_line(error)}") from error
-        where = context.address_info.get("address") or address
-        machines = sum(node["Alive"] for node in self._ray.nodes())
-        _LOG.info("Ray at %s, %d machines", where, machines)
+            raise UsageError(f"--on ray{f':{address}' if address else ''}: {_last_line(error)}") from error
 
     def _worker_options(self, config: ClusterConfig, machines: Iterable[dict[str, float]]) -> dict[str, Any]:
         gpus = config.gpus
@@ -119,14 +119,14 @@ def _no_room(machines: Iterable[dict[str, float]], cpus: int, gpus: float) -> st
     )
 
 
-def _imported() -> tuple[Any, type[Exception]]:
-    """Ray, and the exception that says that an actor is gone. Raises UsageError if it isn't installed."""
+def _imported() -> Any:
+    """Ray, if it is installed. Raises UsageError if it isn't; a folder that happens to be called ray doesn't count."""
     try:
         import ray
-        from ray.exceptions import RayActorError
+        import ray.exceptions
     except ImportError:
         raise UsageError("--on ray needs the extra ray: pip install 'eyas[ray]'") from None
-    return ray, RayActorError
+    return ray
 
 
 def _check_answers(address: str) -> None:
@@ -141,7 +141,14 @@ def _check_answers(address: str) -> None:
         ) from None
 
 
-def _first_line(error: Exception) -> str:
-    """What an exception of Ray's says, without its stack traces."""
+def _unusable(error: Exception) -> Refused:
+    return Refused(
+        f"a worker can't be started or called: {_last_line(error)}. Every machine needs eyas with the extra ray, in "
+        "the version of this process"
+    )
+
+
+def _last_line(error: Exception) -> str:
+    """What an exception of Ray's comes down to: its last line, after descriptions and stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return lines[-1][:300].rstrip(".") if lines else type(error).__name__

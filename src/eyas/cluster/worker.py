@@ -32,7 +32,7 @@ class Unit(NamedTuple):
     content: Any
 
 
-class Report(NamedTuple):
+class UnitReport(NamedTuple):
     """What a worker says about a unit: a value at its end, or while it is being done."""
 
     key: Key
@@ -59,7 +59,7 @@ class Worker(Protocol):
     def identity(self) -> dict[str, Any]:
         """What results depend on, ready for JSON: the same for all workers of a run."""
 
-    def work(self, take: Take) -> Iterator[Report]:
+    def work(self, take: Take) -> Iterator[UnitReport]:
         """Do units until `take` has none and none is in progress; a report with `done` for each of them."""
 
 
@@ -69,7 +69,7 @@ class WorkerActor:
     def __init__(self) -> None:
         self._inbox: deque[Unit] = deque()
         self._worker: Worker | None = None
-        self._reports: Iterator[Report] | None = None
+        self._reports: Iterator[UnitReport] | None = None
 
     def describe(self) -> dict[str, str]:
         """The machine, and the versions that must be the same on all machines."""
@@ -85,11 +85,11 @@ class WorkerActor:
         except Exception as error:  # noqa: BLE001  # whatever it is, the run's own process reports it
             return refusal(error)
 
-    def exchange(self, units: Sequence[Unit]) -> list[Report] | Refused:
+    def exchange(self, units: Sequence[Unit]) -> list[UnitReport] | Refused:
         """Take further units, work for a moment and return the reports; at once if there is nothing to do."""
         assert self._worker is not None
         self._inbox.extend(units)
-        found: list[Report] = []
+        found: list[UnitReport] = []
         until = time.monotonic() + SLICE
         try:
             while self._reports is not None or self._inbox:
@@ -105,6 +105,10 @@ class WorkerActor:
         except Exception as error:  # noqa: BLE001  # as above
             return refusal(error)
         return found
+
+    def close(self) -> None:
+        """Give up what is being done."""
+        self._reports = None  # a generator notices
 
     def _take(self, room: int) -> list[Unit]:
         return [self._inbox.popleft() for _ in range(min(room, len(self._inbox)))]

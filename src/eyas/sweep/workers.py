@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from eyas.cluster.crew import Crew
 from eyas.cluster.executor import Executor
-from eyas.cluster.worker import Report, Take, Unit
+from eyas.cluster.worker import Take, Unit, UnitReport
 from eyas.errors import UsageError
 from eyas.sweep.sweep import POLL_SECONDS, Sweep
 from eyas.sweep.trial import TrainProcess, Trial
@@ -28,15 +28,19 @@ class TrialWorker:
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
 
-    def work(self, take: Take) -> Iterator[Report]:
+    def work(self, take: Take) -> Iterator[UnitReport]:
         """Train trials; the report on one has the reason for a failure, or None."""
         while units := take(1):
             trial: Trial = units[0].content
             process = TrainProcess(trial, self._environment)
-            while not process.ended():
-                yield Report(trial.name, None, done=False)
-                time.sleep(POLL_SECONDS)
-            yield Report(trial.name, process.finish())
+            try:
+                while not process.ended():
+                    yield UnitReport(trial.name, None, done=False)
+                    time.sleep(POLL_SECONDS)
+            except GeneratorExit:  # the run was stopped: the trial goes on from its last state when it is run again
+                process.stop()
+                raise
+            yield UnitReport(trial.name, process.finish())
 
 
 class TrialWorkerMaker(NamedTuple):

@@ -30,7 +30,7 @@ def on_workers(folder: Path, executor: FakeExecutor, seed: int = 0) -> tuple[Man
     prepared, tokens = prepare(folder), list[int]()
     with prepared.begun():
         make = partial(made, folder, prepared.settings, seed)
-        return capture_on(executor, prepared, make, advance=tokens.append), tokens  # type: ignore[arg-type]
+        return capture_on(executor, prepared, make, advance=tokens.append), tokens
 
 
 @pytest.mark.parametrize("deaths", [0, 6])
@@ -75,7 +75,7 @@ def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyP
         prepared.begun(),
         pytest.raises(StoreError, match=r"train-00000\.safetensors.*can't be seen in .*is it shared"),
     ):
-        capture_on(FakeExecutor(), prepared, elsewhere)  # type: ignore[arg-type]
+        capture_on(FakeExecutor(), prepared, elsewhere)
 
 
 def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from eyas.cluster.crew import Crew
 from eyas.cluster.executor import Executor
-from eyas.cluster.worker import Report, Take, Unit
+from eyas.cluster.worker import Take, Unit, UnitReport, Worker
 from eyas.data.capture.capture import Capture, captured_target, make_shard
 from eyas.data.store.manifest import CaptureSettings, Manifest, read_settings
 from eyas.errors import StoreError
@@ -33,14 +33,14 @@ class CaptureWorker:
     def identity(self) -> dict[str, Any]:
         return captured_target(self._target, self._settings.target.name).model_dump(mode="json")
 
-    def work(self, take: Take) -> Iterator[Report]:
+    def work(self, take: Take) -> Iterator[UnitReport]:
         """Make shards; reports have the tokens of a shard done so far."""
         while units := take(1):
             (plan, rows), done = units[0].content, 0
             for tokens in make_shard(self._target, self._folder, self._settings, plan, rows):
                 done += tokens
-                yield Report(plan.file, done, done=False)
-            yield Report(plan.file, done)
+                yield UnitReport(plan.file, done, done=False)
+            yield UnitReport(plan.file, done)
 
 
 class CaptureWorkerMaker(NamedTuple):
@@ -67,7 +67,7 @@ class CaptureWorkerMaker(NamedTuple):
 def capture_on(
     executor: Executor,
     prepared: Capture,
-    make: CaptureWorkerMaker,
+    make: Callable[[], Worker],
     workers: int | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Manifest:

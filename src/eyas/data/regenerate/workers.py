@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from eyas.cluster.crew import Crew
-from eyas.cluster.worker import Report, Unit
 from eyas.cluster.worker import Take as TakeUnits
+from eyas.cluster.worker import Unit, UnitReport
 from eyas.data.regenerate.entries import Answerer, Question, Reply, Take
 
 
@@ -25,14 +25,14 @@ class AnswererWorker:
         """What the answers depend on: the answerer's settings."""
         return self._answerer.settings
 
-    def work(self, take: TakeUnits) -> Iterator[Report]:
+    def work(self, take: TakeUnits) -> Iterator[UnitReport]:
         """Answer questions; the report on one has its reply."""
 
         def questions(room: int) -> Sequence[Question]:
             return [unit.content for unit in take(room)]
 
         for reply in self._answerer.answers(questions):
-            yield Report((reply.entry.id, reply.entry.turn), reply)
+            yield UnitReport((reply.entry.id, reply.entry.turn), reply)
 
 
 class CrewAnswerer:
