@@ -14,6 +14,8 @@ from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.engine import Engine, Speculation
 from eyas.tree import parse_tree
 
+from .. import tiny
+
 PROMPTS = (
     "Tom has 3 boxes with 12 pencils each. He gives 7 pencils away. How many pencils does he have left?",
     'Complete the code I provided.\n\ndef mean(values):\n    """Return the arithmetic mean of a list of numbers."""\n',
@@ -96,8 +98,7 @@ def speculated(tree: str, batch_size: int) -> dict[tuple[float, str], list[eyas.
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(("tree", "batch_size"), tiny.third(TREES, [1, 4]))
 def test_every_token_is_plain_decodings(temperature: float, variant: str, tree: str, batch_size: int) -> None:
     setting = (temperature, variant)
     done = speculated(tree, batch_size)[setting]

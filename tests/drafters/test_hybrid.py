@@ -66,6 +66,19 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
         assert sum(one.stats.walked for one in done) > 10  # the random network alone gets fewer than 5
 
 
+@pytest.mark.parametrize("tree", ["chain:7", "dynamic:6,3,12", "shared:6,3,30"])
+def test_trees_may_be_deeper_than_a_network_with_few_heads_can_guess(tree: str) -> None:
+    """Copied passages go on where the heads stop."""
+    network = tiny.drafter("medusa")
+    assert network.max_depth is not None
+    assert network.max_depth < 6
+    device = tiny.target().device
+    speculation = Speculation(HybridDrafter(network, SuffixDrafter(device), device), parse_tree(tree))
+    done = Engine(tiny.target(), None, speculation, batch_size=4).generate(requests(0.0))
+    assert [one.token_ids for one in done] == plain(0.0)
+    assert max(len(one.stats.offered_by_depth) for one in done) > network.max_depth
+
+
 @pytest.mark.parametrize(
     ("temperature", "setting", "text"), tiny.third([0.0, 0.7], [(0.02, 1), (0.02, 4), (0.5, 4)], ["auto", "auto:chain"])
 )

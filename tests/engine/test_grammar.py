@@ -118,7 +118,9 @@ def test_free_rows_are_as_if_alone() -> None:
     assert [d.token_ids for d in alone] == [d.token_ids for d in reference()[-len(SAMPLED) :]]
 
 
-@pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,3,8", 4), ("shared:4,4,20", 3)])
+@pytest.mark.parametrize(
+    ("tree", "batch"), [pytest.param("chain:4", 1, marks=pytest.mark.slow), ("dynamic:4,3,8", 4), ("shared:4,4,20", 3)]
+)
 def test_equal_with_speculation(tree: str, batch: int) -> None:
     done = engine(tree, batch).generate(requests([*SPECS.values(), None]))
     assert [d.token_ids for d in done] == [d.token_ids for d in reference()]

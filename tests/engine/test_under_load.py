@@ -123,9 +123,9 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("tree", TREES, ids=str)
-def test_fixed_trees(limits: Limits, tree: str | None) -> None:
+@pytest.mark.parametrize(("name", "tree"), tiny.third([*LIMITS], TREES))
+def test_fixed_trees(name: str, tree: str | None) -> None:
+    limits = LIMITS[name]
     draw = random.Random(f"{limits} {tree}")
     asked, expected = some_requests((TREES.index(tree) + list(LIMITS.values()).index(limits)) % 4)
     speculation = None if tree is None else Speculation(tiny.eagle3_drafter(scale=4.0), parse_tree(tree))
@@ -142,7 +142,12 @@ def test_fixed_trees(limits: Limits, tree: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("olmo3", "eagle3"), ("gemma2", "mlp"), ("gpt2", "eagle3"), ("llama", "mla")]
+    ("name", "kind"),
+    [
+        ("olmo3", "eagle3"),
+        ("llama", "mla"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("gemma2", "mlp"), ("gpt2", "eagle3"))),
+    ],
 )
 def test_trees_that_change_every_round(name: str, kind: str) -> None:
     """The drafter's reading is deferred and made up for, before and after its pairs were copied."""

@@ -120,8 +120,8 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "model"),
     [
         ("eagle3_8b", LLAMA),
-        ("eagle3_32b", "Qwen/Qwen3-32B"),
-        ("eagle3_moe", "Qwen/Qwen3-30B-A3B"),
+        pytest.param("eagle3_32b", "Qwen/Qwen3-32B", marks=pytest.mark.slow),
+        pytest.param("eagle3_moe", "Qwen/Qwen3-30B-A3B", marks=pytest.mark.slow),
         ("eagle3_mla", "deepseek-ai/DeepSeek-V2-Lite-Chat"),
     ],
 )

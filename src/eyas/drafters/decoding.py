@@ -159,9 +159,11 @@ class NetworkDrafter(Drafter):
         grown = self._ready(rows, drafting)
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
-        levels, logits = self._start(rows, spec.depth)
+        # beside copied passages, a tree may be deeper than a network with few heads can guess
+        depth = min(spec.depth, self.max_depth or spec.depth)
+        levels, logits = self._start(rows, depth)
         growth, width = spec.start(len(rows), self._ids.device, None if all(grown) else grown), 1
-        for level in range(spec.depth):
+        for level in range(depth):
             native = self._decoder is not None
             score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
             if score.shape[1] < width:  # the same for all nodes of a level
@@ -169,8 +171,9 @@ class NetworkDrafter(Drafter):
             frontier = growth.expand(score, tokens)
             if frontier is None:
                 break
-            width = frontier.tokens.shape[1]
-            logits = levels.add(frontier)
+            if level + 1 < depth:
+                width = frontier.tokens.shape[1]
+                logits = levels.add(frontier)
         return growth.tree()
 
     def _start(self, rows: range, depth: int) -> tuple[_ModuleLevels | _NativeLevels | HeadLevels, Tensor]:

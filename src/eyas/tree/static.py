@@ -149,12 +149,13 @@ class StaticGrowth:
 
     def tree(self) -> DraftTree:
         tokens = torch.cat(self._tokens, dim=1)
+        size = tokens.shape[1]  # fewer than all nodes if the drafter stopped early: they are in the order of levels
         return DraftTree(
             tokens=tokens,
-            parents=self._tables.parents.expand_as(tokens),
+            parents=self._tables.parents[:size].expand_as(tokens),
             logprob=torch.cat(self._logprob, dim=1),
             valid=torch.ones_like(tokens, dtype=torch.bool),
-            max_depth=len(self._tables.levels),
-            shared_ancestors=self._tables.ancestors,
+            max_depth=self._level,
+            shared_ancestors=self._tables.ancestors[: 1 + size, : 1 + size],
             counted=tokens.numel(),
         ).only(self._drafting)

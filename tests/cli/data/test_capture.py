@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from ...pairs import Pair
 Run = Callable[..., Result]
 Options = tuple[str | Path | float, ...]
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "eyas")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "eyas")
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +64,15 @@ def killed(options: Options, store: Path, wait: Callable[[int], bool]) -> bool:
     return process.wait() == -signal.SIGKILL
 
 
-def test_killed_and_resumed_by_two_processes_ends_the_same(options: Options, whole: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
+@pytest.mark.parametrize("by", [["-m", "eyas"], pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["one", "two"])
+def test_killed_and_resumed_ends_the_same(options: Options, whole: Path, tmp_path: Path, by: Sequence[str]) -> None:
+    """Resumed by one process, or by two."""
+    store, errors = tmp_path / "store", tmp_path / "errors"
     assert killed(options, store, lambda files: files > 20)
     assert 20 < len(contents(store)) < len(contents(whole))
-    resumed = subprocess.run([*TORCHRUN, *map(str, options), store], capture_output=True, text=True, check=False)
-    assert resumed.returncode == 0, resumed.stderr
-    assert " shards at " in resumed.stderr  # what is left, not all
+    resumed = Fork([*by, *options, store], stderr=errors)
+    assert resumed.wait(100) == 0, errors.read_text()
+    assert " shards at " in errors.read_text()  # what is left, not all
     assert contents(store) == contents(whole)
 
 
@@ -83,7 +85,7 @@ def test_killed_at_ten_random_moments(options: Options, whole: Path, tmp_path: P
         at = there + draw.randrange(0, max(1, (files - there) // 4))
         delay = draw.random() * 0.02
         killed(options, store, lambda found, at=at, delay=delay: found >= at and not time.sleep(delay))
-    subprocess.run([*TORCHRUN, *map(str, options), store], check=True, capture_output=True)
+    subprocess.run([sys.executable, *TORCHRUN, *map(str, options), store], check=True, capture_output=True)
     assert contents(store) == contents(whole)
 
 

@@ -172,12 +172,17 @@ def test_a_block_is_as_deep_as_it_has_guesses() -> None:
         assert int(draft(drafter, "dynamic:9,2,30").depth.max()) == depth
 
 
+SLOW = (
+    ("dflash", 0.0, "chain:4"), ("dflash", 1.0, "shared:4,3,20"), ("vanilla", 0.0, "dynamic:4,3,9"),
+    ("vanilla", 0.7, "shared:4,3,20"), ("gated", 0.0, "shared:4,3,20"), ("rnn", 0.7, "dynamic:4,3,9"),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "temperature", "tree"),
     [
-        ("dflash", 0.0, "chain:4"), ("dflash", 0.7, "dynamic:4,3,9"), ("dflash", 1.0, "shared:4,3,20"),
-        ("vanilla", 0.0, "dynamic:4,3,9"), ("vanilla", 0.7, "shared:4,3,20"), ("vanilla", 1.0, "chain:4"),
-        ("gated", 0.0, "shared:4,3,20"), ("rnn", 0.7, "dynamic:4,3,9"),
+        ("dflash", 0.7, "dynamic:4,3,9"), ("vanilla", 1.0, "chain:4"), ("rnn", 0.0, "shared:4,3,20"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )  # fmt: skip
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:

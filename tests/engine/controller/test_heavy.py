@@ -9,7 +9,15 @@ from eyas.tree.shared import SharedTree
 from .simulation import HEAVY, Simulation, Text, contest, controller
 
 
-@pytest.mark.parametrize(("rows", "least"), [(1, 0.9), (8, 0.97), (16, 0.97), (32, 0.97)])
+@pytest.mark.parametrize(
+    ("rows", "least"),
+    [
+        pytest.param(1, 0.9, marks=pytest.mark.slow),
+        (8, 0.97),
+        (16, 0.97),
+        pytest.param(32, 0.97, marks=pytest.mark.slow),
+    ],
+)
 def test_it_is_soon_as_fast_as_the_best_fixed_shape(rows: int, least: float) -> None:
     """One row draws few tokens in 300 rounds: there the best of fourteen lucky runs looks much better than it is."""
     found = contest(rows)
