@@ -54,5 +54,5 @@ class FakeExecutor:
 
     def _end(self, worker: int) -> Died:
         self.deaths -= 1
-        del self._actors[worker]
+        self._actors.pop(worker).close()  # the locks of a killed process are free, and so are these
         return Died("killed by a test")

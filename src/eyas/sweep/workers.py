@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from eyas.cluster.crew import Crew
 from eyas.cluster.executor import Executor
-from eyas.cluster.worker import Take, Unit, UnitReport
+from eyas.cluster.worker import Key, Take, Unit, UnitReport
 from eyas.errors import UsageError
 from eyas.sweep.sweep import POLL_SECONDS, Sweep
 from eyas.sweep.trial import TrainProcess, Trial
@@ -43,7 +44,8 @@ class TrialWorker:
             yield UnitReport(trial.name, process.finish())
 
 
-class TrialWorkerMaker(NamedTuple):
+@dataclass(frozen=True)
+class TrialWorkerMaker:
     """What a worker is made of, on its machine."""
 
     folder: Path
@@ -64,7 +66,7 @@ def train_on(executor: Executor, sweep: Sweep, workers: int) -> None:
     first = next(waiting, None)
     if first is None:
         return
-    waiting, trials = chain([first], waiting), dict[str, Trial]()
+    waiting, trials = chain([first], waiting), dict[Key, Trial]()
 
     def take(room: int) -> list[Unit]:
         found = {trial.name: trial for trial in islice(waiting, room)}

@@ -12,6 +12,7 @@ from eyas.data.capture import workers
 from eyas.data.capture.workers import CaptureWorker, CaptureWorkerMaker, capture_on
 from eyas.data.store.manifest import CaptureSettings, Manifest
 from eyas.errors import ClusterError, StoreError
+from eyas.targets import Target
 
 from ... import tiny
 from ...cluster.fake import FakeExecutor
@@ -23,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def made(folder: Path, settings: CaptureSettings, seed: int = 0) -> CaptureWorker:
-    return CaptureWorker(tiny.target(seed=seed), folder, settings)
+    return CaptureWorker(Target(tiny.build_model("llama", seed=seed).to(tiny.DEVICE)), folder, settings)
 
 
 def on_workers(folder: Path, executor: FakeExecutor, seed: int = 0) -> tuple[Manifest, list[int]]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from eyas.cluster.crew import Crew
 from eyas.cluster.executor import Executor
-from eyas.cluster.worker import Take, Unit, UnitReport, Worker
+from eyas.cluster.worker import Key, Take, Unit, UnitReport, Worker
 from eyas.data.capture.capture import Capture, captured_target, make_shard
 from eyas.data.store.manifest import CaptureSettings, Manifest, read_settings
 from eyas.errors import StoreError
@@ -43,7 +44,8 @@ class CaptureWorker:
             yield UnitReport(plan.file, done)
 
 
-class CaptureWorkerMaker(NamedTuple):
+@dataclass(frozen=True)
+class CaptureWorkerMaker:
     """What a worker is made of, on its machine."""
 
     model: str
@@ -76,7 +78,7 @@ def capture_on(
     `advance` is called with tokens done, and with a negative number for those that a dead worker hadn't stored.
     """
     missing = prepared.missing()
-    waiting, done = iter(missing), dict[str, int]()
+    waiting, done = iter(missing), dict[Key, int]()
 
     def take(number: int) -> list[Unit]:
         plans = islice(waiting, number)
