@@ -8,7 +8,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
 # processes that share the tests
 WORKERS ?= 2
 
-.PHONY: install demo pipeline engines clients gpu wheel test lint types unit slow format clean
+.PHONY: install demo pipeline engines clients ray gpu wheel test lint types unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -36,6 +36,15 @@ engines: install
 clients: install
 	$(RUN)/python tests/clients/environments.py
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow -rA tests/clients
+
+# work on several machines, each a Ray node of its own on this one; Ray's environment is made under .ray
+ray: .ray/.installed
+	HF_HUB_OFFLINE=1 .ray/bin/python -m pytest -m slow -rA tests/cluster
+
+.ray/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .ray
+	.ray/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
+	touch $@
 
 # everything worth knowing of eyas on a GPU: at most nine minutes, run again to go on; without a GPU: make gpu DEVICE=cpu
 # GPU_PYTHON is another Python that has the dependencies, where nothing can be installed
@@ -70,4 +79,4 @@ format: install
 	$(RUN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .ray .pytest_cache .mypy_cache .ruff_cache .hypothesis

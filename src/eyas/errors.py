@@ -80,6 +80,10 @@ class DrafterMismatchError(EyasError):
     """The drafter doesn't fit the target."""
 
 
+class ClusterError(EyasError):
+    """Workers on other machines can't do their work: they die, or are not what this process is."""
+
+
 class StoreError(EyasError):
     """A feature store is missing, damaged, captured from another target, or can't be written."""
 

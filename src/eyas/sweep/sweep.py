@@ -62,24 +62,36 @@ class Sweep:
 
     def train(self) -> None:
         """Train and score all trials that are left, at most `parallel` at a time."""
-        search = self.trials.search(self._history())
-        waiting = self._waiting(search)
+        search, waiting = self.begin()
         running: dict[int, TrainProcess] = {}  # slot -> trial; the slot chooses the device
         try:
             while True:
                 while len(running) < self.config.parallel and (trial := next(waiting, None)) is not None:
                     slot = min(set(range(self.config.parallel)) - running.keys())
                     running[slot] = TrainProcess(trial, self._environment(slot))
-                    self._say(f"trial {trial.name} ({trial.described}): training, see {trial.folder / 'log.txt'}")
+                    self.announce(trial)
                 if not running:
                     return
                 for slot in [slot for slot, process in running.items() if process.ended()]:
                     process = running.pop(slot)
-                    self._record(search, self._judge(process.trial, process.finish()))
+                    self.ended(search, process.trial, process.finish())
                 time.sleep(POLL_SECONDS)
         finally:
             for process in running.values():
                 process.stop()
+
+    def begin(self) -> tuple[Search, Iterator[Trial]]:
+        """The search, with what it learns from earlier runs, and the trials to train, proposed as they are taken."""
+        search = self.trials.search(self._history())
+        return search, self._waiting(search)
+
+    def announce(self, trial: Trial) -> None:
+        """Say that a trial's training begins."""
+        self._say(f"trial {trial.name} ({trial.described}): training, see {trial.folder / 'log.txt'}")
+
+    def ended(self, search: Search, trial: Trial, failure: str | None) -> None:
+        """Score a trial whose training has ended, unless with a `failure`, and let the search know."""
+        self._record(search, self._judge(trial, failure))
 
     def time(self, bar: Callable[[int], Any]) -> Selection | None:
         """Measure the speed of the best trials and choose one; None if no trial has a score.

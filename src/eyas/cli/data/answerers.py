@@ -18,6 +18,7 @@ from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.data.regenerate import Answerer, CompletionSettings
+    from eyas.data.regenerate.workers import AnswererWorker
 
 
 MAX_LENGTH = 2048
@@ -103,6 +104,12 @@ class AnswererOptions:
         else:
             _refuse(f"{way} (no --endpoint and no batch file is given)", [self.endpoint, self.request])
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether an endpoint or a batch answers, not an engine."""
+        files = self.files
+        return self.endpoint.endpoint is not None or files.batch_write is not None or bool(files.batch_read)
+
     def completions(self) -> CompletionSettings:
         """The settings of requests to an endpoint or of a batch."""
         from eyas.data.regenerate import CompletionSettings
@@ -150,6 +157,13 @@ class AnswererOptions:
 
         engine.check(Request((0,), params))  # what is wrong with every chat is wrong with the options
         return EngineAnswerer(engine, params, max_length)
+
+
+def engine_worker(answering: AnswererOptions) -> AnswererWorker:
+    """A worker of a cluster that answers with an engine of its own."""
+    from eyas.data.regenerate.workers import AnswererWorker
+
+    return AnswererWorker(answering.answerer())
 
 
 def _refuse(way: str, groups: Sequence[Any]) -> None:

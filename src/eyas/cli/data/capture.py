@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from eyas.cli.common.build import check_target
+from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import ProgressLines, note
 from eyas.cli.common.options import Device, Dtype, Final, RuntimeOptions, States, Taps, parse_final, parse_taps
 from eyas.cli.common.verb import keeping
+from eyas.errors import UsageError
 
 if TYPE_CHECKING:
+    from eyas.cluster.executor import Executor
     from eyas.data.capture.capture import Capture, CaptureConfig
+    from eyas.data.store.manifest import Manifest
 
 
 def capture(
+    cluster: ClusterOptions,
     model: Annotated[str, Option(help="The target: a directory or Hub id.")],
     chats: Annotated[Path, Option(exists=True, help="A chat folder (`eyas data prepare`) or a .jsonl file of chats.")],
     output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The store's folder.")],
@@ -34,8 +40,11 @@ def capture(
     """Run the target over all chats and store its hidden states.
 
     Interrupted, the same command goes on. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share
-    the work.
+    the work, with --on ray the machines of a cluster.
     """
+    shared = cluster.check(output)
+    if shared and dry_run:
+        raise UsageError("--dry-run measures this machine: leave out --on")
     kind, top = parse_final(final)
     boundaries = parse_taps(taps)
     check_target(model, RuntimeOptions(device=device))
@@ -45,6 +54,12 @@ def capture(
         taps=boundaries, states=states, final=kind, top=top,
         longest=max_length, batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20),
     )  # fmt: skip
+    if shared:
+        with cluster.executor() as executor:
+            prepared = _prepare(model, chats, output, config, held_out_share, dtype, "cpu")  # the workers compute
+            _announce(prepared)
+            _run_on(executor, cluster.workers, prepared, model, dtype, device)
+        return
     prepared = _prepare(model, chats, output, config, held_out_share, dtype, device)
     first = _process()[0] == 0
     if first:
@@ -57,10 +72,21 @@ def capture(
     with keeping(f"finished shards are kept in {output}; the one in progress is not"), prepared.begun():
         if first and prepared.own():
             note(_duration(prepared))
-        _run(prepared, first)
+        _run(prepared, first, prepared.run)
 
 
-def _run(prepared: Capture, shown: bool) -> None:
+def _run_on(
+    executor: Executor, workers: int | None, prepared: Capture, model: str, dtype: str, device: str | None
+) -> None:
+    from eyas.data.capture.workers import CaptureWorkerMaker, capture_on
+
+    make = CaptureWorkerMaker(model, dtype, device, prepared.folder.absolute(), prepared.settings)
+    with keeping(f"finished shards are kept in {prepared.folder}; those in progress are not"), prepared.begun():
+        _run(prepared, True, lambda advance: capture_on(executor, prepared, make, workers, advance))
+
+
+def _run(prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
+    """Have `make`, which gets a function that counts tokens, make the missing shards."""
     import sys
 
     from rich.console import Console
@@ -79,7 +105,7 @@ def _run(prepared: Capture, shown: bool) -> None:
             if shown:
                 lines.show(done, total)
 
-        manifest = prepared.run(advance)
+        manifest = make(advance)
     if manifest is not None:
         note(f"{prepared.folder} is complete: {len(manifest.shards)} shards, {prepared.total_bytes:,} bytes")
     elif shown:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
+from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import ProgressLines, note, output
 from eyas.cli.common.options import DraftOptions, Json, TargetOptions
 from eyas.cli.common.verb import FAILURE, keeping
@@ -21,10 +24,12 @@ from eyas.cli.data.answerers import (
     EndpointOptions,
     RequestOptions,
     SlotOptions,
+    engine_worker,
 )
+from eyas.errors import UsageError
 
 if TYPE_CHECKING:
-    from eyas.data.regenerate import RegenerationProgress, RegenerationSummary, RewriteRule
+    from eyas.data.regenerate import Answerer, RegenerationProgress, RegenerationSummary, RewriteRule
 
 
 def regenerate(
@@ -35,6 +40,7 @@ def regenerate(
     files: BatchFileOptions,
     request: RequestOptions,
     sampling: AnswerSamplingOptions,
+    cluster: ClusterOptions,
     chats: Annotated[Path, Option(exists=True, help="A chat folder, or a .jsonl file of chats.")],
     output: Annotated[
         Path, Option("--output", "-o", help="Where the answered chats go: a folder for a folder, a file for a file.")
@@ -49,8 +55,8 @@ def regenerate(
 ) -> int:
     """Have the target answer chats anew.
 
-    It answers in this process, through --endpoint, or in batch files. Interrupted at any moment, the same command goes
-    on where it was. With --endpoint and batch files --model is the
+    It answers in this process, on the machines of a cluster (--on ray), through --endpoint, or in batch files.
+    Interrupted at any moment, the same command goes on where it was. With --endpoint and batch files --model is the
     name of the model to ask for.
     """
     from eyas.data.regenerate import BatchAnswerer, RewriteRule
@@ -58,13 +64,18 @@ def regenerate(
 
     answering = AnswererOptions(target, draft, slots, endpoint, files, request, sampling)
     answering.check()
+    shared = cluster.check(output)
+    if shared and answering.elsewhere:
+        raise UsageError("--on shares the work of engines: leave it out, or --endpoint and batch files")
     rule = RewriteRule(turns, unfinished == "drop")
     if files.batch_write is not None:
         return _write(answering, files.batch_write, chats, output, rule, json)
-    answerer = answering.answerer()
     kept = "every answer given so far is kept in the journal beside the output"
-    with keeping(kept), RegenerateProgress() as progress:
-        summary = run(chats, output, answerer, rule, progress.watch)
+    with ExitStack() as stack:
+        answerer = _on_cluster(answering, cluster, stack) if shared else answering.answerer()
+        progress = stack.enter_context(RegenerateProgress())
+        with keeping(kept):
+            summary = run(chats, output, answerer, rule, progress.watch)
     if json:
         typer.echo(jsonlib.dumps(as_dict(summary, progress.tally), ensure_ascii=False))
     else:
@@ -78,6 +89,18 @@ def regenerate(
     if isinstance(answerer, BatchAnswerer) and answerer.unreadable:
         note(f"{answerer.unreadable} lines of the result files are no results; they were passed over")
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
+
+
+def _on_cluster(answering: AnswererOptions, cluster: ClusterOptions, stack: ExitStack) -> Answerer:
+    """An answerer whose workers have engines of their own, until the stack is closed."""
+    from eyas.cluster.crew import Crew
+    from eyas.data.regenerate.workers import CrewAnswerer
+
+    ahead = answering.slots.batch_size * 5 // 4 + 1  # a slot that gets free finds the next question there
+    executor = stack.enter_context(cluster.executor())
+    return CrewAnswerer(
+        stack.enter_context(Crew(executor, partial(engine_worker, answering), workers=cluster.workers, ahead=ahead))
+    )
 
 
 def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, rule: RewriteRule, json: bool) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 from typer import Argument
 
 from eyas.cli.common.build import quiet
+from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.verb import FAILURE, keeping
+from eyas.errors import UsageError
 
 
 def sweep(
+    cluster: ClusterOptions,
     file: Annotated[
         str, Argument(metavar="FILE", help="A YAML file (recipe, output, knobs, search), or one that comes with eyas.")
     ],
@@ -21,7 +25,8 @@ def sweep(
 
     They are ranked by decoded accept length; then the speed of the best is measured.
 
-    Trials are `eyas train` processes with folders of their own under OUTPUT/trials. Run it again to resume: finished
+    Trials are `eyas train` processes with folders of their own under OUTPUT/trials, with --on ray on the machines of a
+    cluster. Run it again to resume: finished
     trials are kept, interrupted ones go on, failed ones are tried again. OUTPUT/results.json has the results, plots lie
     beside it.
     """
@@ -31,15 +36,29 @@ def sweep(
 
     config = load_config(SweepConfig, find_recipe(file, SWEEPS), overrides or ())
     find_recipe(config.recipe)
+    shared = cluster.check(config.output)
+    if shared and config.devices:
+        raise UsageError("with --on the cluster says which device a trial gets: remove devices, see --gpus-per-worker")
     quiet()
     from eyas.bench.machine import describe_machine
     from eyas.files import write_bytes, write_json
     from eyas.sweep.report import knob_figure, report_dict, table_of, trade_figure
     from eyas.sweep.sweep import Sweep
 
-    run = Sweep(config, note)
-    with keeping(f"finished trials and the states of those in progress are kept in {config.output / 'trials'}"):
-        run.train()
+    with ExitStack() as stack:
+        executor = stack.enter_context(cluster.executor()) if shared else None
+        if executor is not None:
+            config = config.model_copy(update={"parallel": cluster.workers or executor.room})
+        run = Sweep(config, note)
+        stack.enter_context(
+            keeping(f"finished trials and the states of those in progress are kept in {config.output / 'trials'}")
+        )
+        if executor is None:
+            run.train()
+        else:
+            from eyas.sweep.workers import train_on
+
+            train_on(executor, run, config.parallel)
         choice = run.time(row_bar)
     report = report_dict(run, choice, describe_machine())
     write_json(config.output / "results.json", report)

@@ -38,6 +38,7 @@ from eyas.data.store.manifest import (
 )
 from eyas.data.store.shard import shard_digest, write_shard
 from eyas.data.tokens.batches import padded
+from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.files import remove_leftovers
 from eyas.runtime import versions
@@ -169,11 +170,10 @@ class Capture:
         `advance` is called with the tokens of each batch done. Raises StoreError if the disk fills up; finished shards
         stay.
         """
-        layout, identity = self.settings.layout, self.settings.identity
         for plan in self.own():
             rows = self.rows[plan.split][plan.first : plan.stop]
-            tensors = shard_tensors(self._target, rows, layout, self.settings.batch_tokens, advance)
-            write_shard(self.folder / plan.file, layout, plan.size, tensors, identity)
+            for tokens in make_shard(self._target, self.folder, self.settings, plan, rows):
+                advance(tokens)
         return self.finish()
 
     def finish(self) -> Manifest | None:
@@ -196,6 +196,25 @@ class Capture:
     def _digest(self, plan: ShardPlan) -> str | None:
         expected = self.settings.layout.shard_bytes(plan.size)
         return shard_digest(self.folder / plan.file, expected, self.settings.identity)
+
+
+def make_shard(
+    target: Target, folder: Path, settings: CaptureSettings, plan: ShardPlan, rows: list[TokenRow]
+) -> Iterator[int]:
+    """Make a shard of its rows and write it to the store's folder; yields the tokens of each batch done."""
+    tensors = yield from shard_tensors(target, rows, settings.layout, settings.batch_tokens)
+    write_shard(folder / plan.file, settings.layout, plan.size, tensors, settings.identity)
+
+
+def captured_target(target: Target, name: str) -> CapturedTarget:
+    """What a store keeps of the target that it was captured from."""
+    return CapturedTarget(
+        name=name,
+        fingerprint=fingerprint(target.model),
+        ends=embedding_head_fingerprint(target.model, target.layers),
+        dtype=str(target.dtype).removeprefix("torch."),
+        layers=target.num_layers,
+    )
 
 
 def capture_settings(
@@ -226,15 +245,8 @@ def capture_settings(
     for split, rows in found.rows.items():
         size = size_of(rows)
         splits[split] = StoredSplit(**size._asdict(), dropped=found.dropped[split], hash=rows_hash(rows))
-    facts = CapturedTarget(
-        name=name,
-        fingerprint=fingerprint(target.model),
-        ends=embedding_head_fingerprint(target.model, target.layers),
-        dtype=str(target.dtype).removeprefix("torch."),
-        layers=target.num_layers,
-    )
     return CaptureSettings(
-        target=facts,
+        target=captured_target(target, name),
         taps=taps,
         layout=layout,
         chats=chats,

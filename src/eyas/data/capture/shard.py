@@ -5,7 +5,7 @@ Legend: B chats, S positions, N rows, T tokens, F final positions, A taps, Ht hi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,9 +32,9 @@ def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
 
 
 def shard_tensors(
-    target: Target, rows: list[TokenRow], layout: ShardLayout, budget: int, advance: Callable[[int], None]
-) -> dict[str, Tensor]:
-    """All tensors that `layout.tensors` names, in the order of `rows`; `advance` gets the tokens of each batch done."""
+    target: Target, rows: list[TokenRow], layout: ShardLayout, budget: int
+) -> Generator[int, None, dict[str, Tensor]]:
+    """Yield the tokens of each batch done; return all tensors that `layout.tensors` names, in the order of `rows`."""
     specs = layout.tensors(size_of(rows))
     out = {name: torch.empty(spec.shape, dtype=_TYPES[spec.item]) for name, spec in specs.items()}
     masks = np.concatenate([row.loss_mask for row in rows])
@@ -50,7 +50,7 @@ def shard_tensors(
         for i, row in zip(members, traced_rows(target, batch, layout), strict=True):
             _put(out, row, token_starts[i], final_starts[i])
             checksums[i] = row_checksum(row, rows[i].loss_mask)
-        advance(int(batch.lengths.sum()))
+        yield int(batch.lengths.sum())
     out["checksums"] = torch.from_numpy(checksums)
     return out
 

@@ -1,0 +1,128 @@
+"""What runs on the machines of a cluster: a worker, the units that it was given, and its reports.
+
+A worker computes only while it is called. `WorkerActor.exchange` takes further units, works for a moment and returns
+what has come out, so that an executor needs nothing but calls: no queues, no threads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from eyas.errors import EyasError, UsageError
+from eyas.files import file_hash
+from eyas.runtime import versions
+
+SLICE = 0.2
+"""Seconds after which an exchange returns what there is; a single step of a worker may take longer."""
+
+Key = str | tuple[str, int]
+
+
+class Unit(NamedTuple):
+    """A piece of work that anyone may do, any number of times, with the same result."""
+
+    key: Key
+    content: Any
+
+
+class UnitReport(NamedTuple):
+    """What a worker says about a unit: a value at its end, or while it is being done."""
+
+    key: Key
+    value: Any
+    done: bool = True
+
+
+class Refused(NamedTuple):
+    """Why a worker can't go on, which ends the whole run: an error, as opposed to a worker's death."""
+
+    message: str
+    usage: bool = False
+    """Whether the call is wrong (UsageError)."""
+
+
+Take = Callable[[int], Sequence[Unit]]
+"""`take(room)` returns at most `room` units; none if there are none at present."""
+
+
+class Worker(Protocol):
+    """Does units, several at a time if it likes; made on its machine by a function without arguments."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What results depend on, ready for JSON: the same for all workers of a run."""
+
+    def work(self, take: Take) -> Iterator[UnitReport]:
+        """Do units until `take` has none and none is in progress; a report with `done` for each of them."""
+
+
+class WorkerActor:
+    """A worker with its inbox, called from another machine."""
+
+    def __init__(self) -> None:
+        self._inbox: deque[Unit] = deque()
+        self._worker: Worker | None = None
+        self._reports: Iterator[UnitReport] | None = None
+
+    def describe(self) -> dict[str, str]:
+        """The machine, and the versions that must be the same on all machines."""
+        return {"machine": f"{socket.gethostname()}, process {os.getpid()}", **installed()}
+
+    def open(self, make: Callable[[], Worker], folder: str) -> dict[str, Any] | Refused:
+        """Make the worker, in the folder to which relative paths refer if it exists here; its identity."""
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        try:
+            self._worker = make()
+            return self._worker.identity
+        except Exception as error:  # noqa: BLE001  # whatever it is, the run's own process reports it
+            return refusal(error)
+
+    def exchange(self, units: Sequence[Unit]) -> list[UnitReport] | Refused:
+        """Take further units, work for a moment and return the reports; at once if there is nothing to do."""
+        assert self._worker is not None
+        self._inbox.extend(units)
+        found: list[UnitReport] = []
+        until = time.monotonic() + SLICE
+        try:
+            while self._reports is not None or self._inbox:
+                if self._reports is None:
+                    self._reports = iter(self._worker.work(self._take))
+                report = next(self._reports, None)
+                if report is None:
+                    self._reports = None
+                else:
+                    found.append(report)
+                if time.monotonic() >= until:
+                    break
+        except Exception as error:  # noqa: BLE001  # as above
+            return refusal(error)
+        return found
+
+    def close(self) -> None:
+        """Give up what is being done."""
+        self._reports = None  # a generator notices
+
+    def _take(self, room: int) -> list[Unit]:
+        return [self._inbox.popleft() for _ in range(min(room, len(self._inbox)))]
+
+
+@cache
+def installed() -> dict[str, str]:
+    """Versions of eyas and of what it computes with, and a hash of its source, which tells two checkouts apart."""
+    source = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return {**versions(), "source": file_hash(*source)}
+
+
+def refusal(error: Exception) -> Refused:
+    """An exception as a worker returns it: with its message, whatever its class."""
+    if isinstance(error, EyasError):
+        return Refused(str(error), isinstance(error, UsageError))
+    return Refused(f"unexpected {type(error).__name__}: {str(error).strip() or 'no message'}")

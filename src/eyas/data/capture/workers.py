@@ -1,0 +1,100 @@
+"""A capture on many machines: each worker has the target and makes one shard after the other in the shared folder.
+
+Units are shards with their rows, so workers need neither the chats nor the tokenizer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from eyas.cluster.crew import Crew
+from eyas.cluster.executor import Executor
+from eyas.cluster.worker import Key, Take, Unit, UnitReport, Worker
+from eyas.data.capture.capture import Capture, captured_target, make_shard
+from eyas.data.store.manifest import CaptureSettings, Manifest, read_settings
+from eyas.errors import StoreError
+from eyas.targets import Target, load_target
+
+VISIBLE = 60.0
+"""Seconds after which a shared folder shows what another machine has written: network file systems have caches."""
+
+
+class CaptureWorker:
+    """Makes shards with its own copy of the target."""
+
+    def __init__(self, target: Target, folder: Path, settings: CaptureSettings) -> None:
+        self._target, self._folder, self._settings = target, folder, settings
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return captured_target(self._target, self._settings.target.name).model_dump(mode="json")
+
+    def work(self, take: Take) -> Iterator[UnitReport]:
+        """Make shards; reports have the tokens of a shard done so far."""
+        while units := take(1):
+            (plan, rows), done = units[0].content, 0
+            for tokens in make_shard(self._target, self._folder, self._settings, plan, rows):
+                done += tokens
+                yield UnitReport(plan.file, done, done=False)
+            yield UnitReport(plan.file, done)
+
+
+@dataclass(frozen=True)
+class CaptureWorkerMaker:
+    """What a worker is made of, on its machine."""
+
+    model: str
+    dtype: str
+    device: str | None
+    folder: Path
+    """The store, by its absolute path."""
+    settings: CaptureSettings
+
+    def __call__(self) -> CaptureWorker:
+        """Load the target. Raises StoreError if the store's folder isn't shared with this machine."""
+        begun = read_settings(self.folder)
+        if begun is None or begun.identity != self.settings.identity:
+            raise StoreError(
+                f"{self.folder} isn't the same folder here as where the command runs: --output must be a folder that "
+                "all machines share, under one path"
+            )
+        return CaptureWorker(load_target(self.model, dtype=self.dtype, device=self.device), self.folder, self.settings)
+
+
+def capture_on(
+    executor: Executor,
+    prepared: Capture,
+    make: Callable[[], Worker],
+    workers: int | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Manifest:
+    """Have workers make all missing shards of a capture that has `begun`; the manifest.
+
+    `advance` is called with tokens done, and with a negative number for those that a dead worker hadn't stored.
+    """
+    missing = prepared.missing()
+    waiting, done = iter(missing), dict[Key, int]()
+
+    def take(number: int) -> list[Unit]:
+        plans = islice(waiting, number)
+        return [Unit(plan.file, (plan, prepared.rows[plan.split][plan.first : plan.stop])) for plan in plans]
+
+    if missing:
+        expected = prepared.settings.target.model_dump(mode="json")
+        size = min(workers or executor.room, len(missing))
+        with Crew(executor, make, workers=size, ahead=1, expected=expected) as crew:
+            for report in crew.run(take):
+                advance(report.value - done.get(report.key, 0))
+                done[report.key] = report.value
+    until = time.monotonic() + VISIBLE
+    while (manifest := prepared.finish()) is None:
+        if time.monotonic() > until:
+            names = ", ".join(plan.file for plan in prepared.missing()[:3])
+            raise StoreError(f"workers have written {names}, which can't be seen in {prepared.folder}: is it shared?")
+        time.sleep(1.0)
+    return manifest
