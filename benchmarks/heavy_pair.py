@@ -10,9 +10,9 @@ people use:
 
 `--drafter` takes another drafter that was trained for the demo target: EAGLE-3, DFlash or DSpark.
 
-In the wide pair states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are multiplied
-by its root and the epsilon by itself. The drafter is treated alike. So efficiency can be measured on a target that is
-bound by memory, with a drafter that really was trained for it.
+In the wide pair states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are
+multiplied by its root and the epsilon by itself. The drafter is treated alike. So efficiency can be measured on a
+target that is bound by memory, with a drafter that really was trained for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes of a reading's config: taps and their order, norms, RoPE, and whose embedding and head are used."""
+"""Changes of a reading's config: taps and their order, norms, RoPE, whose embedding and head are used, and blocks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ THETAS = (10000.0, 500000.0, 1000000.0)
 """RoPE thetas of common models, which are tried besides the target's."""
 _ALL_ORDERS = 3
 """The most taps of which every order is tried; of more, only reversal and swaps of neighbours."""
+_SPECIAL = ("pad", "eos", "bos", "unk")
+_BLOCK_SIZES = (8, 16)
+"""Sizes of published blocks, which are tried besides one more and one less than the file's."""
 
 
 def taps(reading: Reading, target: Target) -> Iterator[Change]:
@@ -97,6 +100,45 @@ def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa:
         yield Change("rotary layout", repair, repair, _config({"rope_interleave": value}))
 
 
+def mask_token(reading: Reading, target: Target) -> Iterator[Change]:
+    """The target's special tokens, the neighbours of the token in the file, and the ends of the vocabulary."""
+    config = reading.config
+    if not isinstance(config, BlockConfig):
+        return
+    read, last = config.mask_token_id, config.vocab_size - 1
+    found: dict[int, str] = {}
+    for name in _SPECIAL:
+        written = getattr(target.config, f"{name}_token_id", None)
+        for token in written if isinstance(written, list) else [written]:
+            if isinstance(token, int):
+                found.setdefault(token, f"the target's {name} token")
+    neighbours = ((read + 1, "one more"), (read - 1, "one less"))
+    for token, what in ((last, "the last token"), (0, "the first token"), *neighbours):
+        found.setdefault(token, what)
+    for token, what in found.items():
+        if token != read and 0 <= token <= last:
+            yield _setting("mask token", f"{token}: {what}", "mask_token_id", token)
+
+
+def anchor(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """Each slot predicts the token after it, the anchor's too; or its own token, and the anchor's none."""
+    config = reading.config
+    if isinstance(config, BlockConfig):
+        other = not config.sample_from_anchor
+        what = "the token after it, the anchor's slot too" if other else "its own token, the anchor's slot none"
+        yield _setting("anchor", f"a slot predicts {what}", "sample_from_anchor", other)
+
+
+def block_size(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+    """Blocks of one slot more or less, and of published sizes if they aren't smaller than that."""
+    config = reading.config
+    if isinstance(config, BlockConfig):
+        read = config.block_size
+        for size in sorted({read - 1, read + 1, *_BLOCK_SIZES} - {read}):
+            if size >= max(2, read - 1):
+                yield _setting("block size", f"{size} slots", "block_size", size)
+
+
 def _neighbours_swapped(read: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     yield read[::-1]
     for i in range(len(read) - 1):
@@ -124,6 +166,10 @@ def _readable(section: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _shown(section: Mapping[str, Any]) -> str:
     kind, theta = section["rope_type"], f"theta {section['rope_theta']:g}"
     return theta + (", unscaled" if kind == "default" else f", {kind} by {section.get('factor', 'its factors')}")
+
+
+def _setting(aspect: str, name: str, key: str, value: Any) -> Change:
+    return Change(aspect, name, f'"{key}": {str(value).lower()}', _config({key: value}))
 
 
 def _taps(value: tuple[int, ...]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from eyas.doctor import block_changes, config_changes, tensor_changes
+from eyas.doctor import config_changes, tensor_changes
 from eyas.doctor.measure import Gain, Measurement, gain, measure
 from eyas.doctor.reading import Aspect, Change, Reading
 from eyas.doctor.transcript import Transcript
@@ -30,9 +30,9 @@ ASPECTS: tuple[Aspect, ...] = (
     config_changes.rope,
     config_changes.ownership,
     config_changes.rotary_pairs,
-    block_changes.mask_token,
-    block_changes.anchor,
-    block_changes.block_size,
+    config_changes.mask_token,
+    config_changes.anchor,
+    config_changes.block_size,
     tensor_changes.vocabulary,
     tensor_changes.rotary_layout,
     tensor_changes.input_order,

@@ -47,9 +47,9 @@ def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
 
 def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
     """State and embedding are in the other order in tensors that read both, concatenated."""
-    if reading.config.embedding == "none":
-        return
     names = [name for name in reading.kind.paired_inputs if name in reading.tensors]
+    if reading.config.embedding == "none" or not names:
+        return
     repair = f"swap the two halves of the columns of {', '.join(names)}"
     yield Change("input order", "state first, then embedding", repair, _each(names, _halves_swapped))
 

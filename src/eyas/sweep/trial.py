@@ -227,9 +227,9 @@ class Trials:
 _YOUNGER = {
     "shape": (
         "block_size", "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
-        "mask_token_id", "medusa_heads", "sample_from_anchor",
+        "mask_token_id", "medusa_heads", "num_depths", "sample_from_anchor",
     ),
-    "loss": ("anchors", "confidence_weight"),
+    "loss": ("anchors", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min"),
 }  # fmt: skip
 """Settings by section that came after the first sweeps; where they are None, recipes mean what they meant without."""
 

@@ -153,13 +153,16 @@ class StaticGrowth:
 
     def tree(self) -> DraftTree:
         tokens = torch.cat(self._tokens, dim=1)
-        size = tokens.shape[1]  # fewer than all nodes if the drafter stopped early: they are in the order of levels
+        parents, ancestors = self._tables.parents, self._tables.ancestors
+        size = tokens.shape[1]
+        if size < len(parents):  # the drafter stopped early; nodes are in the order of levels
+            parents, ancestors = parents[:size], ancestors[: 1 + size, : 1 + size]
         return DraftTree(
             tokens=tokens,
-            parents=self._tables.parents[:size].expand_as(tokens),
+            parents=parents.expand_as(tokens),
             logprob=torch.cat(self._logprob, dim=1),
             valid=torch.ones_like(tokens, dtype=torch.bool),
             max_depth=self._level,
-            shared_ancestors=self._tables.ancestors[: 1 + size, : 1 + size],
+            shared_ancestors=ancestors,
             counted=tokens.numel(),
         ).only(self._drafting)
