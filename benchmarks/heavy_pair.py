@@ -31,7 +31,7 @@ from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.kinds.dspark import DSparkNetwork
 from eyas.drafters.kinds.eagle3 import Eagle3Network
 from eyas.drafters.network import DraftNetwork
-from eyas.targets import load_tokenizer
+from eyas.targets import load_target, load_tokenizer
 from eyas.train.lm.lm import grow_depth
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     heavy.save_pretrained(options.out / "target")
     load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
 
-    drafter = load_network(options.drafter)
+    drafter = load_network(options.drafter, load_target(eyas.assets.DEMO_TARGET, device="cpu", dtype=torch.float32))
     save_network(widened_drafter(drafter, sizes, factor).to(torch.bfloat16), options.out / "drafter")
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
     print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
