@@ -2,10 +2,11 @@
 
 The teacher's output of a chunk is computed once for its K guesses. Its logits, their gradient and the head's are freed
 before the next chunk, so the memory doesn't grow with the batch. Gradients are therefore computed in the forward pass
-(as Liger does) and only scaled in the backward pass.
+(as Liger does) and only scaled in the backward pass. Where most guesses are missing, as with anchors that were sampled,
+a chunk holds guesses instead of answer tokens with K guesses each: each is then a token of its own with k = 1 guess.
 
-Shapes: B chats, S positions, M answer tokens, m of a chunk, K steps, H width, Vd draft vocabulary, N rows that step 0
-is scored on.
+Shapes: B chats, S positions, M answer tokens, m of a chunk, K steps, k guesses of a token in a chunk, H width, Vd draft
+vocabulary, N rows that step 0 is scored on.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.token_loss import GuessScores, Teacher, score_guesses
+from eyas.train.loss.token_loss import GuessScores, Teacher, TeacherOutput, score_guesses
 from eyas.train.loss.ttt import ChainRows
 
 CHUNK_ELEMENTS = 2**20
 """The least number of logits that a chunk may have; more if the head is larger."""
+_SPARSE = 0.5
+"""The share of guesses that are there below which those alone are computed, each with a teacher's row of its own."""
 
 Sums = dict[str, tuple[float, float]]
 """Name of a metric -> its sum and count."""
@@ -67,49 +70,78 @@ class TokenLoss:
             there = rows.guesses[:steps].T >= 0
             kl_share = (-self.config.kl_decay * (alphas * there).sum(0) / there.sum(0).clamp(min=1)).exp()
         scale = self.config.token_weight * self.config.decay ** torch.arange(steps, device=device)
-        losses, right, overlap = [], [], []
+        shape, precise = (len(rows.answers), steps), torch.promote_types(states[0].dtype, torch.float32)
+        right = torch.zeros(shape, dtype=torch.bool, device=device)
+        overlap = torch.zeros(shape, dtype=precise, device=device)
+        losses = []
         for chunk in self._chunks(states, rows, kl_share, grads is not None):
-            weight = scale * (chunk.at >= 0)  # [m, K]
+            weight = scale[chunk.steps] * (chunk.at >= 0)  # [m, k]
             losses.append((chunk.judged.loss * weight).sum())
-            right.append(chunk.judged.right)
-            overlap.append(chunk.judged.overlap)
+            right[chunk.tokens, chunk.steps] = chunk.judged.right
+            overlap[chunk.tokens, chunk.steps] = chunk.judged.overlap.to(precise)
             if grads is not None:
                 assert chunk.judged.grad is not None
                 down = chunk.judged.grad.mul_(weight.unsqueeze(2)).to(chunk.logits.dtype)
                 found, *own = torch.autograd.grad(chunk.logits, (chunk.states, *self.parameters), down)
                 for step, total in enumerate(grads[:steps]):
-                    total.index_add_(0, chunk.at[:, step].clamp(min=0), found[:, step].to(total.dtype))
+                    here = chunk.of_step(step)
+                    total.index_add_(0, chunk.at[here].clamp(min=0), found[here].to(total.dtype))
                 for total, part in zip(grads[steps:], own, strict=True):
                     total += part
-        return TokenScores(torch.stack(losses).sum(), torch.cat(right), torch.cat(overlap))
+        return TokenScores(torch.stack(losses).sum(), right, overlap)
 
     def _chunks(self, states: list[Tensor], rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
         """The chunks with their guesses scored; a batch without answer tokens is a single empty chunk."""
-        steps = len(states)
+        steps, device = len(states), rows.answers.device
+        there = rows.guesses[:steps].T >= 0  # [M, K]
+        few = self.config.kl_decay is None and bool(there.sum() < _SPARSE * there.numel())
+        if few:
+            tokens, which = (index.unsqueeze(1) for index in there.nonzero(as_tuple=True))  # [guesses, 1]
+        else:
+            tokens, which = torch.arange(len(there), device=device).unsqueeze(1), torch.arange(steps, device=device)
         budget = max(CHUNK_ELEMENTS, len(self.target_ids) * states[0].shape[-1])  # or as many logits as head weights
-        size = max(1, budget // (self.vocab_size + steps * len(self.target_ids)))
-        for indices, guesses in zip(
-            torch.split(rows.answers, size), torch.split(rows.guesses[:steps], size, dim=1), strict=True
-        ):
-            at = guesses.T  # [m, K]
-            picked = [state.index_select(0, at[:, step].clamp(min=0)) for step, state in enumerate(states)]
+        size = max(1, budget // (self.vocab_size + (1 if few else steps) * len(self.target_ids)))
+        for number, of_chunk in enumerate(torch.split(tokens, size)):
+            of_steps = torch.split(which, size)[number] if few else which.unsqueeze(0)
+            at = rows.guesses[of_steps, of_chunk]  # [m, k]
             with torch.set_grad_enabled(grad):
-                stacked = torch.stack(picked, dim=1).detach().requires_grad_(grad)  # [m, K, H]
-                logits = self.head(stacked)  # [m, K, Vd]
-            with torch.autocast(indices.device.type, enabled=False):
-                judged = score_guesses(
-                    logits.detach(), self.teacher(indices), self.target_ids, self.config, kl_share, grad
-                )
-            yield _Chunk(at, stacked, logits, judged)
+                stacked = _picked(states, at, of_steps).detach().requires_grad_(grad)  # [m, k, H]
+                logits = self.head(stacked)  # [m, k, Vd]
+            answers, rows_of = rows.answers[of_chunk.squeeze(1)], None
+            if few:  # several guesses of one token
+                answers, rows_of = torch.unique_consecutive(answers, return_inverse=True)
+            lesson = self.teacher(answers)
+            if rows_of is not None:
+                lesson = TeacherOutput(*(part.index_select(0, rows_of) for part in lesson))
+            with torch.autocast(device.type, enabled=False):
+                judged = score_guesses(logits.detach(), lesson, self.target_ids, self.config, kl_share, grad)
+            yield _Chunk(of_chunk, of_steps, at, stacked, logits, judged)
 
 
 class _Chunk(NamedTuple):
-    """m answer tokens with K guesses each."""
+    """m answer tokens with k guesses each."""
 
-    at: Tensor  # [m, K] the row of the guess among its step's states; -1 where there is none
-    states: Tensor  # [m, K, H]
-    logits: Tensor  # [m, K, Vd]
+    tokens: Tensor  # [m, 1] which of the M answer tokens
+    steps: Tensor  # [m or 1, k] the guesses' steps
+    at: Tensor  # [m, k] the row of the guess among its step's states; -1 where there is none
+    states: Tensor  # [m, k, H]
+    logits: Tensor  # [m, k, Vd]
     judged: GuessScores
+
+    def of_step(self, step: int) -> tuple[Tensor | slice, int]:
+        """The index of a step's guesses in tensors [m, k, ...]."""
+        if self.steps.shape[1] > 1:
+            return slice(None), step
+        return (self.steps[:, 0] == step).expand(len(self.at)).nonzero().squeeze(1), 0
+
+
+def _picked(states: list[Tensor], at: Tensor, steps: Tensor) -> Tensor:
+    """The states [m, k, H] of guesses at rows `at` [m, k] of their steps' states, given their `steps` [m or 1, k]."""
+    at = at.clamp(min=0)
+    if steps.shape[0] == 1 and steps.shape[1] == len(states):
+        return torch.stack([state.index_select(0, at[:, step]) for step, state in enumerate(states)], dim=1)
+    starts = torch.tensor([0, *(len(state) for state in states)], device=at.device).cumsum(0)
+    return torch.cat(states)[starts[steps] + at]
 
 
 class _Fused(torch.autograd.Function):
