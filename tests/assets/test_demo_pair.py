@@ -98,7 +98,7 @@ def speculated(tree: str, batch_size: int) -> dict[tuple[float, str], list[eyas.
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("tree", "batch_size"), tiny.third(TREES, [1, 4]))
+@pytest.mark.parametrize(("tree", "batch_size"), tiny.sample(TREES, [1, 4]))
 def test_every_token_is_plain_decodings(temperature: float, variant: str, tree: str, batch_size: int) -> None:
     setting = (temperature, variant)
     done = speculated(tree, batch_size)[setting]
