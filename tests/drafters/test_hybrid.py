@@ -54,7 +54,7 @@ def plain(temperature: float) -> list[list[int]]:
 TREES = ["chain:5", "dynamic:4,3,8", "shared:4,3,20"]
 
 
-@pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.third([0.0, 0.7, 1.0], TREES, [1, 4]))
+@pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.sample([0.0, 0.7, 1.0], TREES, [1, 4]))
 def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
     speculation = Speculation(hybrid(batch == 1), parse_tree(tree))
     engine = Engine(tiny.target(), None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
@@ -80,7 +80,8 @@ def test_trees_may_be_deeper_than_a_network_with_few_heads_can_guess(tree: str) 
 
 
 @pytest.mark.parametrize(
-    ("temperature", "setting", "text"), tiny.third([0.0, 0.7], [(0.02, 1), (0.02, 4), (0.5, 4)], ["auto", "auto:chain"])
+    ("temperature", "setting", "text"),
+    tiny.sample([0.0, 0.7], [(0.02, 1), (0.02, 4), (0.5, 4)], ["auto", "auto:chain"]),
 )
 def test_a_controller_changes_no_token(temperature: float, setting: tuple[float, int], text: str) -> None:
     token, batch = setting

@@ -84,6 +84,26 @@ class Drafter(Protocol):
         Raises UsageError for pairs that were read where the slot has unread ones.
         """
 
+    @property
+    def forgets(self) -> bool:
+        """Whether a slot keeps its latest pairs only, so that older ones must be saved before they are dropped."""
+        return False
+
+    def kept_from(self, slot: int) -> int:  # noqa: ARG002
+        """The first pair from which on a slot has all of its pairs."""
+        return 0
+
+    def whole(self, saved: Any) -> bool:  # noqa: ARG002
+        """Whether none of the pairs that `save` returned was dropped before."""
+        return True
+
+    def reusable(self, saved: Sequence[Any], count: int) -> int:  # noqa: ARG002
+        """How many of the first `count` pairs that `save` returned, a row's from its first one on, are worth loading.
+
+        After fewer the drafter would draft otherwise than if it had read them.
+        """
+        return count
+
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read pairs that the target has committed, in a round or in prefill.
 

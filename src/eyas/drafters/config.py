@@ -12,12 +12,16 @@ from pydantic import Field, field_validator, model_validator
 from transformers.activations import ACT2FN
 
 from eyas.config import StrictModel
+from eyas.drafters.window.window import SINKS
 from eyas.targets.taps import default_taps
 
 Ownership = Literal["own", "shared"]
 
 WIDEST, DEEPEST = 2**22, 64
 """Largest size and number of layers that are accepted: tables of a size are made before any weight is read."""
+
+PLAIN_ROPE = ("default", "linear", "llama3", "yarn")
+"""RoPE types whose frequencies don't change with the length of a sequence."""
 
 MOST_TAPS = 64
 """Most taps that a drafter may read."""
@@ -62,6 +66,10 @@ class DrafterConfig(StrictModel):
         """The boundaries that it reads of a target with `layers` layers when none are written: the final norm's."""
         return (layers + 1,)
 
+    def window_refusal(self, pairs: int) -> str | None:  # noqa: ARG002
+        """Why it can't decode in a window of so many pairs; None = it can."""
+        return "it has no attention to earlier pairs with RoPE of its own"
+
     def taps_of(self, layers: int) -> tuple[int, ...]:
         """The boundaries that it reads of a target with `layers` layers."""
         return self.taps or self.default_taps(layers)
@@ -92,6 +100,8 @@ class TransformerConfig(DrafterConfig):
     rope_parameters: dict[str, Any] = Field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     attention_bias: bool = False
     mlp_bias: bool = False
+    draft_window: int | None = Field(default=None, ge=1)
+    """It attends to the first pairs and the last so many (`window/window.py`); None = to all."""
 
     @field_validator("hidden_act")
     @classmethod
@@ -107,6 +117,29 @@ class TransformerConfig(DrafterConfig):
             if factors is not None and len(factors) != self.rope_size // 2:
                 raise ValueError(f"{key} has {len(factors)} numbers for {self.rope_size // 2} frequencies")
         return self
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> TransformerConfig:
+        refusal = None if self.draft_window is None else self.window_refusal(self.draft_window)
+        if refusal is not None:
+            raise ValueError(f"draft_window {self.draft_window}: {refusal}")
+        return self
+
+    def window_refusal(self, pairs: int) -> str | None:
+        if self.guesses is not None:
+            return "it makes its guesses in one pass, for which there are no windows: use a drafter like EAGLE's"
+        if self.rope_parameters.get("rope_type", "default") not in PLAIN_ROPE:
+            return (
+                f"its RoPE of type {self.rope_parameters['rope_type']} changes with the length of a row; a window "
+                f"needs one of {', '.join(PLAIN_ROPE)}"
+            )
+        most = self.max_position_embeddings - SINKS
+        if pairs > most:
+            return (
+                f"with its {SINKS} sinks the window takes {pairs + SINKS} positions, and the drafter has "
+                f"{self.max_position_embeddings}: use a window of at most {most}"
+            )
+        return None
 
     @property
     def rope_size(self) -> int:

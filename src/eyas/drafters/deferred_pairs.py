@@ -93,6 +93,13 @@ class DeferredPairs:
         if self._tokens is not None and self._tokens.shape[1] > _GRANULE and not any(self.lengths):
             self._tokens = self._taps = None
 
+    def drop(self, slot: int, count: int) -> None:
+        """Forget the first `count` of a slot's pairs."""
+        length = self.lengths[slot]
+        for kept in self.part(range(slot, slot + 1), 0, length):
+            kept[:, : length - count] = kept[:, count:].clone()
+        self.lengths[slot] = length - count
+
     def move(self, source: int, target: int) -> None:
         """Copy a slot's pairs over another's and empty it."""
         used = self.lengths[source]

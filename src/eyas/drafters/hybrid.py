@@ -120,6 +120,19 @@ class HybridDrafter(Drafter):
         self.network.load(slot, saved.network, count)
         self.lookup.load(slot, saved.lookup, count)
 
+    @property
+    def forgets(self) -> bool:
+        return self.network.forgets
+
+    def kept_from(self, slot: int) -> int:
+        return self.network.kept_from(slot)
+
+    def whole(self, saved: Any) -> bool:
+        return self.network.whole(saved.network)
+
+    def reusable(self, saved: Sequence[Any], count: int) -> int:
+        return self.network.reusable([one.network for one in saved], count)
+
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
         """Nothing to do: what is committed is all that counts."""
 

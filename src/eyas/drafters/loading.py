@@ -25,6 +25,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
+from eyas.drafters.window.decoding import WindowDrafter
+from eyas.drafters.window.window import Window, WindowChoice, read_window, trained_window
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_model
 from eyas.runtime import use_huge_pages
@@ -49,14 +51,17 @@ def open_drafter(
     method: str | None = None,
     tokenizer: Any = None,
     model: str | Path | None = None,
+    window: str | int | None = None,
 ) -> Drafter:
     """A method without weights, a small language model, what `load_drafter` makes of `source`, or a hybrid of two.
 
     `tokenizer` is the target's, for language models of another vocabulary. `model` is what the target was loaded from,
-    for methods that find their weights there when there is no source. Raises what `load_drafter` and `load_small_lm`
-    raise, and UsageError for a method that doesn't go with the source.
+    for methods that find their weights there when there is no source; `window` as in `load_drafter`. Raises what
+    `load_drafter` and `load_small_lm` raise, and UsageError for a method that doesn't go with the source.
     """
     parsed = read_method(method)
+    if window is not None and not parsed.drafter:
+        raise UsageError(f"--draft-window is for drafters that are networks, and {method} is none: leave it out")
     lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
     if not parsed.drafter:
         if source is not None:
@@ -65,12 +70,14 @@ def open_drafter(
         return lookup
     if source is None and model is not None and parsed.kind in IN_TARGET:
         files = local_directory(base_of(find_model(named_target(model))))
-        return _united(_decoding(IN_TARGET[parsed.kind](files, target), target), lookup, target)
+        return _united(_decoding(IN_TARGET[parsed.kind](files, target), target, window), lookup, target)
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
     if parsed.kind in (None, SMALL_LM):
         path = local_directory(source)
         if holds_language_model(path):
+            if window is not None:
+                raise UsageError(f"{source} is a language model, which has no window: leave out --draft-window")
             if weights is not None or ignore_config_keys:
                 raise UsageError(f"{source} is a language model: leave out the drafter's weights and config keys")
             if lookup is not None:
@@ -78,7 +85,9 @@ def open_drafter(
             return load_small_lm(path, target, tokenizer)
         if parsed.kind is not None:
             raise UsageError(f"{source} is no language model, as method {method} needs: leave the method out")
-    network = load_drafter(source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=parsed.kind)
+    network = load_drafter(
+        source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=parsed.kind, window=window
+    )
     return _united(network, lookup, target)
 
 
@@ -94,12 +103,14 @@ def load_drafter(
     weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     method: str | None = None,
+    window: str | int | None = None,
 ) -> NetworkDrafter:
     """Load strictly, check against `target`, and put it on the target's device in the target's dtype.
 
-    `method` is the kind that the caller expects. A drafter trained for other weights than the target's is used, with a
-    warning in the log: output stays lossless, but it may draft badly. Raises CheckpointError, ConfigError,
-    DrafterMismatchError, UnsupportedModelError, UsageError.
+    `method` is the kind that the caller expects. `window` is the number of pairs that it attends to besides its sinks,
+    `auto` (its own, or one within the length that it was trained on), `off`, or None for its own. A drafter trained for
+    other weights than the target's is used, with a warning in the log: output stays lossless, but it may draft badly.
+    Raises CheckpointError, ConfigError, DrafterMismatchError, UnsupportedModelError, UsageError.
     """
     name = str(source)
     checkpoint = open_checkpoint(
@@ -112,20 +123,41 @@ def load_drafter(
     target.check_taps(checkpoint.config.taps_of(target.num_layers))
     network = checkpoint.network(target).to(device=target.device, dtype=target.dtype)
     _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
-    return _decoding(network, target)
+    return _decoding(network, target, window, checkpoint.provenance.get("max_length"))
 
 
-def _decoding(network: DraftNetwork, target: Target) -> NetworkDrafter:
-    """The drafter that runs a network, whose weights are laid out for this machine."""
+def _decoding(
+    network: DraftNetwork, target: Target, window: str | int | None, trained: object = None
+) -> NetworkDrafter:
+    """The drafter that runs a network, whose weights are laid out for this machine; it was `trained` on that length."""
+    chosen = _window(network.config, read_window(window), trained)
     layout = best_layout(target.device, target.dtype)
     if layout is not None:
         prepack_linears(network, layout)
         use_huge_pages()
-    return drafter_of(network, network.config.taps_of(target.num_layers))
+    return drafter_of(network, network.config.taps_of(target.num_layers), chosen)
 
 
-def drafter_of(network: DraftNetwork, taps: tuple[int, ...]) -> NetworkDrafter:
-    """The drafter that runs a network, which reads the boundaries `taps` of its target."""
+def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> WindowChoice:
+    """The window that is asked for, `auto` as a number of pairs. Raises UsageError if the drafter can't have it."""
+    if choice == "off" or choice is None:
+        return choice
+    own, positions = getattr(config, "draft_window", None), getattr(config, "max_position_embeddings", 0)
+    pairs: int = (own or trained_window(trained, positions)) if choice == "auto" else choice
+    refusal = config.window_refusal(pairs)
+    if refusal is not None:
+        raise UsageError(f"--draft-window {choice}: this drafter can't, {refusal}")
+    return pairs
+
+
+def drafter_of(network: DraftNetwork, taps: tuple[int, ...], window: WindowChoice = None) -> NetworkDrafter:
+    """The drafter that runs a network, which reads the boundaries `taps` of its target.
+
+    Its `window` is a number of pairs, `off`, or None for the one in the network's config.
+    """
+    pairs = getattr(network.config, "draft_window", None) if window is None else window
+    if isinstance(pairs, int):
+        return WindowDrafter(network, taps, Window(pairs))
     if isinstance(network, BlockNetwork):
         return BlockDrafter(network, taps)
     return NetworkDrafter(network, taps) if network.masked_pair() is None else ParallelDrafter(network, taps)

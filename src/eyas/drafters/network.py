@@ -242,6 +242,19 @@ class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships 
         # in bf16 a frequency is off by up to 0.4 %: after a few hundred positions the angle means nothing
         return super()._apply(lambda t: t.to(fn(t).device), recurse)
 
+    def turned(self, keys: Tensor, by: int) -> Tensor:
+        """Rotated keys [..., D], rotated on by so many positions; of wider ones the last channels are turned.
+
+        Frequencies that depend on the length of a sequence would make that another rotation.
+        """
+        precise = torch.promote_types(keys.dtype, torch.float32)
+        angles = (by * self.inv_freq.double()).to(keys.device)
+        cos, sin = angles.cos().to(precise), angles.sin().to(precise)
+        plain, left, right = keys.to(precise).tensor_split(
+            (keys.shape[-1] - 2 * len(cos), keys.shape[-1] - len(cos)), -1
+        )
+        return torch.cat((plain, left * cos - right * sin, right * cos + left * sin), dim=-1).to(keys.dtype)
+
 
 class Attention(nn.Module):
     """Grouped-query attention whose input may be wider than its output."""

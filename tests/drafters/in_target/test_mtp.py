@@ -154,7 +154,7 @@ def test_logits_are_those_written_out_by_hand(case: Any, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "temperature", "tree"),
-    tiny.third([*CASES], [0.0, 0.7, 1.0], ["chain:3", "dynamic:3,3,7", "shared:3,3,7"]),
+    tiny.sample([*CASES], [0.0, 0.7, 1.0], ["chain:3", "dynamic:3,3,7", "shared:3,3,7"]),
 )
 def test_output_is_that_of_plain_decoding(case: Any, name: str, temperature: float, tree: str) -> None:
     batch = 1 if tree == "chain:3" else 4

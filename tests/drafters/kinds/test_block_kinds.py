@@ -145,7 +145,7 @@ def draft(drafter: BlockDrafter, tree: str, temperature: float = 0.0) -> DraftTr
 
 
 @pytest.mark.parametrize(
-    ("name", "vocabulary", "tree"), tiny.third([*VARIANTS], [tiny.VOCAB, 40], ["chain:4", "dynamic:4,3,12"])
+    ("name", "vocabulary", "tree"), tiny.sample([*VARIANTS], [tiny.VOCAB, 40], ["chain:4", "dynamic:4,3,12"])
 )
 def test_every_node_s_value_is_that_of_the_published_forward(name: str, vocabulary: int, tree: str) -> None:
     network = build(name, draft_vocab_size=vocabulary)

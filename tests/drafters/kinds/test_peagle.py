@@ -113,7 +113,7 @@ def filled(network: PEagleNetwork, counts: list[int], native: bool) -> tuple[Par
 
 
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize(("name", "tree"), tiny.third([*VARIANTS], ["chain:5", "dynamic:5,3,14", "chain:1"]))
+@pytest.mark.parametrize(("name", "tree"), tiny.sample([*VARIANTS], ["chain:5", "dynamic:5,3,14", "chain:1"]))
 def test_every_node_s_value_is_that_of_the_published_forward(name: str, tree: str, native: bool) -> None:
     network, counts = build(name), [6, 1, 9]
     drafter, tokens, taps = filled(network, counts, native)

@@ -65,7 +65,7 @@ def test_every_step_accepts_what_the_papers_algorithm_accepts(sizes: tuple[int, 
     assert accepted > 0
 
 
-@pytest.mark.parametrize(("temperature", "sizes", "batch"), tiny.third([0.0, 0.7, 1.0], [SMALL, PAPER], [1, 4]))
+@pytest.mark.parametrize(("temperature", "sizes", "batch"), tiny.sample([0.0, 0.7, 1.0], [SMALL, PAPER], [1, 4]))
 def test_output_is_that_of_plain_decoding(temperature: float, sizes: tuple[int, int, int], batch: int) -> None:
     asked = requests(16, temperature)
     plain = [done.token_ids for done in Engine(tiny.target(), batch_size=batch).generate(asked)]

@@ -61,7 +61,7 @@ def test_bad_sizes_are_refused() -> None:
 TREES = ["chain:5", "dynamic:4,1,4", "shared:4,1,9"]
 
 
-@pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.third([0.0, 0.7, 1.0], TREES, [1, 4]))
+@pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.sample([0.0, 0.7, 1.0], TREES, [1, 4]))
 def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
     target = tiny.target()
     requests = [

@@ -135,7 +135,7 @@ def test_limits_are_checked_at_once() -> None:
 TREES = ["chain:5", "dynamic:8,4,8", "shared:4,2,9"]
 
 
-@pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.third([0.0, 0.7, 1.0], TREES, [1, 4]))
+@pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.sample([0.0, 0.7, 1.0], TREES, [1, 4]))
 def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
     target = tiny.target()
     requests = [

@@ -111,7 +111,10 @@ class BlockNetwork(DraftNetwork):
 
     def block(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The normed states [R, B, H] of blocks of tokens [R, B] at positions [R, B]."""
-        hidden = self.embed(tokens)
+        return self.states(self.embed(tokens), positions, attend)
+
+    def states(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The normed states [R, B, H] of blocks with embeddings [R, B, H] at positions [R, B]."""
         rope = self.rotary(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, rope, attend)

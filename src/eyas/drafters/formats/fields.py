@@ -110,7 +110,7 @@ class Fields:
             )
         config = validated(cls, self.values, self.where)
         for key in cls.model_fields:
-            if key not in self.values and key not in ("embedding", "head", "taps", "default_tree"):
+            if key not in self.values and key not in ("embedding", "head", "taps", "default_tree", "draft_window"):
                 self.defaulted[key] = getattr(config, key)
         return config
 

@@ -45,15 +45,16 @@ class Eagle3Config(FusedTapsConfig, GroupedConfig):
 
 def read(fields: Fields) -> Eagle3Config:
     """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
+    fields.ignore("parallel_drafting", "false: with true it would be P-EAGLE")
     read_grouped(fields, _QWEN3)
     return fields.finish(Eagle3Config)
 
 
-def read_grouped(fields: Fields, qwen3: str) -> None:
-    """Read what EAGLE-3 configurations with grouped-query attention share; the architecture `qwen3` has qk_norm."""
+def read_grouped(fields: Fields, *qwen3: str) -> None:
+    """Read what EAGLE-3 configurations with grouped-query attention share; the architectures `qwen3` have qk_norm."""
     read_fused_taps(fields)
     read_grouped_heads(fields)
-    fields.default("qk_norm", qwen3 in architectures(fields.raw))
+    fields.default("qk_norm", not set(qwen3).isdisjoint(architectures(fields.raw)))
 
 
 def write(config: Eagle3Config) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from eyas.drafters.network import MaskedPair
 from eyas.errors import ConfigError
 
 _LLAMA, _QWEN3 = (PEAGLE_ARCHITECTURES[layer] for layer in ("llama", "qwen3"))
+_QWEN3_EAGLE3 = "Eagle3Qwen3ForCausalLM"
+"""What vLLM's own form calls the network with norms of queries and keys: EAGLE-3, drafting in parallel."""
 _MASK = ("mask_token_id", "pard_token", "ptd_token_id")
 """The names of the mask token in published files."""
 
@@ -51,12 +53,12 @@ def read(fields: Fields) -> PEagleConfig:
         fields.values["mask_token_id"] = next(iter(named.values()))
     fields.ignore("parallel_drafting", "P-EAGLE always drafts so")
     fields.ignore("norm_output", "P-EAGLE feeds no state back")
-    read_grouped(fields, _QWEN3)
+    read_grouped(fields, _QWEN3, _QWEN3_EAGLE3)
     return fields.finish(PEagleConfig)
 
 
 def write(config: PEagleConfig) -> dict[str, Any]:
-    """The config.json that vLLM and eyas read."""
+    """The config.json that eyas reads; `eyas export` names the architecture as vLLM knows it."""
     values = grouped_dict(config, _LLAMA, _QWEN3)
     del values["norm_output"]
     return values | {"parallel_drafting": True}
