@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eyas.cluster import worker
+from eyas.cluster import crew, worker
 from eyas.cluster.crew import DEATHS, Crew
 from eyas.cluster.worker import Take, Unit, UnitReport, installed
 from eyas.errors import ClusterError, StoreError, UsageError
@@ -53,8 +53,8 @@ def squares(executor: FakeExecutor, numbers: list[int], **options: Any) -> list[
         return [Unit(str(n), n) for n in [waiting.popleft() for _ in range(min(room, len(waiting)))]]
 
     found = []
-    with Crew(executor, partial(Squares, {"by": "hand"}), **{"workers": None, "ahead": 2, **options}) as crew:
-        for report in crew.run(take):
+    with Crew(executor, partial(Squares, {"by": "hand"}), **{"workers": None, "ahead": 2, **options}) as made:
+        for report in made.run(take):
             if report.done:
                 found.append(report.value)
                 if report.value < 50 and report.value not in numbers:
@@ -107,8 +107,8 @@ def test_workers_that_compute_with_something_else_are_refused() -> None:
 
 
 def test_the_first_worker_says_what_all_compute_with() -> None:
-    with Crew(FakeExecutor(), partial(Squares, {"by": "hand"}), workers=2, ahead=1) as crew:
-        assert crew.identity() == {"by": "hand"}
+    with Crew(FakeExecutor(), partial(Squares, {"by": "hand"}), workers=2, ahead=1) as made:
+        assert made.identity() == {"by": "hand"}
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,18 @@ def test_an_error_of_a_worker_ends_the_run(number: int, kind: type[Exception], w
     with pytest.raises(kind, match=words):
         squares(executor, [8, number])
     assert executor.stopped
+
+
+def test_a_worker_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(crew, "SILENCE", 0.0)
+    executor = FakeExecutor(room=1)
+    waits = executor.wait
+    silent = [True, True, False]
+
+    def wait(seconds: float) -> list[tuple[int, Any]]:
+        hangs = "exchange" in {method for method, _ in executor._calls.values()} and silent and silent.pop(0)
+        return [] if hangs else waits(seconds)
+
+    monkeypatch.setattr(executor, "wait", wait)
+    assert squares(executor, [9]) == [81]
+    assert caplog.text.count("has said nothing for 0 s: if it hangs, kill it, and another") == 1

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.sweep.config import Knob, SweepConfig
-from eyas.sweep.search import Tpe, draws, grid
+from eyas.sweep.config import HalvingConfig, Knob, SweepConfig
+from eyas.sweep.search import Halving, Tpe, draws, grid
 
 RATE = Knob(low=1e-4, high=1e-1, log=True)
 LAYERS = Knob(low=1, high=3)
@@ -66,4 +66,24 @@ def test_tpe_goes_on_from_history() -> None:
     second = search.ask()
     assert second is not None
     search.record(second, 1.0)
+    assert search.ask() is None
+
+
+@given(st.permutations(range(7)))
+def test_halving_keeps_the_best_third_whoever_ends_first(order: list[int]) -> None:
+    """Scores come in any order; a rung begins when the one before has all of them."""
+    values = [{"x": x} for x in range(7)]
+    score = {0: 1.0, 1: 3.0, 2: None, 3: 3.0, 4: 2.0, 5: 0.5, 6: 2.5}
+    search = Halving(values, 100, HalvingConfig(rungs=3))
+    rung = [search.ask() for _ in range(7)]
+    assert (rung, search.ask(), search.until) == (values, None, 12)
+    for x in order:
+        assert search.ask() is None
+        search.record({"x": x}, score[x])
+    assert (search.until, [search.ask() for _ in range(4)]) == (34, [{"x": 1}, {"x": 3}, {"x": 6}, None])
+    search.record({"x": 6}, 9.0)
+    search.record({"x": 3}, 9.5)
+    search.record({"x": 1}, None)
+    assert (search.until, search.ask(), search.ask()) == (None, {"x": 3}, None)
+    search.record({"x": 3}, 9.5)
     assert search.ask() is None

@@ -13,6 +13,7 @@ import pytest
 
 from eyas.bench.offline.runner import read_tasks, run_group
 from eyas.engine import load
+from eyas.errors import ConfigError
 from eyas.sweep.config import SweepConfig
 from eyas.sweep.sweep import Sweep, SweepResult
 from eyas.types import SamplingParams, Stats
@@ -152,3 +153,33 @@ def test_an_interruption_ends_the_trials(setup: Setup, models: Path, monkeypatch
     with (folder / "lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody trains it any more
     assert not (folder / "trained.json").exists()
+
+
+def test_halving_is_the_same_however_many_are_trained_at_once(setup: Setup) -> None:
+    """All three for a third of the steps, the best of them to the end; run again, nothing is trained."""
+    found = {}
+    for name, parallel in (("a", 1), ("b", 3)):
+        config = setup.config(
+            output=setup.folder / name, parallel=parallel, set={"drafter.loop.steps": 8}, halving={"rungs": 2}
+        )
+        before = len(setup.calls)
+        made = swept(config)
+        assert len(setup.calls) == before + 4
+        found[name] = [(row.trial.name, row.accept_lengths, row.until) for row in made.ranked]
+        assert [until for *_, until in found[name]] == [None, 3, 3]
+        again = swept(config)
+        assert len(setup.calls) == before + 4
+        assert [(row.trial.name, row.accept_lengths, row.until) for row in again.ranked] == found[name]
+        choice = made.time(bar)
+        assert choice is not None
+        assert [each.name for each in choice.ranked] == [made.ranked[0].trial.name]  # only what is trained to the end
+    assert found["a"] == found["b"]
+    best = max(range(3), key=lambda seed: decoded(setup, seed))
+    assert seeds(made.ranked)[0] == best
+
+
+def test_halving_needs_steps(setup: Setup) -> None:
+    with pytest.raises(ConfigError, match="halving needs the same number of steps"):
+        Sweep(setup.config(halving={"rungs": 2}, knobs={"drafter.loop.steps": [1, 2]}), print)
+    with pytest.raises(ValueError, match="use random or grid"):
+        setup.config(halving={"rungs": 2}, search="tpe", trials=3)

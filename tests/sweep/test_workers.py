@@ -50,3 +50,15 @@ def release(setup: Setup) -> None:
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="output must be a folder that all machines share"):
         TrialWorkerMaker(tmp_path / "none", {})()
+
+
+def test_halving_by_workers_is_halving_in_one_process(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "SLICE", 0.0)
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.02)
+    halving = {"set": {"drafter.loop.steps": 8}, "halving": {"rungs": 2}}
+    alone = swept(setup.config(output=setup.folder / "alone", **halving))
+    made = Sweep(setup.config(**halving), lambda line: None)  # noqa: ARG005
+    train_on(FakeExecutor(seed=2, deaths=2), made, workers=2)
+    rows = [[(row.trial.values, row.accept_lengths, row.until) for row in each.ranked] for each in (alone, made)]
+    assert rows[0] == rows[1]
+    assert [until for *_, until in rows[0]] == [None, 3, 3]

@@ -23,6 +23,8 @@ DEATHS = 10
 """Workers that may die one after the other without a unit being finished in between; twice their number if more."""
 PATIENCE = 30.0
 """Seconds without a first worker after which a line says what is being waited for."""
+SILENCE = 300.0
+"""Seconds without an answer of a worker after which a line says which one it is."""
 
 
 class Crew:
@@ -46,6 +48,7 @@ class Crew:
         self.size = executor.room if workers is None else workers
         self._expected = None if expected is None else dict(expected)
         self._next_step: dict[int, Callable[[int, Any], list[UnitReport]]] = {}  # of workers with a call in progress
+        self._since: dict[int, float] = {}  # of workers with a call in progress, until it is said that it takes long
         self._machines: dict[int, str] = {}
         self._units: dict[int, dict[Key, Unit]] = {}  # of open workers
         self._returned: deque[Unit] = deque()
@@ -100,9 +103,11 @@ class Crew:
             if not said and time.monotonic() - began > PATIENCE:
                 _LOG.warning("no worker has started yet: the cluster is busy, or they are still loading")
                 said = True
+            self._report_silence()
         reports: list[UnitReport] = []
         for worker, result in ended:
             step = self._next_step.pop(worker)
+            self._since.pop(worker, None)
             if isinstance(result, Died):
                 self._lost(worker, result.reason)
             elif isinstance(result, Refused):
@@ -113,9 +118,20 @@ class Crew:
                 reports += step(worker, result)
         return reports
 
+    def _report_silence(self) -> None:
+        """Say which workers take very long, each once a call: one that hangs isn't dead, and keeps its units."""
+        for worker, since in list(self._since.items()):
+            if worker in self._units and time.monotonic() - since > SILENCE:
+                _LOG.warning(
+                    "the worker on %s has said nothing for %.0f s: if it hangs, kill it, and another does its work",
+                    self._machines[worker], SILENCE,
+                )  # fmt: skip
+                del self._since[worker]
+
     def _call(self, worker: int, step: Callable[[int, Any], list[UnitReport]], method: str, *arguments: Any) -> None:
         """Call a method of a worker, with whose result `step` goes on."""
         self._next_step[worker] = step
+        self._since[worker] = time.monotonic()
         self._executor.call(worker, method, *arguments)
 
     def _start(self) -> None:

@@ -93,6 +93,9 @@ class RayExecutor:
             self._ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
             raise UsageError(f"--on ray{f':{address}' if address else ''}: {_last_line(error)}") from error
+        # Ray would print the state dumps of lost machines on standard output, where a verb's JSON is. It has no public
+        # switch for that; the crew says in a line who died
+        self._ray._private.worker._worker_logs_enabled = False
 
     def _worker_options(self, config: ClusterConfig, machines: Iterable[dict[str, float]]) -> dict[str, Any]:
         gpus = config.gpus

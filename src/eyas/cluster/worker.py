@@ -107,8 +107,9 @@ class WorkerActor:
         return found
 
     def close(self) -> None:
-        """Give up what is being done."""
+        """Give up what is being done, and what the worker has opened."""
         self._reports = None  # a generator notices
+        self._worker = None
 
     def _take(self, room: int) -> list[Unit]:
         return [self._inbox.popleft() for _ in range(min(room, len(self._inbox)))]

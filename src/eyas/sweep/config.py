@@ -86,6 +86,13 @@ class TimingConfig(StrictModel):
     together: int = Field(default=6, gt=0)  # drafters in memory at once
 
 
+class HalvingConfig(StrictModel):
+    """Successive halving: all trials are trained for a part of the steps, and ever fewer for ever more of them."""
+
+    rungs: int = Field(ge=2)
+    factor: int = Field(default=3, ge=2)  # a rung keeps one trial in so many, which go on to so many times the steps
+
+
 class SweepConfig(StrictModel):
     """A recipe to train, and how the trials of a sweep vary it."""
 
@@ -95,6 +102,7 @@ class SweepConfig(StrictModel):
     knobs: dict[str, Knob] = Field(min_length=1)  # key of the recipe -> its values
     search: Literal["grid", "random", "tpe"] = "grid"
     trials: int | None = Field(default=None, gt=0)  # only for random and tpe
+    halving: HalvingConfig | None = None  # only for grid and random
     seed: int = 0
     parallel: int = Field(default=1, gt=0)  # trials trained at once
     threads: int | None = Field(default=None, gt=0)  # CPU threads of a trial; None: an equal share of the cores
@@ -114,6 +122,8 @@ class SweepConfig(StrictModel):
                 raise ValueError("search grid runs every combination: remove trials, or use search random or tpe")
         elif self.trials is None:
             raise ValueError(f"search {self.search} needs trials, the number of trials to run")
+        if self.halving is not None and self.search == "tpe":
+            raise ValueError("halving needs all trials in advance, which tpe proposes one by one: use random or grid")
         both = sorted(self.knobs.keys() & self.set.keys())
         if both:
             raise ValueError(f"{', '.join(both)} is in both set and knobs: remove one")

@@ -40,6 +40,7 @@ def _row(result: SweepResult) -> dict[str, Any]:
         "tokens_per_second": None if timed is None else round(timed.mean("tokens_per_second"), 2),
         "speedup": None if timed is None else round(timed.mean("speedup"), 4),
         "seconds": trial.seconds,
+        **({} if result.until is None else {"stopped_at": result.until}),
         "drafter": None if result.failure else str(trial.drafter),
         "failure": result.failure,
     }
@@ -57,7 +58,7 @@ def table_of(sweep: Sweep) -> Table:
             str(rank),
             result.trial.name,
             *(format_value(result.trial.values[knob]) for knob in knobs),
-            f"{result.accept_length:.3f}",
+            f"{result.accept_length:.3f}" + ("" if result.until is None else f" at step {result.until}"),
             "" if timed is None else f"{timed.mean('tokens_per_second'):.1f}",
             "" if timed is None else f"{timed.mean('speedup'):.2f}x",
             "" if result.trial.seconds is None else f"{result.trial.seconds:.0f}",

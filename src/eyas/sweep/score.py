@@ -79,12 +79,16 @@ class Scorer:
         text = json.dumps([settings, self.recipe.target, self.prompts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def score(self, trial: Trial) -> dict[str, float]:
-        """Task name -> accept length; taken from the trial's `score.json` if nothing it depends on has changed."""
-        path = trial.folder / "score.json"
+    def score(self, trial: Trial, until: int | None = None) -> dict[str, float]:
+        """Task name -> accept length; taken from the trial's `score.json` if nothing it depends on has changed.
+
+        That at the step `until` is in a file of its own, which stays when training has gone on.
+        """
+        path = trial.folder / ("score.json" if until is None else f"score-{until}.json")
         weights = file_hash(*sorted(trial.drafter.glob("*.safetensors")), trial.drafter / "config.json")
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if (known.get("key"), known.get("weights")) == (self.key, weights):
+        past = until is not None and (trial.steps or 0) > until
+        if known.get("key") == self.key and (past or known.get("weights") == weights):
             return {name: float(value) for name, value in known["tasks"].items()}
         found = {task.name: self._decode(trial.drafter, task).accept_length for task in self.tasks}
         content = {"key": self.key, "weights": weights, "tasks": found, "mean": fmean(found.values())}

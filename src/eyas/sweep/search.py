@@ -6,12 +6,13 @@ import json
 import math
 import random
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, Protocol
 
 from eyas.errors import UsageError
-from eyas.sweep.config import Knob, SweepConfig
+from eyas.sweep.config import HalvingConfig, Knob, SweepConfig
 
 Values = dict[str, Any]
 """Key of the recipe -> value, for one trial."""
@@ -20,8 +21,11 @@ Values = dict[str, Any]
 class Search(Protocol):
     """A strategy that proposes values and may learn from their scores."""
 
+    until: int | None
+    """The step at which the trial asked for last is scored; None: when it is trained."""
+
     def ask(self) -> Values | None:
-        """The values of the next trial; None if no trial is left."""
+        """The values of the next trial; None if none is left, or none before others have scores."""
 
     def record(self, values: Values, score: float | None) -> None:
         """Report the score of a trial with these values, higher being better; None if it failed."""
@@ -29,6 +33,8 @@ class Search(Protocol):
 
 class FixedSearch:
     """Proposes values from a fixed sequence, whatever their scores: a grid or random draws."""
+
+    until: int | None = None
 
     def __init__(self, values: Iterable[Values]) -> None:
         self._values = iter(values)
@@ -38,6 +44,40 @@ class FixedSearch:
 
     def record(self, values: Values, score: float | None) -> None:
         """Ignore the score: the sequence is fixed."""
+
+
+class Halving:
+    """Successive halving over a fixed sequence: a rung begins when all trials of the one before have scores.
+
+    Nothing depends on which trial ends first, so the result is the same however many are trained at once, and wherever.
+    """
+
+    def __init__(self, values: Iterable[Values], steps: int, config: HalvingConfig) -> None:
+        """`steps` of the last rung's trials; each earlier rung has a `factor`-th of the next one's, rounded up."""
+        self._left = [
+            math.ceil(steps / config.factor**number) if number else None for number in reversed(range(config.rungs))
+        ]
+        self._factor = config.factor
+        self._waiting = deque(values)
+        self._members = list(self._waiting)
+        self._scores: dict[str, float | None] = {}
+        self.until = self._left.pop(0)
+
+    def ask(self) -> Values | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def record(self, values: Values, score: float | None) -> None:
+        """Keep the score; the last one of a rung begins the next."""
+        self._scores[_key(values)] = score
+        if len(self._scores) < len(self._members) or not self._left:
+            return
+        good = [(score, values) for values in self._members if (score := self._scores[_key(values)]) is not None]
+        good.sort(key=lambda pair: -pair[0])  # equals in the order of the sequence
+        kept = math.ceil(len(self._members) / self._factor)
+        self._members = [values for _, values in good[:kept]]
+        self._waiting.extend(self._members)
+        self._scores = {}
+        self.until = self._left.pop(0)
 
 
 def grid(knobs: Mapping[str, Knob]) -> Iterator[Values]:
@@ -71,8 +111,14 @@ def draw(knob: Knob, source: random.Random) -> Any:
     return source.randint(int(low), int(high)) if knob.whole else source.uniform(low, high)
 
 
+def _key(values: Values) -> str:
+    return json.dumps(values, sort_keys=True)
+
+
 class Tpe:
     """Bayesian optimisation with Optuna's TPE sampler."""
+
+    until: int | None = None
 
     def __init__(
         self,
@@ -120,11 +166,11 @@ class Tpe:
             name: value if self._knobs[name].values is None else json.loads(value)
             for name, value in trial.params.items()
         }
-        self._running.setdefault(self._key(values), []).append(trial)
+        self._running.setdefault(_key(values), []).append(trial)
         return values
 
     def record(self, values: Values, score: float | None) -> None:
-        trial = self._running[self._key(values)].pop()
+        trial = self._running[_key(values)].pop()
         if score is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         else:
@@ -139,7 +185,3 @@ class Tpe:
 
     def _params(self, values: Values) -> dict[str, Any]:
         return {n: v if self._knobs[n].values is None else json.dumps(v) for n, v in values.items()}
-
-    @staticmethod
-    def _key(values: Values) -> str:
-        return json.dumps(values, sort_keys=True)

@@ -5,9 +5,10 @@ Every step leaves its result on disk, so an interrupted sweep resumes when it is
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -40,6 +41,8 @@ class SweepResult:
     """Why the trial failed; None if it has a score."""
     timed: Candidate | None = None
     """Tokens/s and speedup; None if they weren't measured."""
+    until: int | None = None
+    """The step at which halving has stopped it; None: it is trained to the end."""
 
     @property
     def accept_length(self) -> float:
@@ -55,50 +58,71 @@ class Sweep:
         self.config, self._say = config, say
         self.trials = Trials(config)
         self.trials.check()
+        if config.halving is not None:
+            self.trials.search(())  # which refuses recipes that leave their steps open
         self.scorer = Scorer(config.score, self.trials.section, config.output)
         self.results: dict[str, SweepResult] = {}
         """Trial name -> result, of the trials that have ended."""
-        self._started: set[str] = set()
+        self._started: set[tuple[str, int | None]] = set()
 
     def train(self) -> None:
         """Train and score all trials that are left, at most `parallel` at a time."""
-        search, waiting = self.begin()
+        search = self.begin()
         running: dict[int, TrainProcess] = {}  # slot -> trial; the slot chooses the device
         try:
             while True:
-                while len(running) < self.config.parallel and (trial := next(waiting, None)) is not None:
+                while len(running) < self.config.parallel and (trial := self.next_trial(search)) is not None:
                     slot = min(set(range(self.config.parallel)) - running.keys())
-                    running[slot] = TrainProcess(trial, self._environment(slot))
-                    self.announce(trial)
+                    running[slot] = TrainProcess(trial, self._environment(slot), search.until)
+                    self.announce(trial, search.until)
                 if not running:
                     return
                 for slot in [slot for slot, process in running.items() if process.ended()]:
                     process = running.pop(slot)
-                    self.ended(search, process.trial, process.finish())
+                    self.ended(search, process.trial, process.finish(), process.until)
                 time.sleep(POLL_SECONDS)
         finally:
             for process in running.values():
                 process.stop()
 
-    def begin(self) -> tuple[Search, Iterator[Trial]]:
-        """The search, with what it learns from earlier runs, and the trials to train, proposed as they are taken."""
-        search = self.trials.search(self._history())
-        return search, self._waiting(search)
+    def begin(self) -> Search:
+        """The search, with what it learns from earlier runs."""
+        return self.trials.search(self._history())
 
-    def announce(self, trial: Trial) -> None:
+    def next_trial(self, search: Search) -> Trial | None:
+        """The next trial to train; None if none is left, or none before others have scores.
+
+        Those that are trained already, up to the step at which they are scored, are scored in passing.
+        """
+        while (values := search.ask()) is not None:
+            trial, until = self.trials.make(values), search.until
+            known = self.results.get(trial.name)
+            if known is not None and known.until == until:
+                search.record(values, None if known.failure else known.accept_length)
+            elif (trial.name, until) in self._started:  # proposed again before its score was recorded
+                search.record(values, None)
+            elif trial.trained(until):
+                self._record(search, self._judge(trial, None, until))
+            else:
+                self._started.add((trial.name, until))
+                return trial
+        return None
+
+    def announce(self, trial: Trial, until: int | None = None) -> None:
         """Say that a trial's training begins."""
-        self._say(f"trial {trial.name} ({trial.described}): training, see {trial.folder / 'log.txt'}")
+        part = "" if until is None else f" up to step {until}"
+        self._say(f"trial {trial.name} ({trial.described}): training{part}, see {trial.folder / 'log.txt'}")
 
-    def ended(self, search: Search, trial: Trial, failure: str | None) -> None:
+    def ended(self, search: Search, trial: Trial, failure: str | None, until: int | None = None) -> None:
         """Score a trial whose training has ended, unless with a `failure`, and let the search know."""
-        self._record(search, self._judge(trial, failure))
+        self._record(search, self._judge(trial, failure, until))
 
     def time(self, bar: Callable[[int], Any]) -> Selection | None:
         """Measure the speed of the best trials and choose one; None if no trial has a score.
 
         `bar`, given the number of runs, returns a context manager whose value is called after every run.
         """
-        chosen = self.ranked[: self.config.timing.best]
+        chosen = [result for result in self.ranked if result.until is None][: self.config.timing.best]
         if not chosen:
             return None
         scorer, timing = self.scorer, self.config.timing
@@ -124,43 +148,32 @@ class Sweep:
 
     @property
     def ranked(self) -> list[SweepResult]:
-        """Results with a score, longest accept length first."""
+        """Results with a score, longest accept length first; equals by name, not by which of them ended first.
+
+        Those that halving has stopped come after those that went on.
+        """
         good = [result for result in self.results.values() if result.failure is None]
-        return sorted(good, key=lambda result: -result.accept_length)
+        return sorted(good, key=lambda r: (-(r.until or math.inf), -r.accept_length, r.trial.name))
 
     @property
     def failed(self) -> list[SweepResult]:
-        """Results of trials whose training or decoding failed."""
-        return [result for result in self.results.values() if result.failure is not None]
+        """Results of trials whose training or decoding failed, by name."""
+        bad = [result for result in self.results.values() if result.failure is not None]
+        return sorted(bad, key=lambda result: result.trial.name)
 
     def _history(self) -> list[tuple[Trial, float]]:
         """Trials of earlier runs with their scores, for TPE; decoded again if the settings of scoring changed."""
         if self.config.search != "tpe":
             return []
-        results = [self._judge(trial, None) for trial in self.trials.earlier() if trial.trained]
+        results = [self._judge(trial, None) for trial in self.trials.earlier() if trial.trained()]
         return [(result.trial, result.accept_length) for result in results if result.failure is None]
 
-    def _waiting(self, search: Search) -> Iterator[Trial]:
-        """Trials to train; those already trained are scored in passing."""
-        while (values := search.ask()) is not None:
-            trial = self.trials.make(values)
-            if trial.name in self.results:
-                known = self.results[trial.name]
-                search.record(values, None if known.failure else known.accept_length)
-            elif trial.name in self._started:  # proposed again before its score was recorded
-                search.record(values, None)
-            elif trial.trained:
-                self._record(search, self._judge(trial, None))
-            else:
-                self._started.add(trial.name)
-                yield trial
-
-    def _judge(self, trial: Trial, failure: str | None) -> SweepResult:
+    def _judge(self, trial: Trial, failure: str | None, until: int | None = None) -> SweepResult:
         """Score a trial by decoding with its drafter, unless training ended with a `failure`."""
-        result = SweepResult(trial, failure=failure)
+        result = SweepResult(trial, failure=failure, until=until)
         if failure is None:
             try:
-                result.accept_lengths = self.scorer.score(trial)
+                result.accept_lengths = self.scorer.score(trial, until)
             except EyasError as error:
                 result.failure = str(error)
         self.results[trial.name] = result

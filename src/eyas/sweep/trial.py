@@ -26,7 +26,7 @@ from eyas.errors import ConfigError, DataError
 from eyas.files import FileLock, write_json, write_text
 from eyas.recipes import read_recipe
 from eyas.sweep.config import Knob, SweepConfig
-from eyas.sweep.search import FixedSearch, Search, Tpe, Values, draws, grid
+from eyas.sweep.search import FixedSearch, Halving, Search, Tpe, Values, draws, grid
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.recipe import Recipe
 
@@ -54,10 +54,19 @@ class Trial:
         best = self.run / "best"
         return best if best.is_dir() else self.run / "drafter"
 
+    def trained(self, until: int | None = None) -> bool:
+        """Whether training has finished successfully, or has reached the step `until`."""
+        path = self.folder / "trained.json"
+        if not path.is_file():
+            return False
+        reached = json.loads(path.read_text(encoding="utf-8")).get("until")
+        return reached is None or (until is not None and reached >= until)
+
     @property
-    def trained(self) -> bool:
-        """Whether training has finished successfully."""
-        return (self.folder / "trained.json").is_file()
+    def steps(self) -> int | None:
+        """The step that training has reached; None if the run hasn't recorded any."""
+        records = TrainingRun(self.run).records
+        return records[-1]["step"] if records else None
 
     @property
     def seconds(self) -> float | None:
@@ -70,11 +79,14 @@ class Trial:
         """The knobs' values as `key=value`, for messages."""
         return ", ".join(f"{short_key(key)}={format_value(value)}" for key, value in self.values.items())
 
-    def write(self) -> None:
-        """Create the folder with `values.json` and `recipe.yaml`."""
+    def write(self, until: int | None = None) -> None:
+        """Create the folder with `values.json` and `recipe.yaml`, by which training pauses at the step `until`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "values.json", {"asked": self.proposed, "values": self.values})
-        text = yaml.safe_dump(self.recipe, sort_keys=False)
+        recipe = copy.deepcopy(self.recipe)
+        if until is not None:
+            assign(recipe, "drafter.loop.until", until, self.name)
+        text = yaml.safe_dump(recipe, sort_keys=False)
         write_text(self.folder / "recipe.yaml", text)
 
 
@@ -86,11 +98,12 @@ def train_command(recipe: Path) -> list[str]:
 class TrainProcess:
     """A process that trains a trial. It holds the lock of the folder even if the sweep is killed."""
 
-    def __init__(self, trial: Trial, environment: dict[str, str]) -> None:
+    def __init__(self, trial: Trial, environment: dict[str, str], until: int | None = None) -> None:
         """Start training; blocks while the process of an earlier, killed sweep still trains this trial."""
-        trial.write()
-        self.trial = trial
+        trial.folder.mkdir(parents=True, exist_ok=True)
+        self.trial, self.until = trial, until
         self._lock = FileLock(trial.folder / "lock", wait=True)
+        trial.write(until)
         self._log = (trial.folder / "log.txt").open("ab")
         self._process = subprocess.Popen(
             train_command(trial.folder / "recipe.yaml"),
@@ -110,7 +123,8 @@ class TrainProcess:
         code = self._process.wait()
         self._log.close()
         if code == 0:
-            write_json(self.trial.folder / "trained.json", {"exit_code": 0})
+            reached = {} if self.until is None else {"until": self.until}
+            write_json(self.trial.folder / "trained.json", {"exit_code": 0, **reached})
         self._lock.release()
         return None if code == 0 else failure(self.trial.folder / "log.txt", code)
 
@@ -189,13 +203,25 @@ class Trials:
     def search(self, history: Iterable[tuple[Trial, float]]) -> Search:
         """The configured search; `history` are scored trials of earlier runs."""
         config = self.config
-        if config.search == "grid":
-            return FixedSearch(grid(config.knobs))
-        if config.search == "random":
-            return FixedSearch(draws(config.knobs, config.trials or 0, config.seed))
+        if config.search != "tpe":
+            values = (
+                grid(config.knobs) if config.search == "grid" else draws(config.knobs, config.trials or 0, config.seed)
+            )
+            return FixedSearch(values) if config.halving is None else Halving(values, self._steps, config.halving)
         done = {trial.name: (trial.proposed, score) for trial, score in history}
         pending = [trial.proposed for trial in self.earlier() if trial.name not in done]
         return Tpe(config, done.values(), pending)
+
+    @property
+    def _steps(self) -> int:
+        """The steps of all trials, which halving divides. Raises ConfigError if the recipe leaves them open."""
+        steps = self.section.loop.steps
+        if steps is None or self.config.knobs.keys() & {"drafter.loop.steps", "drafter.loop.epochs"}:
+            raise ConfigError(
+                "halving needs the same number of steps in all trials: set drafter.loop.steps, and "
+                "drafter.loop.epochs to null"
+            )
+        return steps
 
     def earlier(self) -> list[Trial]:
         """Trials of earlier runs with the same knobs, trained or not. DataError if `values.json` of one is damaged."""
@@ -227,9 +253,10 @@ class Trials:
 _YOUNGER = {
     "shape": (
         "block_size", "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
-        "mask_token_id", "medusa_heads", "num_depths", "sample_from_anchor",
+        "mask_token_id", "medusa_heads", "num_depths", "sample_from_anchor", "window",
     ),
-    "loss": ("anchors", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min"),
+    "loop": ("until",),
+    "loss": ("anchors", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min", "random_start"),
 }  # fmt: skip
 """Settings by section that came after the first sweeps; where they are None, recipes mean what they meant without."""
 
@@ -242,6 +269,8 @@ def _name(section: DrafterTrainConfig) -> str:
     values = section.model_dump(mode="json") | {"output": None}
     if values["loop"]["epochs"] is None:
         del values["loop"]["epochs"]
+    if values["segments"] is None:
+        del values["segments"]
     if values["shape"]["draft_vocab_size"] == "auto" and section.shape.head_owner == "shared":
         values["shape"]["draft_vocab_size"] = None
     for part, names in _YOUNGER.items():

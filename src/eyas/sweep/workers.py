@@ -7,9 +7,9 @@ machine.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,16 @@ class TrialWorker:
     def work(self, take: Take) -> Iterator[UnitReport]:
         """Train trials; the report on one has the reason for a failure, or None."""
         while units := take(1):
-            trial: Trial = units[0].content
-            process = TrainProcess(trial, self._environment)
+            key, (trial, until) = units[0]
+            process = TrainProcess(trial, self._environment, until)
             try:
                 while not process.ended():
-                    yield UnitReport(trial.name, None, done=False)
+                    yield UnitReport(key, None, done=False)
                     time.sleep(POLL_SECONDS)
             except GeneratorExit:  # the run was stopped: the trial goes on from its last state when it is run again
                 process.stop()
                 raise
-            yield UnitReport(trial.name, process.finish())
+            yield UnitReport(key, process.finish())
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,20 @@ class TrialWorkerMaker:
 
 def train_on(executor: Executor, sweep: Sweep, workers: int) -> None:
     """Have workers train all trials that are left, and score each when it is trained."""
-    search, waiting = sweep.begin()
-    first = next(waiting, None)
+    search = sweep.begin()
+    first = sweep.next_trial(search)
     if first is None:
         return
-    waiting, trials = chain([first], waiting), dict[Key, Trial]()
+    waiting, begun = deque([first]), dict[Key, tuple[Trial, int | None]]()
 
     def take(room: int) -> list[Unit]:
-        found = {trial.name: trial for trial in islice(waiting, room)}
-        for trial in found.values():
-            sweep.announce(trial)
-        trials.update(found)
-        return [Unit(name, trial) for name, trial in found.items()]
+        units: list[Unit] = []
+        while len(units) < room and (trial := waiting.popleft() if waiting else sweep.next_trial(search)) is not None:
+            sweep.announce(trial, search.until)
+            unit = Unit(f"{trial.name}/{search.until}", (trial, search.until))
+            begun[unit.key] = unit.content
+            units.append(unit)
+        return units
 
     sweep.trials.folder.mkdir(parents=True, exist_ok=True)
     threads = {} if sweep.config.threads is None else {"OMP_NUM_THREADS": str(sweep.config.threads)}
@@ -81,4 +83,5 @@ def train_on(executor: Executor, sweep: Sweep, workers: int) -> None:
     with Crew(executor, make, workers=workers, ahead=1) as crew:
         for report in crew.run(take):
             if report.done:
-                sweep.ended(search, trials[report.key], report.value)
+                trial, until = begun[report.key]
+                sweep.ended(search, trial, report.value, until)

@@ -1,0 +1,242 @@
+"""Files behind URLs, such as s3://bucket/store: whatever fsspec can open.
+
+There are two ways. A `UrlPath` is used like a pathlib.Path by those who only write, list and read whole files: capture
+writes its shards straight to the URL. Whoever appends to files, locks them or maps them into memory works on local
+files: on the `mirror` of a URL, a folder under `remote/` where the command runs, which `fetch` fills and `deliver`
+copies out.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import IO, Any, NamedTuple
+
+from eyas.errors import DataError, OutputError, UsageError
+
+MIRRORS = Path("remote")
+"""The folder of all mirrors, relative to where the command runs."""
+LAST = ("manifest.json", "report.json", "config.json")
+"""Files that say that a folder is complete: copied after all others."""
+ONE_PROCESS = ("memory",)
+"""File systems that no other process sees."""
+
+
+class UrlStat(NamedTuple):
+    """What is known of a file behind a URL, under the names of `os.stat_result`."""
+
+    st_size: int
+
+
+class UrlPath:
+    """A file or folder behind a URL, with the methods of pathlib.Path that stores need.
+
+    Files appear whole or not at all, as object stores have it. Errors are OSErrors, whatever the file system raises.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises UsageError for a URL that fsspec doesn't know, or whose package is missing."""
+        self._url = url.rstrip("/")
+        self._system, self._path = _opened(self._url)
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"UrlPath({self._url!r})"
+
+    def __truediv__(self, name: str) -> UrlPath:
+        return UrlPath(f"{self._url}/{name}")
+
+    def __reduce__(self) -> tuple[type[UrlPath], tuple[str]]:
+        return UrlPath, (self._url,)
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self._url.rpartition("/")[2]
+
+    @property
+    def one_process(self) -> bool:
+        """Whether only this process sees what is written there."""
+        return self._url.partition(":")[0] in ONE_PROCESS
+
+    def absolute(self) -> UrlPath:
+        """Itself: URLs are absolute."""
+        return self
+
+    def is_file(self) -> bool:
+        """Whether there is a file behind the URL."""
+        with self._errors():
+            return bool(self._system.isfile(self._path))
+
+    def is_dir(self) -> bool:
+        """Whether anything lies under the URL; object stores have no empty folders."""
+        with self._errors():
+            return bool(self._system.isdir(self._path))
+
+    def exists(self) -> bool:
+        """Whether there is a file or anything below the URL."""
+        return self.is_file() or self.is_dir()
+
+    def stat(self) -> UrlStat:
+        """The size of a file. Raises FileNotFoundError if there is none."""
+        with self._errors():
+            return UrlStat(int(self._system.size(self._path)))
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """The file for reading; `mode` is "rb". Writing is `eyas.files.writing`'s."""
+        if mode != "rb":
+            raise ValueError(f"{self._url} is opened for reading only, not with mode {mode!r}")
+        with self._errors():
+            return self._system.open(self._path, "rb")  # type: ignore[no-any-return]
+
+    def read_bytes(self) -> bytes:
+        """The content of the file."""
+        with self.open() as file:
+            return file.read()
+
+    def files(self) -> list[str]:
+        """The names of all files below, relative to this folder, in order."""
+        with self._errors():
+            root = self._system._strip_protocol(self._path).rstrip("/")  # the form of names in listings
+            return sorted(name[len(root) :].lstrip("/") for name in self._system.find(root))
+
+    def upload(self, file: Path) -> None:
+        """Replace the file behind the URL by a local one."""
+        with self._errors():
+            self._system.makedirs(self._system._parent(self._path), exist_ok=True)  # local file systems
+            self._system.put_file(str(file), self._path)
+
+    def download(self, file: Path) -> None:
+        """Replace a local file by the one behind the URL; it appears whole or not at all."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f".{file.name}.part")
+        with self._errors():
+            self._system.get_file(self._path, str(part))
+            part.replace(file)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """OSError for everything that a file system's client may raise, with a `strerror`."""
+        self._system.invalidate_cache()
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # clients have exception trees of their own
+            number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+            text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            raise OSError(number, text, self._url) from error
+
+
+AnyPath = Path | UrlPath
+"""A path on this machine, or behind a URL."""
+
+
+def is_url(path: str | PurePath) -> bool:
+    """Whether a path is a URL; a letter and a colon are a drive."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is not None
+
+
+def located(path: str | PurePath) -> AnyPath:
+    """The path, local or behind a URL; `file://` is local. UsageError for URLs that can't be opened."""
+    if not is_url(path):
+        return Path(path)
+    text = _url(path)
+    return Path(text.removeprefix("file://")) if text.startswith("file://") else UrlPath(text)
+
+
+def mirror(path: str | PurePath) -> Path:
+    """Where the local copy of what is behind a URL lies; a local path is its own."""
+    found = located(path)
+    if isinstance(found, Path):
+        return found
+    scheme, _, rest = str(found).partition("://")
+    return MIRRORS.joinpath(scheme, *(part for part in rest.split("/") if part not in ("", ".", "..")))
+
+
+def fetch(path: str | PurePath) -> Path:
+    """The mirror of a URL, filled: files that are missing, or have another size, are copied. DataError if that fails.
+
+    A local path is returned as it is, whether there is anything or not.
+    """
+    found, local = located(path), mirror(path)
+    if isinstance(found, Path):
+        return local
+    try:
+        if found.is_file():
+            _copy_in(found, local)
+            return local
+        names = found.files()
+        if not names:
+            raise DataError(f"there is nothing at {found}")
+        for name in _last_last(names):
+            _copy_in(found / name, local / name, again=Path(name).name in LAST)
+    except OSError as error:
+        raise DataError(f"can't read {found}: {error.strerror or error}") from error
+    return local
+
+
+def deliver(path: str | PurePath) -> None:
+    """Copy the mirror of a URL to it, what says that a folder is complete last. Nothing for a local path.
+
+    Hidden files, such as journals, stay. Raises OutputError if that fails; the mirror is complete then.
+    """
+    target, local = located(path), mirror(path)
+    if isinstance(target, Path):
+        return
+    try:
+        if local.is_file():
+            target.upload(local)
+            return
+        names = [str(file.relative_to(local)) for file in sorted(local.rglob("*")) if file.is_file()]
+        for name in _last_last([name for name in names if not any(part.startswith(".") for part in Path(name).parts)]):
+            (target / name).upload(local / name)
+    except OSError as error:
+        raise OutputError(
+            f"can't write {target}: {error.strerror or error}. All of it lies in {local}: run the same command "
+            "again, or copy it"
+        ) from error
+
+
+@contextmanager
+def uploading(target: UrlPath, mode: str) -> Iterator[IO[Any]]:
+    """A local file that replaces the one behind the URL when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="eyas-") as folder:
+        local = Path(folder, "content")
+        with local.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+        target.upload(local)
+
+
+def _copy_in(source: UrlPath, local: Path, *, again: bool = False) -> None:
+    if again or not local.is_file() or local.stat().st_size != source.stat().st_size:
+        source.download(local)
+
+
+def _last_last(names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: (Path(name).name in LAST, name))
+
+
+def _url(path: str | PurePath) -> str:
+    """The URL as it was typed: pathlib makes one slash of two."""
+    scheme, _, rest = str(path).partition(":")
+    slashes = "///" if scheme == "file" else "//"
+    return f"{scheme.lower()}:{slashes}{rest.lstrip('/')}"
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise UsageError(f"{url} can't be opened: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{url} can't be opened: {error}. Give a folder, or a URL that fsspec knows") from None
+    return system, path
