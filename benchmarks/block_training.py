@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +38,23 @@ from eyas.train.loss.block import sampled_anchors
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective
 
-WIDTH, VOCAB, LENGTH, LAYERS = 512, 4096, 512, 2
+WIDTH, VOCAB, LAYERS = 512, 4096, 2
 SIDES = ("eyas", "plain")
 KINDS = ("dflash", "dspark")
 GUESSES = 7
+
+
+class TrainingCase(NamedTuple):
+    """What is trained, and on what."""
+
+    kind: str
+    chats: int
+    anchors: int
+    """Blocks of a chat."""
+    length: int
+    """Tokens of a chat."""
+    bf16: bool
+    """Under bfloat16 autocast."""
 
 
 def network_of(kind: str) -> BlockNetwork:
@@ -63,16 +76,17 @@ def network_of(kind: str) -> BlockNetwork:
     return made
 
 
-def build(kind: str, chats: int, anchors: int, bf16: bool) -> tuple[BlockNetwork, dict[str, Callable[[], Tensor]]]:
+def build(shape: TrainingCase) -> tuple[BlockNetwork, dict[str, Callable[[], Tensor]]]:
     """The network and, for each side, a call that computes the loss."""
     torch.manual_seed(0)
+    kind, chats, anchors, length, bf16 = shape
     network = network_of(kind)
     head = nn.Linear(WIDTH, VOCAB, bias=False).requires_grad_(False)
-    mask = torch.ones(chats, LENGTH, dtype=torch.bool)
+    mask = torch.ones(chats, length, dtype=torch.bool)
     for chat, share in enumerate((0.33, 0.21, 0.45, 0.33, 0.27, 0.39, 0.24, 0.42)[:chats]):
-        mask[chat, : int(share * LENGTH)] = False
-    taps = torch.randn(chats, LENGTH, LAYERS, WIDTH)
-    batch = FeatureBatch(torch.randint(VOCAB, (chats, LENGTH)), mask, taps, torch.randn(chats, LENGTH, WIDTH))
+        mask[chat, : int(share * length)] = False
+    taps = torch.randn(chats, length, LAYERS, WIDTH)
+    batch = FeatureBatch(torch.randint(VOCAB, (chats, length)), mask, taps, torch.randn(chats, length, WIDTH))
     config = LossConfig(unroll=GUESSES, anchors=anchors)
     objective = DraftObjective(network, head, VOCAB, lambda _: batch, config, bf16)
 
@@ -120,13 +134,13 @@ def plain_loss(
         at = torch.tensor([p for c, p in zip(anchors.chats, anchors.positions, strict=True) if c == chat])
         with torch.no_grad():
             teacher = F.pad(head(batch.final[chat]).float().softmax(-1), (0, 0, 0, size + 2))  # [S + ., V]
-        attention = MaskedBlocks(at, LENGTH, size)
+        attention = MaskedBlocks(at, batch.tokens.shape[1], size)
         context = network.fuse(batch.taps[chat : chat + 1]).to(batch.taps.dtype)
-        network.read(context, torch.arange(LENGTH).unsqueeze(0), attention.store)
+        network.read(context, torch.arange(batch.tokens.shape[1]).unsqueeze(0), attention.store)
         blocks = F.pad(tokens[at + 1].unsqueeze(1), (0, size - 1), value=drafts.mask_token_id)  # [n, B]
         positions = at.unsqueeze(1) + 1 + torch.arange(size)
         states = network.block(blocks.view(1, -1), positions.view(1, -1), attention)
-        states = states.view(len(at), size, -1)[:, first : first + steps]
+        states = states.view(len(at), size, -1)[:, first : first + steps].contiguous()  # else torch multiplies slowly
         ahead = at.unsqueeze(1) + 1 + torch.arange(steps)  # [n, K] the token before each guess
         log_q = network.joined_logits(network.joined(states, tokens[ahead])).float().log_softmax(-1)  # [n, K, Vd]
         counts = mask[ahead + 1].long().cumprod(1) * config.decay ** torch.arange(steps)
@@ -134,9 +148,9 @@ def plain_loss(
     return loss
 
 
-def difference(kind: str, chats: int, anchors: int, bf16: bool) -> dict[str, float]:
+def difference(shape: TrainingCase) -> dict[str, float]:
     """Relative difference of loss and of all gradients between eyas and the plain side."""
-    network, sides = build(kind, chats, anchors, bf16)
+    network, sides = build(shape)
     found = {}
     for side in SIDES:
         loss = step(network, sides[side])
@@ -145,9 +159,9 @@ def difference(kind: str, chats: int, anchors: int, bf16: bool) -> dict[str, flo
     return {"loss": abs(a / b - 1).item(), "gradient": ((grad_a - grad_b).norm() / grad_b.norm()).item()}
 
 
-def times(kind: str, chats: int, anchors: int, bf16: bool, repeats: int) -> dict[str, float]:
+def times(shape: TrainingCase, repeats: int) -> dict[str, float]:
     """Median seconds of each side in turns, and the median of the ratios of runs that follow each other."""
-    network, sides = build(kind, chats, anchors, bf16)
+    network, sides = build(shape)
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     for repeat in range(repeats + 1):
         for side in SIDES:
@@ -159,21 +173,23 @@ def times(kind: str, chats: int, anchors: int, bf16: bool, repeats: int) -> dict
     return {side: round(statistics.median(values), 4) for side, values in found.items()} | {"ratio": round(ratio, 3)}
 
 
-def growth(side: str, kind: str, chats: int, anchors: int, bf16: bool) -> float:
+def growth(side: str, shape: TrainingCase) -> float:
     """MiB that this process grows by over two steps."""
-    network, sides = build(kind, chats, anchors, bf16)
+    network, sides = build(shape)
+    torch.optim.SGD(network.parameters())  # loads what optimizers load, as every training does: sympy and more
     before = resident("VmRSS")
     for _ in range(2):
         step(network, sides[side])
     return resident("VmHWM") - before
 
 
-def memory(kind: str, chats: int, anchors: int, bf16: bool) -> dict[str, float]:
+def memory(shape: TrainingCase, threads: int) -> dict[str, float]:
     """`growth` of each side in a process of its own, and their ratio."""
     found = {}
     for side in SIDES:
-        command = [sys.executable, "-m", "benchmarks.block_training", "--grow", side, "--kinds", kind]
-        command += ["--chats", str(chats), "--anchors", str(anchors)] + ["--bf16"] * bf16
+        command = [sys.executable, "-m", "benchmarks.block_training", "--grow", side, "--kinds", shape.kind]
+        command += ["--chats", str(shape.chats), "--anchors", str(shape.anchors), "--length", str(shape.length)]
+        command += ["--threads", str(threads)] + ["--bf16"] * shape.bf16
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found[side] = round(float(done.stdout), 1)
     return found | {"ratio": round(found["eyas"] / found["plain"], 3)}
@@ -184,6 +200,7 @@ def main() -> None:
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
     parser.add_argument("--chats", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--anchors", type=int, nargs="+", default=[64, 256], help="blocks of a chat")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a chat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="under bfloat16 autocast")
@@ -193,28 +210,30 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     if options.grow:
-        print(growth(options.grow, options.kinds[0], options.chats[0], options.anchors[0], options.bf16))
+        shape = TrainingCase(options.kinds[0], options.chats[0], options.anchors[0], options.length, options.bf16)
+        print(growth(options.grow, shape))
         return
 
     rows: list[dict[str, Any]] = []
     for kind in options.kinds:
         for chats in options.chats:
             for anchors in options.anchors:
-                shape = (kind, chats, anchors, options.bf16)
+                shape = TrainingCase(kind, chats, anchors, options.length, options.bf16)
                 row = {
                     "kind": kind,
                     "chats": chats,
                     "anchors": anchors,
+                    "length": options.length,
                     "dtype": "bfloat16 autocast" if options.bf16 else "float32",
-                    "relative_difference": difference(*shape),
-                    "seconds": times(*shape, options.repeats),
-                    "mebibytes": memory(*shape),
+                    "relative_difference": difference(shape),
+                    "seconds": times(shape, options.repeats),
+                    "mebibytes": memory(shape, options.threads),
                 }
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     report = {
         "date": date.today().isoformat(),
-        "what": f"objective of block drafters, forward and backward: H={WIDTH}, V={VOCAB}, S={LENGTH}, {LAYERS} "
+        "what": f"objective of block drafters, forward and backward: H={WIDTH}, V={VOCAB}, {LAYERS} "
         f"layers, {GUESSES} guesses, 8 heads on 4 key heads, {LAYERS} taps. seconds: medians of interleaved runs; "
         "mebibytes: growth of the resident set's high-water mark over two steps in a fresh process (gradients of the "
         "weights included)",

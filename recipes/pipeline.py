@@ -1,9 +1,12 @@
 """From chats to a chosen drafter for the embedded demo target, with the same commands that serve a real model.
 
-    python recipes/pipeline.py [--folder runs/pipeline] [--chats my_chats.jsonl]
+    python recipes/pipeline.py [--folder runs/pipeline] [--chats my_chats.jsonl] [--on ray[:ADDRESS]]
 
 Minutes on two CPU cores. A stage whose result is there is not run again, and an interrupted one goes on, so the same
 command resumes. The end is FOLDER/report.html: one file, open it in a browser. Delete FOLDER to start anew.
+
+With --on the machines of a Ray cluster regenerate, capture and measure; FOLDER is one that all of them see. Chats are
+prepared and the drafter is trained on this machine.
 """
 
 from __future__ import annotations
@@ -69,7 +72,12 @@ def main() -> None:
     parser.add_argument("--chats", type=Path, help="chats of yours, to train on beside Python's library")
     parser.add_argument("--samples", type=int, default=400, help="how many chats")
     parser.add_argument("--prompts", type=int, default=6, help="held-out prompts of a group to measure on")
+    parser.add_argument("--on", help="ray, or ray:ADDRESS: share what can be shared among the machines of a cluster")
+    parser.add_argument("--workers", help="with --on: how many share the work")
     options = parser.parse_args()
+    if options.workers and not options.on:
+        parser.error("--workers says nothing without --on")
+    shared = [word for name in ("on", "workers") if (given := getattr(options, name)) for word in (f"--{name}", given)]
     began = time.monotonic()
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,12 +92,12 @@ def main() -> None:
     stage(
         "regenerate", answered / "report.json",
         "data", "regenerate", "--model", DEMO, "--draft-model", DEMO, "--chats", prepared,
-        "--output", answered, "--dtype", "bfloat16", "--batch-size", "16", "--max-new-tokens", "96",
+        "--output", answered, "--dtype", "bfloat16", "--batch-size", "16", "--max-new-tokens", "96", *shared,
     )  # fmt: skip
     stage(
         "capture", store / "manifest.json",
         "data", "capture", "--model", DEMO, "--chats", answered, "--output", store, "--max-length", "512",
-        "--batch-tokens", "2048",
+        "--batch-tokens", "2048", *shared,
     )  # fmt: skip
     stage(
         "train", run / "drafter" / "config.json",
@@ -101,7 +109,7 @@ def main() -> None:
         for word in ("--prompt-file", file)
     ]
     # --force: what learnt for minutes may be slower than plain decoding; the report says whether it is
-    measuring = [*files, "--max-new-tokens", "64", "--dtype", "float32"]
+    measuring = [*files, "--max-new-tokens", "64", "--dtype", "float32", *shared]
     stage(
         "bench checkpoints", run / "pick" / "config.json",
         "bench", "checkpoints", run, *measuring, "--repeats", "1", "--write", "--force",

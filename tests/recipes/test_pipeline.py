@@ -36,6 +36,8 @@ class CommandLine:
         self.folder = folder
         self.verbs: list[str] = []
         self.fails: str | None = None
+        self.shared: dict[str, list[str]] = {}
+        """Verb -> what it was told about a cluster."""
 
     def __call__(self, command: list[str], check: bool) -> Any:
         assert command[:3] == [sys.executable, "-m", "eyas"]
@@ -48,6 +50,8 @@ class CommandLine:
         leaf.make_context(leaf.name, list(words))  # an option it doesn't have, or a file that isn't there, ends here
         verb = " ".join(names)
         self.verbs.append(verb)
+        if "--on" in words:
+            self.shared[verb] = words[words.index("--on") :][:4]
         if verb == self.fails:
             return SimpleNamespace(returncode=1)
         self.leave(verb)
@@ -97,3 +101,20 @@ def test_stages_run_in_order_and_once(pipeline: ModuleType, tmp_path: Path, monk
         (row,) = map(json.loads, (tmp_path / "prompts" / f"{name}.jsonl").read_text().splitlines())
         assert row["id"] == chat
         assert len(row["token_ids"]) > 2
+
+
+def test_a_cluster_gets_what_it_can_share(
+    pipeline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = CommandLine(tmp_path)
+    monkeypatch.setattr(subprocess, "run", commands)
+    monkeypatch.setattr(sys, "argv", ["pipeline.py", "--folder", str(tmp_path), "--on", "ray:head:1", "--workers", "2"])
+    pipeline.main()
+    assert commands.verbs == STAGES
+    told = ["--on", "ray:head:1", "--workers", "2"]
+    shares = ("data regenerate", "data capture", "bench checkpoints", "bench trees")
+    assert {verb: words[:4] for verb, words in commands.shared.items()} == dict.fromkeys(shares, told)
+    monkeypatch.setattr(sys, "argv", ["pipeline.py", "--folder", str(tmp_path), "--workers", "2"])
+    with pytest.raises(SystemExit):
+        pipeline.main()
+    assert "--workers says nothing without --on" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from eyas.data.tokens.batches import ChatBatches
 from eyas.data.tokens.tokenize import TokenRow
+from eyas.errors import ConfigError
 from eyas.train.drafter import resolve
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.resolve import resolved_dtype, sized
@@ -53,7 +55,9 @@ def outlook(config: DrafterTrainConfig, **sizes: Any) -> Outlook:
     for i in range(20):
         tokens = torch.randint(3, tiny.VOCAB, (10,), generator=draw).numpy()
         rows.append(TokenRow(tokens, tokens > 2, f"r{i}"))
-    settled = sized(config, target, "float32")
+    known = copy.copy(target)
+    known.max_length = sizes.get("max_length", target.max_length)
+    settled = sized(config, known, "float32")
     batches = ChatBatches(rows, settled.batch_tokens, settled.max_length, 0)
     loop = resolved(settled.loop, batches.per_epoch, config.output, ALONE)
     size = config.shape.draft_vocabulary(target.vocab_size)
@@ -115,6 +119,12 @@ def test_settings_of_another_model_are_warned_of(
     announce(view)
     assert f"warning: {warning}" in capsys.readouterr().err
     assert f"warning: {warning}" in (tmp_path / "settings.txt").read_text()
+
+
+def test_chats_longer_than_the_context_are_refused(tmp_path: Path) -> None:
+    outlook(written(tmp_path, max_length=256))
+    with pytest.raises(ConfigError, match="max_length 257 is beyond the target's context of 256 tokens"):
+        outlook(written(tmp_path, max_length=257))
 
 
 def test_a_run_keeps_what_was_resolved(target: Path, chats: Path, tmp_path: Path) -> None:

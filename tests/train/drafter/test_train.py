@@ -74,6 +74,25 @@ def test_training_lowers_the_loss_and_resumes(target: Path, chats: Path, tmp_pat
     assert weights[0] == weights[1]
 
 
+def test_segments_and_random_starts_resume(target: Path, chats: Path, tmp_path: Path) -> None:
+    """Rows of at most 22 tokens of chats of about 40, the positions drawn anew: the same weights in two goes."""
+    loop = {"steps": 4, "log_every": 1, "validate_every": 1000, "bf16": False, "optimizer": {"lr": 0.01}}
+    loop["schedule"] = {"kind": "constant", "warmup": 0.0}
+    more: dict[str, Any] = {"segments": {"length": 14, "context": 8}, "validation": {"decode": False}}
+    for name, steps in (("whole", [4]), ("halves", [2, 4])):
+        for each in steps:
+            given = {**more, "loss": {"random_start": 200}, "loop": {**loop, "steps": each}}
+            train_drafter(recipe(target, chats, tmp_path / name, **given))
+    weights = [(tmp_path / name / "drafter" / "model.safetensors").read_bytes() for name in ("whole", "halves")]
+    assert weights[0] == weights[1]
+    assert provenance(tmp_path / "whole" / "drafter")["segments"] == {"length": 14, "context": 8}
+    assert re.search(r"segments +14 +tokens after 8 of context", (tmp_path / "whole" / "settings.txt").read_text())
+    with pytest.raises(CheckpointError, match=r"segments"):
+        train_drafter(recipe(target, chats, tmp_path / "whole", **{**given, "segments": {"length": 13, "context": 8}}))
+    with pytest.raises(ConfigError, match=r"random_start 240 and rows of 22 tokens .* set it to 234 or less"):
+        train_drafter(recipe(target, chats, tmp_path / "beyond", **{**given, "loss": {"random_start": 240}}))
+
+
 def test_a_narrow_drafter_needs_its_own_embedding(target: Path, chats: Path, tmp_path: Path) -> None:
     narrow = {"hidden_size": 16, "head_dim": 8}
     with pytest.raises(ConfigError, match="train_embedding"):

@@ -65,17 +65,17 @@ def together(world_size: int, *recipes: str) -> None:
 
 
 def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -> None:
-    def made(name: str, parallel: str, steps: int = 50) -> dict[str, Any]:
+    def made(name: str, parallel: str, steps: int = 30) -> dict[str, Any]:
         return recipe(
-            sure_target, chats, tmp_path / name, steps=steps, accumulate=2, validate_every=25, parallel=parallel
+            sure_target, chats, tmp_path / name, steps=steps, accumulate=2, validate_every=15, parallel=parallel
         )
 
     # the last recipe goes on alone from where two processes stopped
-    together(2, *(write(made(name, name)) for name in ("ddp", "fsdp")), write(made("halves", "fsdp", 25)))
+    together(2, *(write(made(name, name)) for name in ("ddp", "fsdp")), write(made("halves", "fsdp", 15)))
     for name in ("one", "halves"):
         train_drafter(DrafterTrainConfig.model_validate(made(name, "none")))
     whole = losses(tmp_path / "one")
-    assert len(whole) == 50
+    assert len(whole) == 30
     assert whole[-1] < whole[0] - 0.1
     for name in ("ddp", "fsdp", "halves"):
         assert losses(tmp_path / name) == pytest.approx(whole, abs=1e-4)
@@ -118,6 +118,7 @@ def killed_run_equals_whole(sure_target: Path, chats: Path, tmp_path: Path, step
     assert not [path for path in killed.rglob("*") if path.name.endswith(TEMPORARY)]
 
 
+@pytest.mark.slow
 def test_killed_runs_end_as_they_would_have(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     killed_run_equals_whole(sure_target, chats, tmp_path, 40, [0.0, 0.11, 0.3])
 
@@ -126,3 +127,20 @@ def test_killed_runs_end_as_they_would_have(sure_target: Path, chats: Path, tmp_
 def test_ten_random_kills(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     draw = random.Random(11)
     killed_run_equals_whole(sure_target, chats, tmp_path, 150, [draw.uniform(0, 0.4) for _ in range(10)])
+
+
+def test_a_run_that_paused_goes_on_to_the_same_weights(sure_target: Path, chats: Path, tmp_path: Path) -> None:
+    """`until` is a pause in the schedule of all steps."""
+
+    def made(name: str, **loop: Any) -> DrafterTrainConfig:
+        falling = {"kind": "cosine", "warmup": 1}
+        values = recipe(sure_target, chats, tmp_path / name, steps=6, validate_every=6, schedule=falling, **loop)
+        return DrafterTrainConfig.model_validate(values)
+
+    train_drafter(made("whole"))
+    train_drafter(made("paused", until=2))
+    assert len(losses(tmp_path / "paused")) == 2
+    train_drafter(made("paused"))
+    assert losses(tmp_path / "paused") == losses(tmp_path / "whole")
+    weights = [(tmp_path / name / "drafter" / "model.safetensors").read_bytes() for name in ("whole", "paused")]
+    assert weights[0] == weights[1]

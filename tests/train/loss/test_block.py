@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from eyas.drafters.block.decoding import BlockDrafter
 from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
-from eyas.train.loss.block import block_guesses, sampled_anchors
+from eyas.errors import ConfigError
+from eyas.train.loss.block import blocks_at, guessed, read_context, sampled_anchors
 from eyas.train.loss.block_attention import Anchors, BlockAttention
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.objective import DraftLoss
+from eyas.train.loss.objective import DraftLoss, DraftObjective
 
 from ... import tiny
 
@@ -83,8 +85,11 @@ def test_rows_are_what_decoding_computes(name: str) -> None:
     network, given = build(name).eval().requires_grad_(False), batch()
     steps = network.config.guesses
     anchors = sampled_anchors(given.loss_mask, None, (0,))
-    made = block_guesses(network, given.tokens, given.taps, given.loss_mask, anchors, steps)
-    logits = network.joined_logits(network.joined(made.states, made.before))  # [n, K, Vd]
+    blocks = blocks_at(network.config, given.tokens, given.loss_mask, anchors, steps)
+    attention = BlockAttention(anchors)
+    read_context(network, given.taps, attention.store)
+    states = guessed(network, network.embed(blocks.masked), blocks, attention)
+    logits = network.joined_logits(network.joined(states, blocks.before))  # [n, K, Vd]
     for block, (chat, position) in enumerate(zip(anchors.chats, anchors.positions, strict=True)):
         drafter = BlockDrafter(network, (1, 2))
         drafter.resize(1)
@@ -106,7 +111,7 @@ def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
     given = batch()
     anchors = sampled_anchors(given.loss_mask, None, (0,))
     steps = 4
-    made = block_guesses(build("dflash"), given.tokens, given.taps, given.loss_mask, anchors, steps)
+    rows = blocks_at(build("dflash").config, given.tokens, given.loss_mask, anchors, steps).rows()
     mask, expected = given.loss_mask.tolist(), set()
     for block, (chat, position) in enumerate(zip(anchors.chats, anchors.positions, strict=True)):
         assert mask[chat][position + 1]
@@ -116,9 +121,9 @@ def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
             if len(span) == step + 1 and all(span):
                 expected.add((chat, position + 2 + step, step, block))
     found = set()
-    for index, answer in enumerate(made.rows.answers.tolist()):
+    for index, answer in enumerate(rows.answers.tolist()):
         for step in range(steps):
-            block = int(made.rows.guesses[step, index])
+            block = int(rows.guesses[step, index])
             if block >= 0:
                 found.add((answer // 14, answer % 14 + 1, step, block))
     assert found == expected
@@ -136,14 +141,15 @@ def test_anchors_are_drawn_by_their_key() -> None:
         assert (chat, at) < (other, behind)
 
 
-@pytest.mark.parametrize(("name", "token"), tiny.third(VARIANTS, ["ce", "l1", "lk"]))
-def test_gradients_are_those_of_finite_differences(name: str, token: str) -> None:
+@pytest.mark.parametrize(("name", "token"), tiny.sample(VARIANTS, ["ce", "l1", "lk"]))
+def test_gradients_are_those_of_finite_differences(name: str, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, given = build(name).double(), batch()
     for shared in (network.embed_tokens,):
         shared.requires_grad_(False)
     given = given._replace(taps=given.taps.double(), final=given.final.double() if given.final is not None else None)
     head = torch.randn(tiny.HIDDEN, tiny.VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 0.3
     loss = DraftLoss(network, lambda x: x @ head, tiny.VOCAB, LossConfig(token=token, unroll=4))  # type: ignore[arg-type]
+    monkeypatch.setattr("eyas.train.loss.block_loss.SLOTS", 20)  # several groups, one of which has both chats' blocks
     check_gradients(network, loss, given, "confidence_head.")  # its targets are constants, so only its own are exact
     loss._config = loss._config.model_copy(update={"confidence_weight": 0.0})
     check_gradients(network, loss, given, "")
@@ -168,3 +174,71 @@ def check_gradients(network: BlockNetwork, loss: DraftLoss, given: FeatureBatch,
                 parameter.sub_(way, alpha=sign * 1e-6)
         slope = (values[0] - values[1]) / 2e-6
         assert float((parameter.grad * way).sum()) == pytest.approx(slope, rel=2e-4, abs=2e-5), name_of
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_groups_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss, metrics and gradients with the embedding's are the same however many blocks run together."""
+    made = []
+    for slots in (10, 1000):
+        monkeypatch.setattr("eyas.train.loss.block_loss.SLOTS", slots)
+        network = build(name).double()
+        given = batch()
+        assert given.final is not None
+        given = given._replace(taps=given.taps.double(), final=given.final.double())
+        head = torch.eye(tiny.HIDDEN, tiny.VOCAB, dtype=torch.float64)
+        loss = DraftLoss(network, lambda x, head=head: x @ head, tiny.VOCAB, LossConfig(token="l1", unroll=4))
+        found = loss(given)
+        found.loss.backward()
+        with torch.no_grad():
+            assert loss(given).loss.item() == pytest.approx(found.loss.item(), rel=1e-12)
+        made.append((found.metrics, {name: p.grad for name, p in network.named_parameters()}))
+    (metrics, grads), (expected_metrics, expected) = made
+    assert metrics.keys() == expected_metrics.keys()
+    for key, pair in expected_metrics.items():
+        assert metrics[key] == pytest.approx(pair, rel=1e-12)
+    for parameter, grad in expected.items():
+        torch.testing.assert_close(grads[parameter], grad, msg=parameter)
+        assert grad is not None
+        assert bool(grad.any()), parameter
+
+
+@pytest.mark.parametrize("name", ["dflash", "vanilla"])
+def test_a_batch_without_anchors_has_zero_gradients_of_all_parameters(name: str) -> None:
+    network, given = build(name), batch()
+    given = given._replace(loss_mask=torch.zeros_like(given.loss_mask))
+    given.loss_mask[0, 5] = True  # an answer that no anchor is in
+    head = torch.eye(tiny.HIDDEN, tiny.VOCAB)
+    found = DraftLoss(network, lambda x: x @ head, tiny.VOCAB, LossConfig(unroll=4))(given)
+    found.loss.backward()
+    assert found.weight == 0
+    assert all(p.grad is not None and not p.grad.any() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        ("eagle3", {"anchors": 4}, "this one has none"),
+        ("dflash", {"confidence_weight": 0.5, "unroll": 4}, "trains a confidence head"),
+        ("dspark", {"confidence_weight": 0.0, "unroll": 5}, "would never be trained"),
+    ],
+)
+def test_settings_of_other_drafters_are_refused(kind: str, settings: dict[str, Any], words: str) -> None:
+    network = tiny.network(kind)
+    settings = {**settings, "unroll": network.config.guesses or 7}
+    with pytest.raises(ConfigError, match=words):
+        DraftObjective(network, network.logits, tiny.VOCAB, lambda _: batch(), LossConfig(**settings), False)
+
+
+def test_bfloat16_autocast_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas.train.loss.block_loss.SLOTS", 20)
+    network, head = build("vanilla"), torch.eye(tiny.HIDDEN, tiny.VOCAB)
+    found = []
+    for enabled in (False, True):
+        network.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            made = DraftLoss(network, lambda x: x @ head, tiny.VOCAB, LossConfig(unroll=4))(batch())
+        made.loss.backward()
+        found.append(torch.cat([p.grad.flatten().float() for p in network.parameters() if p.grad is not None]))
+    exact, rough = found
+    assert 0 < float((exact - rough).norm() / exact.norm()) < 0.05

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from eyas.drafters.window.window import Window
 from eyas.train.loss import causal_kernels
 from eyas.train.loss.causal_kernels import (
     AttentionOutput,
@@ -17,6 +18,7 @@ from eyas.train.loss.causal_kernels import (
     CpuFlash,
     CudaEfficient,
     CudaFlash,
+    Windowed,
     choose_kernel,
 )
 
@@ -54,6 +56,38 @@ def check(kernel: CausalKernel, q: Tensor, k: Tensor, v: Tensor, tolerance: floa
     merged = AttentionOutput(out.detach(), lse.detach().to(done.lse.dtype), done.extra)
     for ours, theirs in zip(kernel.backward(grad, q, k, v, merged), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_a_windowed_kernel_s_gradients_are_those_of_attention_written_out() -> None:
+    """With a rotation of its own: two channels turn by an angle a position."""
+
+    def turn(keys: Tensor, by: int) -> Tensor:
+        angle = torch.tensor(0.3 * by, dtype=keys.dtype)
+        left, right = keys[..., :1], keys[..., 1:2]
+        turned = left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()
+        return torch.cat((*turned, keys[..., 2:]), dim=-1)
+
+    window, kernel = Window(20), Windowed(Window(20), turn)
+    q, k, v = inputs(2, 4, 2, 150, 6, 5)
+    outs, sums = [], []
+    for row in range(150):
+        dropped = window.dropped(row + 1)
+        of_row = torch.cat((turn(k[:, :, : window.sinks], dropped), k[:, :, window.sinks + dropped : row + 1]), dim=2)
+        keys = of_row if dropped else k[:, :, : row + 1]
+        values = torch.cat((v[:, :, : window.sinks], v[:, :, window.sinks + dropped : row + 1]), dim=2)
+        values = values if dropped else v[:, :, : row + 1]
+        wide_k, wide_v = (x.repeat_interleave(2, dim=1) for x in (keys, values))
+        scores = q[:, :, row : row + 1] @ wide_k.transpose(2, 3) * q.shape[-1] ** -0.5
+        outs.append(scores.softmax(-1) @ wide_v)
+        sums.append(scores.logsumexp(-1))
+    out, lse = torch.cat(outs, dim=2), torch.cat(sums, dim=2)
+    done = kernel.forward(q.detach(), k.detach(), v.detach())
+    torch.testing.assert_close(done.out, out)
+    torch.testing.assert_close(done.lse, lse)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (q, k, v), grad)
+    for ours, theirs in zip(kernel.backward(grad, q, k, v, done), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("width", [1, 5, 64, 150])

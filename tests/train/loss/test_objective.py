@@ -14,6 +14,7 @@ from eyas.data.features import FeatureBatch
 from eyas.errors import ConfigError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective, feature_noise
+from eyas.types import CONTEXT_BUCKETS
 
 from ... import tiny
 from .chains import HIDDEN, NETWORKS, VOCAB, chain, network
@@ -189,3 +190,68 @@ def test_each_kind_has_its_papers_loss() -> None:
     for kind in ("eagle3", "eagle3.1", "mla"):
         config = LossConfig.for_kind(kind)
         assert (config.token, config.feature, config.unroll, config.decay) == ("ce", "none", 7, 0.8)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mla", "eagle1"])
+def test_positions_begin_where_the_rows_do(name: str) -> None:
+    """At the batch's true starts, or at starts drawn by seed and batch; validation draws none."""
+    seen: list[list[list[int]]] = []
+    _, head, given = objective(name, LossConfig(unroll=2))
+    given = given._replace(starts=torch.tensor([40, 7]))
+
+    def made(random_start: int | None, seed: int = 5) -> DraftObjective:
+        config = LossConfig(unroll=2, random_start=random_start)
+        found = DraftObjective(network(name), head, VOCAB, lambda _: given, config, False, seed)
+        step = found.model.step
+
+        def noted(tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Any) -> tuple[Tensor, Tensor]:
+            seen.append(positions.tolist())
+            return step(tokens, hidden, positions, attend)
+
+        found.model.step = noted  # type: ignore[method-assign]
+        return found
+
+    def starts(run: Any, number: int | None = None) -> list[int]:
+        seen.clear()
+        run(given if number is None else number)
+        first = seen[0]
+        assert first == [list(range(row[0], row[0] + WIDTH)) for row in first]
+        rows = [[row[0] + 1 + at for at in range(WIDTH)] for row in first]
+        assert all(any(p in row for row in rows) for p in seen[1][0])  # a later step is one position further
+        return [row[0] for row in first]
+
+    plain, drawn, again = made(None), made(100), made(100)
+    assert starts(plain.micro_batch_loss, 3) == starts(plain.score) == starts(drawn.score) == [40, 7]
+    found = [starts(drawn.micro_batch_loss, number) for number in range(4)]
+    assert found[2] == starts(again.micro_batch_loss, 2)  # as when a run is resumed
+    assert found[1] != starts(made(100, seed=6).micro_batch_loss, 1)
+    assert len({tuple(pair) for pair in found}) == 4
+    assert all(0 <= start <= 100 for pair in found for start in pair)
+
+
+def test_drafters_without_positions_refuse_random_starts() -> None:
+    with pytest.raises(ConfigError, match="this drafter knows none"):
+        objective("medusa", LossConfig(unroll=network("medusa").config.guesses or 5, random_start=9))
+
+
+def test_metrics_by_context_are_those_of_the_tokens_there() -> None:
+    """Each range's figures are those of a batch in which only its answer tokens count."""
+    made, head, given = objective("eagle3", LossConfig(unroll=2))
+    found = DraftObjective(made.model, head, VOCAB, lambda _: given, LossConfig(unroll=2), False, by_context=True)
+    given = given._replace(starts=torch.tensor([0, 2048 - 5]))
+    part = found.score(given)
+    counts = {"0-1k": 5, "1-2k": 2, "2-4k": 2}  # tokens 2, 6-10 of the one; 3, 4 and 5, 6 of the other
+    counts["0-1k"] = int(given.loss_mask[0, 2:].sum())
+    for name in ("loss", "accuracy", "accept_length"):
+        by_range = {key.removeprefix(f"{name}_"): value for key, value in part.metrics.items() if "k" in key}
+        shown = {key: value for key, value in by_range.items() if key in CONTEXT_BUCKETS}
+        assert {key: count for key, (_, count) in shown.items() if count} == counts
+    total = sum(part.metrics[f"loss_{key}"][0] for key in CONTEXT_BUCKETS)
+    assert total == pytest.approx(part.loss.item(), rel=1e-5)
+    for key, name in (("accuracy", "accuracy_0"), ("accept_length", "accept_length")):
+        assert sum(part.metrics[f"{key}_{each}"][0] for each in CONTEXT_BUCKETS) == pytest.approx(part.metrics[name][0])
+    only = given.loss_mask.clone()
+    only[0], only[1, 5:] = False, False
+    alone = found.score(given._replace(loss_mask=only)).metrics
+    assert alone["accuracy_0"][1] == counts["1-2k"]
+    assert part.metrics["accuracy_1-2k"][0] == alone["accuracy_0"][0]

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
+from eyas.drafters.window.window import Window
 from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
+from ... import tiny
 from .chains import HIDDEN, NETWORKS, VOCAB, chain, network
 
 STEPS = 4
@@ -49,6 +52,52 @@ def test_every_row_is_the_chain_decoding_would_make(name: str, dtype: torch.dtyp
                 torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
             compared += 1
     assert compared == sum((mask[:, 2 + step :]).sum().item() for step in range(STEPS))
+
+
+WINDOWED = ("eagle3", "eagle3.1", "mla", "eagle1", "mtp")
+
+
+def in_a_window(name: str, pairs: int, dtype: torch.dtype = torch.float64) -> DraftNetwork:
+    made = network(name, dtype)
+    made.config = made.config.model_copy(update={"draft_window": pairs})
+    return made
+
+
+def kept(tokens: Tensor, taps: Tensor, row: int, window: Window) -> tuple[Tensor, Tensor, int]:
+    """A chat [1, S] without the pairs that the window of `row` leaves out, and what is then the index of the row."""
+    dropped = window.dropped(row + 1)
+    pairs = [i for i in range(taps.shape[1]) if i < window.sinks or i >= window.sinks + dropped]
+    following = [i + 1 for i in pairs if i + 1 < tokens.shape[1]]
+    return tokens[:, [0, *following]], taps[:, pairs], row - dropped
+
+
+@pytest.mark.parametrize(("name", "pairs"), tiny.sample(WINDOWED, [1, 4, 8]))
+def test_in_a_window_every_row_is_the_chain_decoding_would_make(name: str, pairs: int) -> None:
+    """Decoding reads nothing but the pairs of the window, from position 0 on."""
+    made = in_a_window(name, pairs)
+    torch.manual_seed(2)
+    tokens, mask = torch.randint(VOCAB, (1, 40)), torch.ones(1, 40, dtype=torch.bool)
+    taps = torch.randn(1, 40, made.config.tap_count, HIDDEN, dtype=made.dtype)
+    rows, window = chain_rows(mask, STEPS), Window(pairs)
+    for step, (fed, normed) in enumerate(unrolled(made, tokens, taps, rows)):
+        at = rows.guesses[step][rows.guesses[step] >= 0]
+        for (_, row), index in zip(guesses(rows, step, 40), at.tolist(), strict=True):
+            ids, states, last = kept(tokens, taps, row, window)
+            expected = chain(made, ids, states, last, step + 1)[step]
+            for ours, theirs in zip((fed[index], normed[index]), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)  # angles are float32's
+
+
+def test_two_layers_in_a_window_are_trained_as_the_drafter_decodes() -> None:
+    made = in_a_window("two layers", 8, torch.float32)
+    torch.manual_seed(2)
+    tokens, taps = torch.randint(VOCAB, (1, 40)), torch.randn(1, 40, 3, HIDDEN)
+    states = next(unrolled(made, tokens, taps, chain_rows(torch.ones(1, 40, dtype=torch.bool), 1)))[1]
+    drafter = drafter_of(made.eval().requires_grad_(False), (1, 2, 4))
+    drafter.resize(1)
+    for row in range(39):
+        drafter.observe(range(1), tokens[:, row + 1 : row + 2], taps[:, row : row + 1], [1])
+        torch.testing.assert_close(drafter._normed[0], states[row].detach(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

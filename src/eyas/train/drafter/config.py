@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from eyas.config import StrictModel
+from eyas.data.tokens.batches import SegmentConfig
 from eyas.train.drafter.data import SourceKind
 from eyas.train.drafter.shape import DrafterShape
 from eyas.train.drafter.validation import ValidationConfig
@@ -31,6 +32,7 @@ class DrafterTrainConfig(StrictModel):
     warm_start: str | None = None  # of the same sizes and kind, or of one that it extends; `demo`: the embedded
     batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # tokens of a micro-batch, padding included
     max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # tokens to which chats are cut
+    segments: SegmentConfig | None = None  # how longer chats are cut into several rows; None: each is one row
     validation: ValidationConfig = ValidationConfig()
     keep_checkpoints: int | None = Field(default=None, ge=1)  # newest ones to keep besides the best; None: all
     loop: LoopConfig

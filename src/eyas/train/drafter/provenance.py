@@ -55,6 +55,7 @@ class Origin:
             "loss": config.loss.model_dump(mode="json"),
             "batch_tokens": config.batch_tokens,
             "max_length": config.max_length,
+            **({} if config.segments is None else {"segments": config.segments.model_dump()}),
             "loop": config.loop.model_dump(
                 mode="json", include={"steps", "accumulate", "seed", "bf16", "optimizer", "schedule"}
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eyas.errors import ConfigError
 from eyas.targets.loading import resolve_dtype
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.shape import TargetModel
@@ -34,10 +35,15 @@ def resolved_dtype(config: DrafterTrainConfig, processes: ProcessGroup) -> str:
 def sized(config: DrafterTrainConfig, target: TargetModel, dtype: str) -> SizedConfig:
     """Resolve every `auto` size for a target that is loaded in `dtype`.
 
-    Chats are cut to 4,096 tokens or the target's context, and a micro-batch holds two such chats. A draft vocabulary of
-    None remains the target's whole one.
+    Chats are cut to 4,096 tokens or the target's context, and a micro-batch holds two such chats, or two segments. A
+    draft vocabulary of None remains the target's whole one. Raises ConfigError for chats longer than the context.
     """
     length = min(LENGTH, target.max_length or LENGTH) if config.max_length == "auto" else config.max_length
+    if target.max_length is not None and length > target.max_length:
+        raise ConfigError(
+            f"max_length {length} is beyond the target's context of {target.max_length} tokens: set that, or auto"
+        )
+    row = length if config.segments is None else min(length, config.segments.length + config.segments.context)
     shape = config.shape
     if shape.draft_vocab_size == "auto":
         size = shape.draft_vocabulary(target.vocab_size)
@@ -45,7 +51,7 @@ def sized(config: DrafterTrainConfig, target: TargetModel, dtype: str) -> SizedC
     filled = {
         "target_dtype": dtype,
         "max_length": length,
-        "batch_tokens": CHATS * length if config.batch_tokens == "auto" else config.batch_tokens,
+        "batch_tokens": CHATS * row if config.batch_tokens == "auto" else config.batch_tokens,
         "shape": shape,
     }
     return SizedConfig.model_validate({**dict(config), **filled})

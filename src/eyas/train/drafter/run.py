@@ -69,6 +69,9 @@ class DrafterRun:
         if self._decoding is not None:
             stats = self._decoding(served)
             figures["decoded_accept_length"] = found["decoded_accept_length"] = stats.accept_length
+            by_context = stats.accept_length_by_context
+            if len(by_context) > 1:
+                figures |= {f"decoded_accept_length_{name}": length for name, length in by_context.items()}
         if self._processes.is_main:
             provenance = self._origin.at(progress, found, self._chosen_by)
             self._folder.add(progress.step, lambda path: save_network(served, path, provenance))

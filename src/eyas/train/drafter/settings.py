@@ -16,6 +16,7 @@ from eyas.config import StrictModel
 from eyas.data.tokens.batches import ChatBatches, learnable
 from eyas.drafters.config import FusedTapsConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.network import DraftNetwork
+from eyas.drafters.window.window import SINKS
 from eyas.files import write_text
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.resolve import SizedConfig
@@ -77,6 +78,10 @@ class Outlook:
         tokens, answers = sum(len(row.tokens) for row in rows), sum(int(row.loss_mask.sum()) for row in rows)
         yield Setting("data", f"{len(rows):,} chats, {tokens:,} tokens, {answers:,} of them answers", config.source)
         yield Setting("max length", f"{config.max_length:,} tokens", _origin(written, "max_length", "context"))
+        if config.segments is not None:
+            parts = config.segments
+            value = f"{parts.length:,} tokens after {parts.context:,} of context, {len(self.batches.segments):,} rows"
+            yield Setting("segments", value, "recipe")
         yield Setting(
             "micro-batch",
             f"up to {config.batch_tokens:,} tokens, {self.batches.per_epoch:,} an epoch",
@@ -114,6 +119,8 @@ class Outlook:
             value = f"{network.num_hidden_layers} of {heads}, {network.hidden_size:,} wide"
             yield Setting("layers", value, _origin(shape, "heads", "target"))
             yield Setting("MLP", f"{network.intermediate_size:,} wide", _origin(shape, "intermediate_size", "target"))
+            if network.draft_window is not None:
+                yield Setting("window", f"{SINKS} first pairs and the last {network.draft_window:,}", "recipe")
         yield Setting("draft vocabulary", str(self.vocabulary), _origin(shape, "draft_vocab_size", "target"))
         for part, owner in (("embedding", network.embedding), ("head", network.head)):
             yield Setting(

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
 from eyas.drafters.block.network import BlockConfig, spread_taps
-from eyas.drafters.config import DrafterConfig, FeatureConfig, FusedTapsConfig, MaskedConfig, TransformerConfig
+from eyas.drafters.config import (
+    PLAIN_ROPE,
+    DrafterConfig,
+    FeatureConfig,
+    FusedTapsConfig,
+    MaskedConfig,
+    TransformerConfig,
+)
 from eyas.drafters.kind import Kind
 from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork
@@ -30,12 +37,10 @@ _OF_EVERY_KIND = {
 }  # fmt: skip
 _FIELD = {
     "layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-    "medusa_heads": "num_heads",
+    "medusa_heads": "num_heads", "window": "draft_window",
 }  # fmt: skip
 """Option of `DrafterShape` -> its name in a drafter's config, where the two differ."""
 _THETA = 10000.0
-_PLAIN_TYPES = ("default", "linear", "llama3", "yarn")
-"""RoPE types whose frequencies don't change with the length of a sequence."""
 _LONG = 32768
 """Positions of a drafter whose target names no longest sequence."""
 
@@ -77,6 +82,7 @@ class DrafterShape(StrictModel):
     heads: int | None = Field(default=None, ge=1)
     kv_heads: int | None = Field(default=None, ge=1)
     head_dim: int | None = Field(default=None, ge=2)
+    window: int | None = Field(default=None, ge=1)  # attend to the sinks and the last pairs: None = to all
     # eagle1
     bias: bool | None = None
     # eagle3 and mla
@@ -324,6 +330,6 @@ def rope_of(own: Any) -> dict[str, Any]:
         rope = dict(rope[FULL])
     theta = rope.get("rope_theta") or getattr(own, "rope_theta", None) or _THETA
     rope.pop("partial_rotary_factor", None)  # drafters rotate whole heads
-    if rope.get("rope_type", "default") not in _PLAIN_TYPES:
+    if rope.get("rope_type", "default") not in PLAIN_ROPE:
         rope = {}
     return {"rope_type": "default", **rope, "rope_theta": theta}

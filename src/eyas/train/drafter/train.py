@@ -13,7 +13,7 @@ from eyas.data.tokens.batches import ChatBatches
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
-from eyas.errors import DrafterMismatchError
+from eyas.errors import ConfigError, DrafterMismatchError
 from eyas.files import write_text
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.loading import load_embedding_and_head, resolve_device
@@ -32,6 +32,10 @@ from eyas.train.loss.objective import DraftObjective
 
 _FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings"}
 """Config fields that may differ in a warm start: they affect no weights but the head's, whose rows are matched."""
+
+
+FIRST_RANGE = 1024
+"""Tokens of the first range of contexts; longer chats have metrics for each range."""
 
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
@@ -55,7 +59,7 @@ def _train(
         config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
     )
     train_batches, held_out = (
-        ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed)
+        ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed, config.segments)
         for rows in (data.rows["train"], data.rows["validation"])
     )
     loop = resolved(config.loop, train_batches.per_epoch, config.output, processes)
@@ -65,10 +69,12 @@ def _train(
     torch.manual_seed(loop.seed)
     network = fresh_network(with_taps(config.shape, target, data.served_taps), target, vocabulary.ids)
     taps = network.config.taps_of(target.num_layers)
+    check_positions(config, network)
     started = _started(network, taps, config, target)
     objective = DraftObjective(
-        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, loop.bf16, loop.seed
-    )
+        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, loop.bf16, loop.seed,
+        by_context=config.max_length > FIRST_RANGE,
+    )  # fmt: skip
     origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
     decoding = None
     if config.validation.decode and processes.is_main:
@@ -81,6 +87,18 @@ def _train(
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
     train(run, loop, config.output, processes, identity)
     return run.finish()
+
+
+def check_positions(config: SizedConfig, network: DraftNetwork) -> None:
+    """Raise ConfigError if random starts lead to positions that the drafter doesn't have."""
+    longest, most = config.max_length, getattr(network.config, "max_position_embeddings", None)
+    if config.segments is not None:
+        longest = min(longest, config.segments.length + config.segments.context)
+    if config.loss.random_start is not None and most is not None and config.loss.random_start + longest > most:
+        raise ConfigError(
+            f"loss.random_start {config.loss.random_start} and rows of {longest} tokens lead to positions beyond the "
+            f"drafter's {most}: set it to {max(0, most - longest)} or less"
+        )
 
 
 def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: Target) -> str | None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from eyas.errors import ConfigError
+from eyas.errors import ConfigError, TrainingError
 
 Parallel = Literal["auto", "none", "ddp", "fsdp"]
 
@@ -83,7 +83,7 @@ def join_processes(parallel: Parallel, device: torch.device) -> Iterator[Process
     """Join the processes that torchrun started; without torchrun, the group is this process alone.
 
     If torch.distributed is initialized already, it is used and left alone. Raises ConfigError if `parallel` doesn't fit
-    the number of processes.
+    the number of processes, TrainingError if another process ends or is out of reach.
     """
     joining = not dist.is_initialized()
     world_size = int(os.environ.get("WORLD_SIZE", "0")) if joining else dist.get_world_size()
@@ -105,9 +105,25 @@ def join_processes(parallel: Parallel, device: torch.device) -> Iterator[Process
     try:
         mode = "ddp" if parallel == "auto" else parallel
         yield ProcessGroup(dist.get_rank(), dist.get_world_size(), device, mode)
+    except RuntimeError as error:
+        if not (joining and _lost(error)):
+            raise
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            raise SystemExit(1) from error  # the first process of this machine says it
+        reason = str(error).strip().splitlines()[0][:200]
+        raise TrainingError(
+            f"another process of this run has ended or is out of reach ({reason}). The last saved state is complete: "
+            "start the same command again on all machines to go on from there"
+        ) from error
     finally:
         if joining:
             dist.destroy_process_group()
+
+
+def _lost(error: RuntimeError) -> bool:
+    """Whether an error means that another process is gone; gloo has no exception of its own."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "gloo")
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class LoopConfig(StrictModel):
 
     steps: int | None = Field(default=None, gt=0)
     epochs: float | None = Field(default=None, gt=0)  # passes over the data, instead of steps
+    until: int | None = Field(default=None, gt=0)  # the run pauses after this step; its schedule is that of all steps
     accumulate: int = Field(default=1, gt=0)  # micro-batches in a step, over all processes
     seed: int = Field(default=0, ge=0)
     bf16: bool | Literal["auto"] = "auto"  # autocast; the trained weights stay in float32
@@ -103,7 +104,7 @@ class Objective(Protocol):
         """Name in the log -> figure on held-out data; may also save a checkpoint."""
 
 
-_FLEXIBLE = {"steps", "epochs", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
+_FLEXIBLE = {"steps", "epochs", "until", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
 """Settings that may differ when a run is resumed, for example to end a plateau earlier or later than planned."""
 
 
@@ -140,7 +141,8 @@ def train(
     trains = [p for p in model.parameters() if p.requires_grad]
     with _explained(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop:
         window, clock, saved = Means(), done.seconds, time.monotonic()
-        for step in range(done.step, config.steps):
+        end = min(config.steps, config.until or config.steps)
+        for step in range(done.step, end):
             began = time.monotonic()
             set_learning_rate(optimizers, schedule_factor(config.schedule, step, config.steps))
             weight = processes.all_sum(_accumulate(objective, config, step, processes, window))
@@ -150,7 +152,7 @@ def train(
                 optimizer.zero_grad()
             done = TrainingProgress(step + 1, done.seconds + time.monotonic() - began)
             log.advance(done.step)
-            last = done.step == config.steps
+            last = done.step == end
             if done.step % config.log_every == 0 or last:
                 joint = Means.merged(processes.all_gather(dict(window.sums)))
                 speed = joint.count("loss") / max(done.seconds - clock, 1e-9)

@@ -17,17 +17,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.block.network import BlockConfig, BlockNetwork, Store
 from eyas.train.loss.block_attention import Anchors, BlockAttention
 from eyas.train.loss.ttt import ChainRows
 
 
-class BlockGuesses(NamedTuple):
-    """The states of the blocks' guesses, and what they predict."""
+class Blocks(NamedTuple):
+    """What blocks read, and what they are to guess."""
 
-    states: Tensor  # [n, K, H]
+    anchors: Anchors
+    masked: Tensor  # [n, B] the anchor, then mask tokens
+    positions: Tensor  # [n, B]
     before: Tensor  # [n, K] the true token before each guess's own
-    rows: ChainRows
+    alive: Tensor  # [n, K] bool: which guesses count
+    loss_mask: Tensor  # [C, S] of the whole batch
+
+    def part(self, chosen: slice) -> Blocks:
+        """Some of the blocks."""
+        return self._replace(
+            anchors=self.anchors.part(chosen),
+            masked=self.masked[chosen],
+            positions=self.positions[chosen],
+            before=self.before[chosen],
+            alive=self.alive[chosen],
+        )
+
+    def rows(self) -> ChainRows:
+        """All answer tokens of the batch, and these blocks' guesses of them."""
+        return _rows(self.anchors.rows, self.alive, self.loss_mask)
 
 
 def sampled_anchors(loss_mask: Tensor, most: int | None, key: tuple[int, ...]) -> Anchors:
@@ -49,31 +66,43 @@ def sampled_anchors(loss_mask: Tensor, most: int | None, key: tuple[int, ...]) -
     return Anchors(rows.to(loss_mask.device), chats, positions)
 
 
-def block_guesses(
-    network: BlockNetwork, tokens: Tensor, taps: Tensor, loss_mask: Tensor, anchors: Anchors, steps: int
-) -> BlockGuesses:
-    """Run the blocks of all anchors in one pass; tokens, loss_mask [C, S], taps [C, S, A, Ht]."""
-    config, width, count = network.config, tokens.shape[1], len(anchors.chats)
-    attention = BlockAttention(anchors)
-    positions = torch.arange(width, device=tokens.device).expand_as(tokens)
-    network.read(network.fuse(taps).to(taps.dtype), positions, attention.store)
+def blocks_at(
+    config: BlockConfig, tokens: Tensor, loss_mask: Tensor, anchors: Anchors, steps: int, starts: Tensor | None = None
+) -> Blocks:
+    """The blocks of all anchors, with K = `steps` guesses each; tokens, loss_mask [C, S].
+
+    `starts` [C]: the position of each chat's first token; None = 0.
+    """
+    width = tokens.shape[1]
     ahead = F.pad(tokens, (0, steps + 1)).unfold(1, steps + 1, 1)  # [C, S + 1, K + 1] the tokens from each position on
     following = ahead[:, 1 : width + 1].flatten(0, 1)[anchors.rows]  # [n, K + 1]: the anchor and what it is to guess
     masked = F.pad(following[:, :1], (0, config.block_size - 1), value=config.mask_token_id)
-    start = (anchors.rows % width + 1).unsqueeze(1)
-    states = network.block(masked, start + torch.arange(config.block_size, device=tokens.device), attention)
-    first = 0 if config.sample_from_anchor else 1
+    start = (_positions(tokens, starts).flatten()[anchors.rows] + 1).unsqueeze(1)
     alive = F.pad(loss_mask, (0, steps + 2)).unfold(1, steps, 1)[:, 2 : width + 2].flatten(0, 1)[anchors.rows]
-    return BlockGuesses(
-        states[:, first : first + steps],
-        following[:, :steps],
-        _rows(anchors.rows, alive.long().cumprod(1).bool(), loss_mask, count),
-    )
+    positions = start + torch.arange(config.block_size, device=tokens.device)
+    return Blocks(anchors, masked, positions, following[:, :steps], alive.long().cumprod(1).bool(), loss_mask)
 
 
-def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor, count: int) -> ChainRows:
+def read_context(network: BlockNetwork, taps: Tensor, store: Store, starts: Tensor | None = None) -> None:
+    """Make every layer's keys and values of the taps [C, S, A, Ht] of chats, which begin at `starts` [C]; None = 0."""
+    network.read(network.fuse(taps).to(taps.dtype), _positions(taps, starts), store)
+
+
+def _positions(like: Tensor, starts: Tensor | None) -> Tensor:
+    """[C, S] the positions of chats that begin at `starts` [C]; None = 0."""
+    steps = torch.arange(like.shape[1], device=like.device)
+    return steps.expand(like.shape[:2]) if starts is None else starts.unsqueeze(1) + steps
+
+
+def guessed(network: BlockNetwork, hidden: Tensor, blocks: Blocks, attention: BlockAttention) -> Tensor:
+    """The states [n, K, H] of the guesses of blocks with embeddings `hidden` [n, B, H]."""
+    first, steps = 0 if network.config.sample_from_anchor else 1, blocks.before.shape[1]
+    return network.states(hidden, blocks.positions, attention)[:, first : first + steps]
+
+
+def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
     """The answer tokens and their guesses; `alive` [n, K] says which guesses count."""
-    steps, total = alive.shape[1], loss_mask.numel()
+    count, steps, total = *alive.shape, loss_mask.numel()
     index = torch.full((total + steps,), -1, dtype=torch.int64, device=at.device)
     index[at] = torch.arange(count, device=at.device)
     answers = F.pad(loss_mask[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)

@@ -9,11 +9,13 @@ Shapes: B chats, S positions, D / Dv head size of keys / values, heads = kv * G.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from eyas.drafters.window.window import Window
 
 BLOCK = 64
 """Query rows that `Blocked` processes together; keys after the block's end are skipped, which halves the work."""
@@ -111,6 +113,38 @@ class CudaEfficient:
         return dq, *(torch.unflatten(g, 1, (k.shape[1], -1)).sum(2) for g in (dk, dv))
 
 
+class Seen(NamedTuple):
+    """The keys that a block of rows sees: those before `stop`; in a window the sinks, and those after the dropped."""
+
+    stop: int
+    sinks: int = 0
+    dropped: int = 0
+    turn: Callable[[Tensor, int], Tensor] = lambda keys, _: keys
+    """Rotates keys on by a number of positions."""
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Those of the keys [B*kv, S, D]; sinks stand right before the keys after the dropped ones."""
+        if not self.dropped:
+            return x[:, : self.stop]
+        return torch.cat((self.turn(x[:, : self.sinks], self.dropped), x[:, self.sinks + self.dropped : self.stop]), 1)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Those of the values [B*kv, S, Dv]."""
+        return self._replace(turn=lambda sinks, _: sinks).keys(x)
+
+    def add_keys(self, total: Tensor, part: Tensor) -> None:
+        """Add the gradient of `keys` to that of all keys."""
+        if not self.dropped:
+            total[:, : self.stop] += part
+            return
+        total[:, : self.sinks] += self.turn(part[:, : self.sinks], -self.dropped)
+        total[:, self.sinks + self.dropped : self.stop] += part[:, self.sinks :]
+
+    def add_values(self, total: Tensor, part: Tensor) -> None:
+        """Add the gradient of `values` to that of all values."""
+        self._replace(turn=lambda sinks, _: sinks).add_keys(total, part)
+
+
 class Blocked:
     """Plain matmuls over blocks of rows, for any device, size and dtype; backward recomputes the scores.
 
@@ -123,13 +157,13 @@ class Blocked:
         rows, keys, values = _folded(q * q.shape[-1] ** -0.5, kv), k.flatten(0, 1), v.flatten(0, 1)
         out = rows.new_empty(*rows.shape[:2], v.shape[-1])
         lse = rows.new_empty(*rows.shape[:2], 1, dtype=_precise(q.dtype))
-        for block, stop in _blocks(q.shape[2], groups):
-            scores = (rows[:, block] @ keys[:, :stop].transpose(1, 2)).to(lse.dtype)  # [B*kv, R*G, stop]
+        for block, seen in self._blocks(q.shape[2], groups):
+            scores = (rows[:, block] @ seen.keys(keys).transpose(1, 2)).to(lse.dtype)  # [B*kv, R*G, K]
             _hide_later(scores, groups)
             peak = scores.amax(-1, keepdim=True)
             weights = scores.sub_(peak).exp_()
             total = weights.sum(-1, keepdim=True)
-            out[:, block] = (weights.to(v.dtype) @ values[:, :stop]).div_(total)
+            out[:, block] = (weights.to(v.dtype) @ seen.values(values)).div_(total)
             lse[:, block] = total.log_().add_(peak)
         return AttentionOutput(_unfolded(out, q), _unfolded(lse, q).squeeze(-1))
 
@@ -142,26 +176,45 @@ class Blocked:
         delta = _folded((grad * done.out).sum(-1, keepdim=True, dtype=lse.dtype), kv)  # [B*kv, S*G, 1]
         drows = torch.empty_like(rows)
         dkeys, dvalues = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (keys, values))
-        for block, stop in _blocks(q.shape[2], groups):
-            weights = torch.sub(rows[:, block] @ keys[:, :stop].transpose(1, 2), lse[:, block]).exp_()
+        for block, seen in self._blocks(q.shape[2], groups):
+            mine = seen.keys(keys)
+            weights = torch.sub(rows[:, block] @ mine.transpose(1, 2), lse[:, block]).exp_()
             _hide_later(weights, groups, 0.0)
-            dvalues[:, :stop] += weights.to(v.dtype).transpose(1, 2) @ dout[:, block]
-            slope = torch.sub(dout[:, block] @ values[:, :stop].transpose(1, 2), delta[:, block])
+            seen.add_values(dvalues, weights.to(v.dtype).transpose(1, 2) @ dout[:, block])
+            slope = torch.sub(dout[:, block] @ seen.values(values).transpose(1, 2), delta[:, block])
             dscores = slope.mul_(weights).to(q.dtype)
-            drows[:, block] = dscores @ keys[:, :stop]
-            dkeys[:, :stop] += dscores.transpose(1, 2) @ rows[:, block]
+            drows[:, block] = dscores @ mine
+            seen.add_keys(dkeys, dscores.transpose(1, 2) @ rows[:, block])
         return _unfolded(drows.mul_(scale), q), dkeys.view(k.shape).to(k.dtype), dvalues.view(v.shape).to(v.dtype)
 
+    def _blocks(self, width: int, groups: int) -> Iterator[tuple[slice, Seen]]:
+        """The rows of each block as a slice of S*G, and what they see: the last keys are the rows' own."""
+        for start in range(0, width, BLOCK):
+            stop = min(start + BLOCK, width)
+            yield slice(start * groups, stop * groups), Seen(stop)
 
-def _blocks(width: int, groups: int) -> Iterator[tuple[slice, int]]:
-    """The rows of each block as a slice of S*G, and the position after its last row."""
-    for start in range(0, width, BLOCK):
-        stop = min(start + BLOCK, width)
-        yield slice(start * groups, stop * groups), stop
+
+class Windowed(Blocked):
+    """Attention in a drafter's window, as decoding has it: rows up to a step of the window see the same first pair.
+
+    Keys are rotated by their positions in the chat. What counts are differences of positions, so only the sinks are
+    turned, to stand right before the window. The work grows with the length, not with its square.
+    """
+
+    def __init__(self, window: Window, turn: Callable[[Tensor, int], Tensor]) -> None:
+        self._window, self._turn = window, turn
+
+    def _blocks(self, width: int, groups: int) -> Iterator[tuple[slice, Seen]]:
+        start, window = 0, self._window
+        while start < width:
+            stop = min(start + BLOCK, width, window.next_step(start))
+            dropped = window.dropped(start + 1)
+            yield slice(start * groups, stop * groups), Seen(stop, window.sinks, dropped, self._turn)
+            start = stop
 
 
 def _hide_later(scores: Tensor, groups: int, value: float = float("-inf")) -> None:
-    """Overwrite the scores [B*kv, R*G, stop] of keys after each row, which are among the last R keys."""
+    """Overwrite the scores [B*kv, R*G, K] of keys after each row, which are among the last R keys."""
     count = scores.shape[1] // groups
     later = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1).unsqueeze(1)
     torch.unflatten(scores, 1, (count, groups))[..., -count:].masked_fill_(later, value)

@@ -51,6 +51,10 @@ class LossConfig(StrictModel):
     confidence_weight: float | None = Field(default=None, ge=0)
     """Weight of the binary cross entropy that trains a confidence head, if the drafter has one; None = 1."""
 
+    random_start: int | None = Field(default=None, ge=1)
+    """Training rows begin at a position drawn anew each time from 0 to this, so that the drafter learns positions
+    beyond the rows' length; None = at their true ones."""
+
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> LossConfig:
         if self.kl_decay is not None and self.token != "lk":

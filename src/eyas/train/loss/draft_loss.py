@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.token_loss import GuessScores, Teacher, TeacherOutput, score_guesses
 from eyas.train.loss.ttt import ChainRows
+from eyas.types import CONTEXT_BUCKETS
 
 CHUNK_ELEMENTS = 2**20
 """The least number of logits that a chunk may have; more if the head is larger."""
@@ -38,6 +39,7 @@ class TokenScores(NamedTuple):
     loss: Tensor  # [] weighted sum over tokens and steps
     right: Tensor  # [M, K] bool: the drafter's first choice is the target's
     overlap: Tensor  # [M, K] sum of min(p, q)
+    by_token: Tensor  # [M] each token's share of the loss
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class TokenLoss:
     def __call__(self, states: list[Tensor], rows: ChainRows) -> TokenScores:
         """Score the states of each step, [rows of the step, H], in the order of `rows`."""
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*states, *self.parameters)):
-            made: tuple[Tensor, Tensor, Tensor] = _Fused.apply(self, rows, len(states), *states, *self.parameters)  # type: ignore[no-untyped-call]
+            made: tuple[Tensor, Tensor, Tensor, Tensor] = _Fused.apply(
+                self, rows, len(states), *states, *self.parameters
+            )  # type: ignore[no-untyped-call]
             return TokenScores(*made)
         return self.run(states, rows, None)
 
@@ -73,10 +77,13 @@ class TokenLoss:
         shape, precise = (len(rows.answers), steps), torch.promote_types(states[0].dtype, torch.float32)
         right = torch.zeros(shape, dtype=torch.bool, device=device)
         overlap = torch.zeros(shape, dtype=precise, device=device)
+        by_token = torch.zeros(shape[:1], dtype=precise, device=device)
         losses = []
         for chunk in self._chunks(states, rows, kl_share, grads is not None):
             weight = scale[chunk.steps] * (chunk.at >= 0)  # [m, k]
-            losses.append((chunk.judged.loss * weight).sum())
+            weighted = chunk.judged.loss * weight
+            losses.append(weighted.sum())
+            by_token.index_add_(0, chunk.tokens.squeeze(1), weighted.sum(1).to(precise))
             right[chunk.tokens, chunk.steps] = chunk.judged.right
             overlap[chunk.tokens, chunk.steps] = chunk.judged.overlap.to(precise)
             if grads is not None:
@@ -88,7 +95,7 @@ class TokenLoss:
                     total.index_add_(0, chunk.at[here].clamp(min=0), found[here].to(total.dtype))
                 for total, part in zip(grads[steps:], own, strict=True):
                     total += part
-        return TokenScores(torch.stack(losses).sum(), right, overlap)
+        return TokenScores(torch.stack(losses).sum(), right, overlap, by_token)
 
     def _chunks(self, states: list[Tensor], rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
         """The chunks with their guesses scored; a batch without answer tokens is a single empty chunk."""
@@ -150,12 +157,12 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, loss: TokenLoss, rows: ChainRows, steps: int, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grads = [torch.zeros_like(x) for x in tensors]
         scores = loss.run(list(tensors[:steps]), rows, grads)
         ctx.save_for_backward(*grads)
-        ctx.mark_non_differentiable(scores.right, scores.overlap)
-        return scores.loss, scores.right, scores.overlap
+        ctx.mark_non_differentiable(scores.right, scores.overlap, scores.by_token)
+        return scores.loss, scores.right, scores.overlap, scores.by_token
 
     @staticmethod
     @once_differentiable
@@ -181,6 +188,26 @@ def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
         found[f"accuracy_{step}"] = (sums[step], count)
         found[f"overlap_{step}"] = (sums[steps + step], count)
     return found | {"accept_length": (sums[-1], len(lengths))}
+
+
+def context_metrics(rows: ChainRows, scores: TokenScores, starts: Tensor) -> Sums:
+    """`loss`, `accuracy` (of step 0) and `accept_length` by context: the tokens of the chat before the one predicted.
+
+    `starts` [B]: where the rows begin in their chats. Transfers from the device once.
+    """
+    width, there = rows.counts[0] // len(starts), rows.guesses[0] >= 0
+    before = starts[rows.answers // width] + rows.answers % width + 1  # [M]
+    edges = torch.tensor([1024 << i for i in range(len(CONTEXT_BUCKETS) - 1)], device=before.device)
+    bucket = torch.bucketize(before, edges, right=True)
+    lengths = torch.zeros_like(scores.by_token, dtype=torch.float64)
+    lengths[there] = accept_lengths(rows, scores.right)
+    values = torch.stack((there, scores.by_token, scores.right[:, 0] & there, lengths)).double()  # [4, M]
+    sums = values.new_zeros(4, len(CONTEXT_BUCKETS)).index_add_(1, bucket, values).tolist()
+    return {
+        f"{name}_{where}": (total, count)
+        for name, totals in zip(("loss", "accuracy", "accept_length"), sums[1:], strict=True)
+        for where, total, count in zip(CONTEXT_BUCKETS, totals, sums[0], strict=True)
+    }
 
 
 def accept_lengths(rows: ChainRows, right: Tensor) -> Tensor:

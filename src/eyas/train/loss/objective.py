@@ -17,13 +17,15 @@ from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch, FeatureSource
 from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.config import TransformerConfig
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
 from eyas.train.loop.metrics import MicroBatchLoss
-from eyas.train.loss.block import block_guesses, sampled_anchors
+from eyas.train.loss.block import sampled_anchors
+from eyas.train.loss.block_loss import block_loss
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
-from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, draft_metrics
+from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, context_metrics, draft_metrics
 from eyas.train.loss.token_loss import teacher_of
 from eyas.train.loss.ttt import ChainRows, PositionSampling, chain_rows, unrolled
 
@@ -39,13 +41,23 @@ class LossOutput(NamedTuple):
 class DraftLoss(nn.Module):
     """The network with its loss, which DDP or FSDP2 wraps; `head` is the target's."""
 
-    def __init__(self, network: DraftNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig):
+    def __init__(self, network: DraftNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig,
+                 by_context: bool = False):  # fmt: skip
+        """`by_context`: whether the metrics are given by context as well."""
         super().__init__()
-        self.network = network
+        self.network, self._by_context = network, by_context
         self._head, self._vocab_size, self._config = head, vocab_size, config
 
-    def forward(self, batch: FeatureBatch, noise: Tensor | None = None, key: tuple[int, ...] = (0,)) -> LossOutput:
+    def forward(
+        self,
+        batch: FeatureBatch,
+        noise: Tensor | None = None,
+        key: tuple[int, ...] = (0,),
+        starts: Tensor | None = None,
+    ) -> LossOutput:
         """The sums over a batch; `noise` [B, S, A, Ht] is added to the taps that the network reads.
+
+        `starts` [B] are the positions of the rows' first tokens that the network is given; None = the true ones.
 
         By `key` a block drafter draws its anchors, and P-EAGLE the chains of each step.
 
@@ -54,34 +66,29 @@ class DraftLoss(nn.Module):
         """
         taps = batch.taps.to(self.network.dtype)
         seen = taps if noise is None else taps + noise
+        starts = batch.starts if starts is None else starts
         with fast_linears(taps.device):
             if isinstance(self.network, BlockNetwork):
-                return self._run_blocks(self.network, batch, seen, key)
+                anchors = sampled_anchors(batch.loss_mask, self._config.anchors, key)
+                head = self._head, self._vocab_size
+                scores, rows = block_loss(self.network, *head, self._config, batch, seen, anchors, starts)
+                return self._output(scores.loss, rows, scores, batch)
             ratio, least = self._config.down_sample_ratio, self._config.down_sample_ratio_min
             sampling = None if ratio is None else PositionSampling(ratio, least or 0.0, key)
-            return self._run(batch, seen, taps, chain_rows(batch.loss_mask, self._config.unroll, sampling))
+            return self._run(batch, seen, taps, chain_rows(batch.loss_mask, self._config.unroll, sampling), starts)
 
-    def _run_blocks(self, network: BlockNetwork, batch: FeatureBatch, seen: Tensor, key: tuple[int, ...]) -> LossOutput:
-        config, ids = self._config, network.target_ids
-        anchors = sampled_anchors(batch.loss_mask, config.anchors, key)
-        guesses = block_guesses(network, batch.tokens, seen, batch.loss_mask, anchors, config.unroll)
-        token_loss = TokenLoss(
-            teacher_of(batch, self._head, ids, self._vocab_size), network.joined_logits, network.joined_parameters(),
-            ids, self._vocab_size, config,
-        )  # fmt: skip
-        joined = network.joined(guesses.states, guesses.before)
-        scores = token_loss(list(joined.unbind(1)), guesses.rows)
-        loss = scores.loss
-        confidence = network.confidence(guesses.states, guesses.before)  # [n, K], None without such a head
-        weight = 1.0 if config.confidence_weight is None else config.confidence_weight
-        if confidence is not None and weight:
-            loss = loss + weight * _confidence_loss(confidence, scores, guesses.rows, config.decay)
-        metrics = draft_metrics(guesses.rows, scores.right, scores.overlap)
+    def _output(self, loss: Tensor, rows: ChainRows, scores: TokenScores, batch: FeatureBatch) -> LossOutput:
+        metrics = draft_metrics(rows, scores.right, scores.overlap)
+        if self._by_context:
+            starts = torch.zeros_like(batch.tokens[:, 0]) if batch.starts is None else batch.starts
+            metrics |= context_metrics(rows, scores, starts)
         return LossOutput(loss, metrics["accept_length"][1], metrics)
 
-    def _run(self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows) -> LossOutput:
+    def _run(
+        self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows, starts: Tensor | None
+    ) -> LossOutput:
         network, config, ids = self.network, self._config, self.network.target_ids
-        steps = list(unrolled(network, batch.tokens, seen, rows))
+        steps = list(unrolled(network, batch.tokens, seen, rows, starts))
         token_loss = TokenLoss(
             teacher_of(batch, self._head, ids, self._vocab_size), network.logits, head_parameters(network),
             ids, self._vocab_size, config,
@@ -90,8 +97,7 @@ class DraftLoss(nn.Module):
         loss = scores.loss
         if config.feature != "none":
             loss = loss + self._feature_loss([fed for fed, _ in steps], taps, rows)
-        metrics = draft_metrics(rows, scores.right, scores.overlap)
-        return LossOutput(loss, metrics["accept_length"][1], metrics)
+        return self._output(loss, rows, scores, batch)
 
     def _feature_loss(self, fed: list[Tensor], taps: Tensor, rows: ChainRows) -> Tensor:
         """The summed distance of the states fed back [., H] from the target's states that they approximate."""
@@ -112,19 +118,20 @@ class DraftLoss(nn.Module):
         return total
 
 
-def _confidence_loss(confidence: Tensor, scores: TokenScores, rows: ChainRows, decay: float) -> Tensor:
-    """Binary cross entropy of the confidences [n, K] with the rates at which sampled guesses are accepted."""
-    at = rows.guesses.T  # [M, K]
-    said = confidence.gather(0, at.clamp(min=0))
-    said = said.to(torch.promote_types(said.dtype, torch.float32))
-    found = F.binary_cross_entropy_with_logits(said, scores.overlap.clamp(0, 1), reduction="none")
-    weights = decay ** torch.arange(at.shape[1], device=at.device) * (at >= 0)
-    return (found * weights).sum()
-
-
 def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
     """The trained parameters of `network.logits`; empty if the head is the target's."""
     return tuple(p for head in network.heads for p in head.parameters() if p.requires_grad)
+
+
+def _check_confidence(has_head: bool, weight: float | None) -> None:
+    """Raise ConfigError for a weight without a head, and for a head that would stay as it was drawn."""
+    if weight is not None and not has_head:
+        raise ConfigError("loss.confidence_weight trains a confidence head, and this drafter has none: leave it out")
+    if has_head and weight == 0:
+        raise ConfigError(
+            "loss.confidence_weight is 0, so the drafter's confidence head would never be trained: set "
+            "drafter.shape.enable_confidence_head to false, or give it a weight"
+        )
 
 
 class DraftObjective:
@@ -141,8 +148,11 @@ class DraftObjective:
         config: LossConfig,
         bf16: bool,
         seed: int = 0,
+        by_context: bool = False,
     ) -> None:
-        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for feature noise.
+        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for whatever is drawn.
+
+        `by_context`: give the metrics by the number of tokens before, too.
 
         Raises ConfigError for more steps or fewer than a network makes guesses in one pass, and for settings of other
         networks.
@@ -154,24 +164,37 @@ class DraftObjective:
             )
         if isinstance(network, BlockNetwork) and config.down_sample_ratio is not None:
             raise ConfigError("loss.down_sample_ratio thins out chains, and this drafter has blocks: set loss.anchors")
+        if config.random_start is not None and not isinstance(network.config, TransformerConfig):
+            raise ConfigError("loss.random_start draws positions, and this drafter knows none: remove it")
+        if not isinstance(network, BlockNetwork) and config.anchors is not None:
+            raise ConfigError("loss.anchors limits the blocks of block drafters, and this one has none: leave it out")
+        _check_confidence(bool(getattr(network.config, "enable_confidence_head", False)), config.confidence_weight)
         self.model = network
-        self.core = DraftLoss(network, head, vocab_size, config)
+        self.core = DraftLoss(network, head, vocab_size, config, by_context)
         self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed
+        self._random_start = config.random_start
 
     def micro_batch_loss(self, number: int) -> MicroBatchLoss:
         """Loss and metrics of training batch `number`."""
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             batch = self._source(number)  # an online target keeps its own precision
         key = (self._seed, number)
-        return self._run(batch, feature_noise(batch, self._noise, key) if self._noise else None, key)
+        starts = None
+        if self._random_start is not None:
+            draw = np.random.default_rng(np.random.SeedSequence((*key, 1)))
+            drawn = torch.from_numpy(draw.integers(0, self._random_start + 1, len(batch.tokens)))
+            starts = drawn.to(batch.tokens.device)
+        return self._run(batch, feature_noise(batch, self._noise, key) if self._noise else None, key, starts)
 
     def score(self, batch: FeatureBatch) -> MicroBatchLoss:
         """Loss and metrics of a given batch without feature noise; the caller's grad mode applies."""
         return self._run(batch, None, (0,))
 
-    def _run(self, batch: FeatureBatch, noise: Tensor | None, key: tuple[int, ...]) -> MicroBatchLoss:
+    def _run(
+        self, batch: FeatureBatch, noise: Tensor | None, key: tuple[int, ...], starts: Tensor | None = None
+    ) -> MicroBatchLoss:
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self._bf16):
-            outcome: LossOutput = self.core(batch, noise, key)
+            outcome: LossOutput = self.core(batch, noise, key, starts)
         return MicroBatchLoss(outcome.loss, outcome.weight, outcome.metrics)
 
 

@@ -11,6 +11,8 @@ instead of guesses; slot j sees the slots before it alone, so step j computes wh
 Step 0 computes every position, since later rows attend to its keys. A later step computes only rows whose chain, from
 that step on, still predicts an answer token: prompt rows and rows past the last answer are left out.
 
+A drafter with a window sees in row i, at every step, what the window of i + 1 pairs holds (`Windowed`).
+
 Rows may be sampled for later steps (P-EAGLE's conditional drop-token sampling): a row that is left out of one step is
 in none after it, so rows are still whole chains, only shorter.
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,21 +32,30 @@ from torch.nn import functional as F
 
 from eyas.drafters.heads import HeadsNetwork
 from eyas.drafters.network import DraftNetwork
+from eyas.drafters.window.window import Window
+from eyas.train.loss.causal_kernels import Windowed
 from eyas.train.loss.chain_attention import ChainAttention
 
 
-def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRows) -> Iterator[tuple[Tensor, Tensor]]:
+def unrolled(
+    network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRows, starts: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (state fed back, state the head reads) of each step's rows, both [rows.counts[step], H].
 
     tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows, later steps those of `rows` in one sequence, whatever
-    their chat. Stops early when no row is left.
+    their chat. `starts` [B]: the position of each chat's first token; None = 0. Stops early when no row is left.
     """
     if isinstance(network, HeadsNetwork):
         yield from _heads(network, taps, rows)
         return
     batch, width = tokens.shape
-    positions = torch.arange(width, device=tokens.device).expand(batch, width)
-    attention = ChainAttention(rows.indices)
+    window = getattr(network.config, "draft_window", None)
+    kernel = None if window is None else Windowed(Window(window), cast(Any, network).rotary.turned)
+    first = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
+    if starts is not None and window is None:  # in a window positions count from where a row begins to be kept
+        first = starts
+    positions = first.unsqueeze(1) + torch.arange(width, device=tokens.device)
+    attention = ChainAttention(rows.indices, kernel)
     hidden = network.fuse(taps).to(taps.dtype)  # the residual stream keeps its precision under autocast
     last = torch.nn.functional.pad(tokens[:, 1:], (0, 1))  # a chat's last pair has no next token and no loss
     masked = network.masked_pair()
@@ -51,7 +63,7 @@ def unrolled(network: DraftNetwork, tokens: Tensor, taps: Tensor, rows: ChainRow
         hidden = hidden + 0 * masked.state.to(taps.dtype)  # every process needs a gradient of the masked state
     fed, normed = network.step(last, hidden, positions, attention)
     yield fed.flatten(0, 1), normed.flatten(0, 1)
-    flat, at = tokens.flatten(), (rows.indices % width).unsqueeze(0)
+    flat, at = tokens.flatten(), positions.flatten()[rows.indices].unsqueeze(0)
     fed = fed.flatten(0, 1).index_select(0, rows.indices).unsqueeze(0)
     for step, count in enumerate(rows.counts[1:], start=1):
         if not count:
