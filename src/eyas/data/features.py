@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from eyas.data.tokens.batches import ChatBatches, TokenBatch
 from eyas.targets import Target
@@ -40,6 +41,7 @@ class FeatureBatch(NamedTuple):
     taps: Tensor  # [B, S, A, Ht]
     final: Tensor | None  # [B, S, Ht] after the target's final norm: the input of its head
     top: TopTokens | None = None
+    starts: Tensor | None = None  # [B] position of each row's first token in its chat; None: all are 0
 
 
 class FeatureSource(Protocol):
@@ -50,7 +52,7 @@ class FeatureSource(Protocol):
 
 def taught(loss_mask: Tensor) -> Tensor:
     """[B, S] bool: positions whose next token is an answer token, the only ones where the teacher is needed."""
-    return torch.nn.functional.pad(loss_mask[:, 1:], (0, 1))
+    return F.pad(loss_mask[:, 1:], (0, 1))
 
 
 def trace_batch(target: Target, batch: TokenBatch, taps: Sequence[int]) -> FeatureBatch:
@@ -63,6 +65,22 @@ def trace_batch(target: Target, batch: TokenBatch, taps: Sequence[int]) -> Featu
     return FeatureBatch(tokens, mask, states, traced.final.masked_fill(~taught(mask).unsqueeze(2), 0))
 
 
+def trace_members(target: Target, batches: ChatBatches, members: Sequence[int], taps: Sequence[int]) -> FeatureBatch:
+    """The features of segments, each computed after all of its chat that comes before it."""
+    batch = batches.of(members)
+    if not batch.starts.any():
+        return trace_batch(target, batch, taps)
+    taps_made, final_made = [], []
+    for member, start in zip(members, batch.starts.tolist(), strict=True):  # one by one: chats are long
+        made = trace_batch(target, batches.prefix(member), taps)
+        assert made.final is not None
+        rest = batch.tokens.shape[1] - (made.tokens.shape[1] - start)
+        taps_made.append(F.pad(made.taps[0, start:], (0, 0, 0, 0, 0, rest)))
+        final_made.append(F.pad(made.final[0, start:], (0, 0, 0, rest)))
+    tokens, mask, _, starts = (part.to(target.device) for part in batch)
+    return FeatureBatch(tokens, mask, torch.stack(taps_made), torch.stack(final_made), starts=starts)
+
+
 class OnlineSource:
     """Computes features with the target in the loop; nothing is stored, so every epoch runs the target again."""
 
@@ -71,7 +89,7 @@ class OnlineSource:
         self._target, self._batches, self._taps = target, batches, tuple(taps)
 
     def __call__(self, number: int) -> FeatureBatch:
-        return trace_batch(self._target, self._batches.batch(number), self._taps)
+        return trace_members(self._target, self._batches, self._batches.members(number), self._taps)
 
 
 class TopRows(NamedTuple):

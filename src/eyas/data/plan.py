@@ -8,6 +8,7 @@ GPU's published figures, or else a measurement that takes about half a second.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -46,6 +47,12 @@ PUBLISHED: dict[str, tuple[float, float]] = {
     "A100": (312, 2039), "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 8000), "MI300X": (1307, 5300),
     "L40S": (362, 864), "A10": (125, 600), "L4": (121, 300), "RTX 4090": (165, 1008), "RTX 3090": (71, 936),
 }  # fmt: skip
+
+PRICES: dict[str, float] = {
+    "A100": 2.0, "H100": 3.0, "H200": 4.0, "B200": 6.0, "MI300X": 3.0,
+    "L40S": 1.2, "A10": 0.8, "L4": 0.7, "RTX 4090": 0.5, "RTX 3090": 0.3,
+}  # fmt: skip
+"""Dollars an hour of a GPU: round figures to reckon with, which are nobody's offer."""
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -301,14 +308,42 @@ class Machine(NamedTuple):
     """Memory bandwidth in GB/s."""
 
 
-def known_machine(name: str) -> Machine:
+def known_machine(name: str, option: str = "--machine") -> Machine:
     """The GPU of `PUBLISHED` that `name` contains; UsageError, listing them, if there is none."""
     found = [known for known in PUBLISHED if known.lower() in name.lower()]
     if not found:
-        raise UsageError(f"--machine {name} is unknown: use {', '.join(PUBLISHED)}, or give --tflops and --bandwidth")
+        raise UsageError(f"{option} {name} is unknown: use {', '.join(PUBLISHED)}, or give --tflops and --bandwidth")
     best = max(found, key=len)  # "A100" also contains "A10"
     tflops, bandwidth = PUBLISHED[best]
     return Machine(best, tflops * COMPUTE_SHARE, bandwidth * BANDWIDTH_SHARE)
+
+
+class Cluster(NamedTuple):
+    """Equal devices on equal machines."""
+
+    device: Machine
+    nodes: int
+    each: int
+    """Devices of a machine."""
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.each
+
+    @property
+    def described(self) -> str:
+        """The devices in words, as in `4 machines with 8 H100 each`."""
+        machines = "1 machine" if self.nodes == 1 else f"{self.nodes} machines"
+        return f"{machines} with {self.each} {self.device.name}{'' if self.nodes == 1 else ' each'}"
+
+
+def cluster_of(text: str) -> Cluster:
+    """The cluster in `[MACHINESx]GPUSxNAME`, such as 8xH100 or 4x8xH100. Raises UsageError for anything else."""
+    found = re.fullmatch(r"(?:(\d+)x)?(\d+)x(.+)", text)
+    nodes, each = (int(found[1] or 1), int(found[2])) if found else (0, 0)
+    if found is None or not nodes or not each:
+        raise UsageError(f"--machines {text}: write how many of which GPU, such as 8xH100, or 4x8xH100 for 4 machines")
+    return Cluster(known_machine(found[3], "--machines"), nodes, each)
 
 
 def this_machine() -> Machine:

@@ -119,3 +119,35 @@ def test_bad_options(run: Run, options: Options, whole: Path, tmp_path: Path) ->
     assert (
         "holds another capture (layout.states was 'fp8', is 'bf16' (--states)): choose another folder" in result.stderr
     )
+
+
+def test_a_store_behind_a_url(
+    run: Run, options: Options, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same files as on this disk; it goes on where it was; readers get a copy."""
+    import fsspec
+
+    monkeypatch.chdir(tmp_path)
+    system = fsspec.filesystem("memory")
+    try:
+        result = run(*options, "memory://bucket/store")
+        assert result.exit_code == 0, result.output
+        assert "memory://bucket/store is complete" in result.stderr
+        there = {name.removeprefix("/bucket/store/"): system.cat_file(name) for name in system.find("/bucket/store")}
+        assert there == contents(whole)
+        system.rm("/bucket/store/manifest.json")
+        (shard,) = [name for name in system.find("/bucket/store") if name.endswith("train-00003.safetensors")]
+        system.rm(shard)
+        again = run(*options, "memory://bucket/store")
+        assert f"1 of {len(there) - 2} shards" in again.stderr
+        assert system.cat_file(shard) == there[shard.removeprefix("/bucket/store/")]
+        opened = FeatureStore.open(Path("memory://bucket/store"))
+        assert opened.folder == Path("remote/memory/bucket/store")
+        assert contents(opened.folder) == there
+        other = run(*options, "memory://bucket/store", "--states", "bf16")
+        assert "memory://bucket/store holds another capture" in other.stderr
+        shared = run(*options, "memory://bucket/other", "--on", "ray")
+        assert "memory://bucket/other is seen by one process alone" in shared.stderr
+    finally:
+        system.store.clear()
+        system.pseudo_dirs[:] = [""]

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eyas.cli.common import display
+from eyas.cli.common.cluster import ClusterOptions
+from eyas.cli.common.options import DraftOptions, TargetOptions
 from eyas.cli.data import answerers
 from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
 
+from ...cluster.fake import FakeExecutor
 from ...data.regenerate.fake_endpoint import Said, completion, echo, endpoint
 from ...pairs import Pair
 from ..conftest import Run
+
+SERVER = Path(__file__).parents[2] / "data" / "regenerate" / "server_script.py"
 
 
 @pytest.fixture
@@ -193,3 +200,63 @@ def test_lossy_answers_are_refused(run: Run, pair: Pair, chats: Path, tmp_path: 
     done = run(*words, "--output", tmp_path / "out.jsonl", "--acceptance", "typical")
     assert done.exit_code == 2
     assert "the target's own" in done.stderr
+
+
+def test_chats_behind_urls(run: Run, pair: Pair, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    monkeypatch.chdir(tmp_path)
+    system = fsspec.filesystem("memory")
+    try:
+        system.pipe_file("/bucket/in.jsonl", chats.read_bytes())
+        words = ("data", "regenerate", "--model", pair.model, "--max-new-tokens", 8)
+        done = run(*words, "--chats", "memory://bucket/in.jsonl", "--output", "memory://bucket/out.jsonl")
+        assert done.exit_code == 0, done.output
+        assert run(*words, "--chats", chats, "--output", tmp_path / "out.jsonl").exit_code == 0
+        assert system.cat_file("/bucket/out.jsonl") == (tmp_path / "out.jsonl").read_bytes()
+        none = run(*words, "--chats", "memory://bucket/none", "--output", "memory://bucket/x")
+        assert "there is nothing at memory://bucket/none" in none.stderr
+        assert "--chats none.jsonl does not exist" in run(*words, "--chats", "none.jsonl", "--output", "x").stderr
+    finally:
+        system.store.clear()
+        system.pseudo_dirs[:] = [""]
+
+
+def test_workers_with_servers_of_their_own(
+    run: Run, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is vLLM's; what it starts here is a script that understands it."""
+    executor = FakeExecutor(room=1)
+    monkeypatch.setattr(ClusterOptions, "executor", lambda _: nullcontext(executor))
+    script = f"{sys.executable} {SERVER}"
+    words = ("data", "regenerate", "--model", "m", "--chats", chats, "--on", "ray", "--engine", "vllm")
+    done = run(
+        *words, "--engine-command", script, "--engine-option", "--seed", "--engine-option", 7, "--output",
+        tmp_path / "out.jsonl",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert [chat.messages[-1].content for chat in read_chats(tmp_path / "out.jsonl")] == [
+        f"m 7 <add {i}>" for i in range(4)
+    ]
+    for wrong, said in (
+        ((*words, "--draft-model", "x"), "--draft-model would be ignored: the answers come from servers"),
+        ((*words, "--endpoint", "http://x/v1"), "leave it out, or --endpoint and batch files"),
+        ((*words[:-4], "--engine", "vllm"), "give --on ray, or start the server yourself and give --endpoint"),
+        ((*words[:-2], "--engine-command", "x"), "--engine-command would be ignored"),
+        ((*words, "--engine-command", "no-such-program"), "vLLM isn't installed here"),
+    ):
+        result = run(*wrong, "--output", tmp_path / "other.jsonl")
+        assert result.exit_code == 2, result.output
+        assert said in result.stderr
+
+
+def test_vllms_command() -> None:
+    workers = answerers.WorkerEngineOptions("vllm", f"{sys.executable} serve", ["--enforce-eager"])
+    options = answerers.AnswererOptions(
+        TargetOptions(model="org/model"), DraftOptions(), answerers.SlotOptions(), answerers.EndpointOptions(),
+        answerers.BatchFileOptions(), answerers.RequestOptions(), answerers.AnswerSamplingOptions(), workers,
+    )  # fmt: skip
+    assert options.server_command(8123)[1:] == [
+        "serve", "org/model", "--host", "127.0.0.1", "--port", "8123", "--enforce-eager",
+    ]  # fmt: skip
+    assert options.ahead == 21

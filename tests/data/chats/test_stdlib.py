@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from eyas.data.chats.stdlib import BODY_LINES, COMPLETE, LibraryModule, chats_of, library_modules
 
 TEXT = '''"""A module whose docstring is long enough to be an answer by itself."""
@@ -92,6 +94,7 @@ def test_files_that_do_not_parse_or_are_tests_are_skipped(tmp_path: Path) -> Non
     assert [s.name for s in library_modules(tmp_path)] == ["good", "pkg"]
 
 
+@pytest.mark.slow
 def test_the_real_library_yields_usable_chats() -> None:
     modules = [s for s in library_modules() if s.name in {"textwrap", "heapq", "json.encoder"}]
     assert len(modules) == 3

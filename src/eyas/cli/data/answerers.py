@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 2048
 """Most tokens of an answered chat where no option says otherwise: what `eyas data capture` reads of one."""
+
+
+SERVER_READY = 1800.0
+"""Seconds in which a worker's server has to be ready; large models load for long."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,21 @@ class RequestOptions:
 
 
 @dataclass(frozen=True)
+class WorkerEngineOptions:
+    """Which engine the workers of a cluster answer with."""
+
+    engine: Annotated[
+        Literal["eyas", "vllm"], Option(help="With --on: vllm has each worker start a server of vLLM's for itself.")
+    ] = "eyas"
+    engine_command: Annotated[
+        str | None, Option(help="The program, such as ENV/bin/vllm serve (default: what is installed).")
+    ] = None
+    engine_option: Annotated[
+        list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class AnswererOptions:
     """All options about who answers, and the answerer that they describe."""
 
@@ -86,9 +107,21 @@ class AnswererOptions:
     files: BatchFileOptions
     request: RequestOptions
     sampling: AnswerSamplingOptions
+    workers: WorkerEngineOptions = WorkerEngineOptions()
 
-    def check(self) -> None:
-        """Raise UsageError for options that contradict each other or would be ignored."""
+    def check(self, *, shared: bool = False) -> None:
+        """Raise UsageError for options that contradict each other or would be ignored; `shared`: with --on."""
+        if self.workers.engine != "eyas":
+            if not shared:
+                raise UsageError(
+                    f"--engine {self.workers.engine} is for the workers of a cluster: give --on ray, or start the "
+                    "server yourself and give --endpoint"
+                )
+            if self.elsewhere:
+                raise UsageError("--engine starts servers on the workers: leave it out, or --endpoint and batch files")
+            _refuse("servers on the workers", [self.target, self.draft, self.slots])
+            return
+        _refuse("eyas itself: --engine says who else", [self.workers])
         ways = {
             "--endpoint": self.endpoint.endpoint is not None,
             "--batch-write": self.files.batch_write is not None,
@@ -133,6 +166,36 @@ class AnswererOptions:
             return BatchAnswerer(self.files.batch_read, self.completions())
         return self._engine()
 
+    @property
+    def ahead(self) -> int:
+        """Questions that are with a worker at once: a slot that gets free finds the next one there."""
+        together = self.slots.batch_size if self.workers.engine == "eyas" else self.endpoint.concurrency
+        return together * 5 // 4 + 1
+
+    def server(self) -> Answerer:
+        """An answerer whose server is started here, for this process alone."""
+        from eyas.bench.serving.servers import ServerProcess
+        from eyas.data.regenerate.workers import ServerAnswerer
+
+        name = self.workers.engine
+        server = ServerProcess(name, self.server_command, ready_seconds=SERVER_READY, bound=True)
+        server.__enter__()
+        return ServerAnswerer(name, self._endpoint(server.url), server.__exit__)
+
+    def server_command(self, port: int) -> list[str]:
+        """What starts the engine's server. Raises UsageError if it isn't installed."""
+        from eyas.assets import named_target
+        from eyas.interop.serving.commands import invocation
+        from eyas.interop.serving.engines import ENGINES
+
+        engine, command = ENGINES[self.workers.engine], self.workers.engine_command
+        program = engine.find() if command is None else shlex.split(command)
+        if not program or shutil.which(program[0]) is None:
+            raise UsageError(f"{engine.title} isn't installed here: --engine-command says where it is on all machines")
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        start = invocation(engine.consumers[0], named_target(self.target.model), None, program)
+        return [*start, *address, *self.workers.engine_option]
+
     def _endpoint(self, url: str) -> Answerer:
         from eyas.data.regenerate import Connection, EndpointAnswerer
         from eyas.data.regenerate.endpoint import RetryPolicy
@@ -160,10 +223,10 @@ class AnswererOptions:
 
 
 def engine_worker(answering: AnswererOptions) -> AnswererWorker:
-    """A worker of a cluster that answers with an engine of its own."""
+    """A worker of a cluster that answers with an engine, or an engine's server, of its own."""
     from eyas.data.regenerate.workers import AnswererWorker
 
-    return AnswererWorker(answering.answerer())
+    return AnswererWorker(answering.answerer() if answering.workers.engine == "eyas" else answering.server())
 
 
 def _refuse(way: str, groups: Sequence[Any]) -> None:

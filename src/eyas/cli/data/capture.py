@@ -11,9 +11,20 @@ from typer import Option
 from eyas.cli.common.build import check_target
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import ProgressLines, note
-from eyas.cli.common.options import Device, Dtype, Final, RuntimeOptions, States, Taps, parse_final, parse_taps
+from eyas.cli.common.options import (
+    Device,
+    Dtype,
+    Final,
+    RuntimeOptions,
+    States,
+    Taps,
+    parse_final,
+    parse_taps,
+    readable,
+)
 from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
+from eyas.urls import AnyPath, UrlPath, located
 
 if TYPE_CHECKING:
     from eyas.cluster.executor import Executor
@@ -24,8 +35,8 @@ if TYPE_CHECKING:
 def capture(
     cluster: ClusterOptions,
     model: Annotated[str, Option(help="The target: a directory or Hub id.")],
-    chats: Annotated[Path, Option(exists=True, help="A chat folder (`eyas data prepare`) or a .jsonl file of chats.")],
-    output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The store's folder.")],
+    chats: Annotated[Path, Option(help="A chat folder (`eyas data prepare`) or a .jsonl file of chats; or its URL.")],
+    output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The store's folder, or its URL.")],
     taps: Taps = "auto",
     states: States = "fp8",
     final: Final = "answers",
@@ -42,7 +53,11 @@ def capture(
     Interrupted, the same command goes on. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share
     the work, with --on ray the machines of a cluster.
     """
-    shared = cluster.check(output)
+    store = located(output)
+    shared = cluster.check()
+    if shared and isinstance(store, UrlPath) and store.one_process:
+        raise UsageError(f"{store} is seen by one process alone: give a folder or a URL that all machines see")
+    chats = readable(chats)
     if shared and dry_run:
         raise UsageError("--dry-run measures this machine: leave out --on")
     kind, top = parse_final(final)
@@ -56,11 +71,11 @@ def capture(
     )  # fmt: skip
     if shared:
         with cluster.executor() as executor:
-            prepared = _prepare(model, chats, output, config, held_out_share, dtype, "cpu")  # the workers compute
+            prepared = _prepare(model, chats, store, config, held_out_share, dtype, "cpu")  # the workers compute
             _announce(prepared)
             _run_on(executor, cluster.workers, prepared, model, dtype, device)
         return
-    prepared = _prepare(model, chats, output, config, held_out_share, dtype, device)
+    prepared = _prepare(model, chats, store, config, held_out_share, dtype, device)
     first = _process()[0] == 0
     if first:
         _announce(prepared)
@@ -69,7 +84,7 @@ def capture(
         if first and prepared.own():
             note(_duration(prepared))
         return
-    with keeping(f"finished shards are kept in {output}; the one in progress is not"), prepared.begun():
+    with keeping(f"finished shards are kept in {store}; the one in progress is not"), prepared.begun():
         if first and prepared.own():
             note(_duration(prepared))
         _run(prepared, first, prepared.run)
@@ -124,6 +139,11 @@ def _announce(prepared: Capture) -> None:
         note(
             f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.taught:,} taught, {split.dropped:,} dropped"
         )
+    if prepared.cut:
+        note(
+            f"{prepared.cut:,} chats have more than {settings.longest:,} tokens, the rest of which isn't stored: "
+            "--max-length sets how many, up to the target's context"
+        )
     note(prepared.why_taps)
     total, classic = prepared.total_bytes, classic_bytes(tokens, settings.layout.hidden)
     note(
@@ -141,7 +161,7 @@ def _duration(prepared: Capture) -> str:
 
 
 def _prepare(
-    model: str, chats: Path, output: Path, config: CaptureConfig, share: float, dtype: str, device: str | None
+    model: str, chats: Path, output: AnyPath, config: CaptureConfig, share: float, dtype: str, device: str | None
 ) -> Capture:
     from eyas.cli.common.build import quiet
     from eyas.data.capture.capture import Capture

@@ -15,7 +15,7 @@ from typer import Option
 
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import ProgressLines, note, output
-from eyas.cli.common.options import DraftOptions, Json, TargetOptions
+from eyas.cli.common.options import DraftOptions, Json, TargetOptions, readable
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.cli.data.answerers import (
     AnswererOptions,
@@ -24,9 +24,11 @@ from eyas.cli.data.answerers import (
     EndpointOptions,
     RequestOptions,
     SlotOptions,
+    WorkerEngineOptions,
     engine_worker,
 )
 from eyas.errors import UsageError
+from eyas.urls import deliver, mirror
 
 if TYPE_CHECKING:
     from eyas.data.regenerate import Answerer, RegenerationProgress, RegenerationSummary, RewriteRule
@@ -41,9 +43,11 @@ def regenerate(
     request: RequestOptions,
     sampling: AnswerSamplingOptions,
     cluster: ClusterOptions,
-    chats: Annotated[Path, Option(exists=True, help="A chat folder, or a .jsonl file of chats.")],
+    workers: WorkerEngineOptions,
+    chats: Annotated[Path, Option(help="A chat folder, or a .jsonl file of chats; or its URL.")],
     output: Annotated[
-        Path, Option("--output", "-o", help="Where the answered chats go: a folder for a folder, a file for a file.")
+        Path,
+        Option("--output", "-o", help="Where answered chats go: a folder for a folder, a file for a file, or a URL."),
     ],
     turns: Annotated[
         Literal["last", "all"], Option(help="last: the turn a chat ends with. all: every turn in order.")
@@ -62,20 +66,23 @@ def regenerate(
     from eyas.data.regenerate import BatchAnswerer, RewriteRule
     from eyas.data.regenerate import regenerate as run
 
-    answering = AnswererOptions(target, draft, slots, endpoint, files, request, sampling)
-    answering.check()
-    shared = cluster.check(output)
+    answering = AnswererOptions(target, draft, slots, endpoint, files, request, sampling, workers)
+    shared = cluster.check()
+    answering.check(shared=shared)
+    chats, local = readable(chats), mirror(output)
     if shared and answering.elsewhere:
         raise UsageError("--on shares the work of engines: leave it out, or --endpoint and batch files")
     rule = RewriteRule(turns, unfinished == "drop")
     if files.batch_write is not None:
-        return _write(answering, files.batch_write, chats, output, rule, json)
-    kept = "every answer given so far is kept in the journal beside the output"
+        return _write(answering, files.batch_write, chats, local, rule, json)
+    where = "the output" if local == output else str(local)
+    kept = f"every answer given so far is kept in the journal beside {where}"
     with ExitStack() as stack:
         answerer = _on_cluster(answering, cluster, stack) if shared else answering.answerer()
         progress = stack.enter_context(RegenerateProgress())
         with keeping(kept):
-            summary = run(chats, output, answerer, rule, progress.watch)
+            summary = run(chats, local, answerer, rule, progress.watch)
+            deliver(output)
     if json:
         typer.echo(jsonlib.dumps(as_dict(summary, progress.tally), ensure_ascii=False))
     else:
@@ -92,15 +99,13 @@ def regenerate(
 
 
 def _on_cluster(answering: AnswererOptions, cluster: ClusterOptions, stack: ExitStack) -> Answerer:
-    """An answerer whose workers have engines of their own, until the stack is closed."""
+    """An answerer whose workers have engines, or servers, of their own, until the stack is closed."""
     from eyas.cluster.crew import Crew
     from eyas.data.regenerate.workers import CrewAnswerer
 
-    ahead = answering.slots.batch_size * 5 // 4 + 1  # a slot that gets free finds the next question there
-    executor = stack.enter_context(cluster.executor())
-    return CrewAnswerer(
-        stack.enter_context(Crew(executor, partial(engine_worker, answering), workers=cluster.workers, ahead=ahead))
-    )
+    executor, make = stack.enter_context(cluster.executor()), partial(engine_worker, answering)
+    crew = Crew(executor, make, workers=cluster.workers, ahead=answering.ahead)
+    return CrewAnswerer(stack.enter_context(crew))
 
 
 def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, rule: RewriteRule, json: bool) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from eyas.runtime import versions
 from eyas.targets import Target
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.taps import choose_taps, why_taps
+from eyas.urls import AnyPath
 
 SHARD_BYTES = 2**29
 _SPARE_BYTES = 2**20
@@ -75,7 +76,7 @@ class Capture:
         target: Target,
         found: CaptureRows,
         config: CaptureConfig,
-        folder: Path,
+        folder: AnyPath,
         *,
         name: str,
         chats: str,
@@ -84,7 +85,7 @@ class Capture:
     ) -> None:
         """`name` and `chats` identify the target and the data in the manifest."""
         self.folder, self.rows = folder, found.rows
-        self.reasons = found.reasons
+        self.reasons, self.cut = found.reasons, sum(found.cut.values())
         self._target, self._rank, self._world = target, rank, world
         self.settings = capture_settings(target, name, chats, found, config)
         self.plans = cut_shards(found.rows, self.settings.layout, config.shard_bytes)
@@ -120,18 +121,25 @@ class Capture:
             raise StoreError(
                 f"{self.folder} holds another capture ({changed}): choose another folder, or delete this one"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with lock_store(self.folder, alone=self._world == 1):
-            remove_leftovers(self.folder)
+        with ExitStack() as stack:
+            if isinstance(self.folder, Path):  # behind a URL there are no locks: two captures write the same bytes
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock_store(self.folder, alone=self._world == 1))
+                remove_leftovers(self.folder)
             if before is None and self._rank == 0:
-                if self._world == 1 and any(self.folder.iterdir()):
+                if self._world == 1 and _used(self.folder):
                     raise StoreError(f"{self.folder} holds other files: choose an empty or a new folder")
                 write_model(self.folder / SETTINGS, self.settings)
             self.check_disk()
             yield
 
     def check_disk(self) -> None:
-        """Raise StoreError if the missing shards don't fit on the disk; the message lists what would fit."""
+        """Raise StoreError if the missing shards don't fit on the disk; the message lists what would fit.
+
+        How much fits behind a URL, nobody says.
+        """
+        if not isinstance(self.folder, Path):
+            return
         layout = self.settings.layout
         needed = sum(layout.shard_bytes(plan.size) for plan in self.missing())
         free = shutil.disk_usage(_existing(self.folder)).free - _SPARE_BYTES
@@ -199,7 +207,7 @@ class Capture:
 
 
 def make_shard(
-    target: Target, folder: Path, settings: CaptureSettings, plan: ShardPlan, rows: list[TokenRow]
+    target: Target, folder: AnyPath, settings: CaptureSettings, plan: ShardPlan, rows: list[TokenRow]
 ) -> Iterator[int]:
     """Make a shard of its rows and write it to the store's folder; yields the tokens of each batch done."""
     tensors = yield from shard_tensors(target, rows, settings.layout, settings.batch_tokens)
@@ -261,6 +269,11 @@ def smaller_layouts(layout: ShardLayout) -> dict[str, ShardLayout]:
     """The variants of `layout` that take less space, most exact first."""
     token = RowTotals(1, 1, 1)
     return {o: other for o, other in variants(layout).items() if other.data_bytes(token) < layout.data_bytes(token)}
+
+
+def _used(folder: AnyPath) -> bool:
+    """Whether anything lies in a folder."""
+    return any(folder.iterdir()) if isinstance(folder, Path) else folder.is_dir()
 
 
 def _existing(folder: Path) -> Path:

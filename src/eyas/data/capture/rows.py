@@ -24,6 +24,8 @@ class CaptureRows:
 
     rows: dict[str, list[TokenRow]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
+    cut: dict[str, int] = field(default_factory=dict)
+    """Chats of each split with more tokens than rows have."""
     reasons: list[str] = field(default_factory=list)
     """One line for each chat that couldn't be tokenized."""
 
@@ -37,20 +39,22 @@ def read_rows(tokenizer: Any, chats: Path, held_out_share: float, longest: int, 
     found = CaptureRows()
     for split, members in splits(chats, held_out_share).items():
         kept: list[TokenRow] = []
-        dropped = 0
+        dropped = cut = 0
         for chat in members:
             try:
-                row = cut_row(tokenize_chat(tokenizer, chat), longest)
+                whole = tokenize_chat(tokenizer, chat)
+                row = cut_row(whole, longest)
                 _check_ids(row, vocab)
             except DataError as error:
                 found.reasons.append(str(error))
                 dropped += 1
                 continue
+            cut += len(whole.tokens) > longest
             if learnable(row):
                 kept.append(row)
             else:
                 dropped += 1
-        found.rows[split], found.dropped[split] = kept, dropped
+        found.rows[split], found.dropped[split], found.cut[split] = kept, dropped, cut
     if not found.rows["train"]:
         why = f"; the first of them: {found.reasons[0]}" if found.reasons else ""
         raise DataError(

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from eyas.cluster.crew import Crew
@@ -19,6 +18,7 @@ from eyas.data.capture.capture import Capture, captured_target, make_shard
 from eyas.data.store.manifest import CaptureSettings, Manifest, read_settings
 from eyas.errors import StoreError
 from eyas.targets import Target, load_target
+from eyas.urls import AnyPath
 
 VISIBLE = 60.0
 """Seconds after which a shared folder shows what another machine has written: network file systems have caches."""
@@ -27,7 +27,7 @@ VISIBLE = 60.0
 class CaptureWorker:
     """Makes shards with its own copy of the target."""
 
-    def __init__(self, target: Target, folder: Path, settings: CaptureSettings) -> None:
+    def __init__(self, target: Target, folder: AnyPath, settings: CaptureSettings) -> None:
         self._target, self._folder, self._settings = target, folder, settings
 
     @property
@@ -51,7 +51,7 @@ class CaptureWorkerMaker:
     model: str
     dtype: str
     device: str | None
-    folder: Path
+    folder: AnyPath
     """The store, by its absolute path."""
     settings: CaptureSettings
 

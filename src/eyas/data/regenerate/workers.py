@@ -5,7 +5,8 @@ There is one journal, which the process that runs the crew writes: a question wh
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from eyas.cluster.crew import Crew
@@ -33,6 +34,24 @@ class AnswererWorker:
 
         for reply in self._answerer.answers(questions):
             yield UnitReport((reply.entry.id, reply.entry.turn), reply)
+
+
+class ServerAnswerer:
+    """An endpoint that a worker has started for itself: its address says nothing about the answers."""
+
+    def __init__(self, name: str, answerer: Answerer, stop: Callable[[], object]) -> None:
+        """`name` is the engine's; `stop` ends the server, which lasts as long as this object."""
+        self._name, self._answerer = name, answerer
+        weakref.finalize(self, stop)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the requests, and the engine in place of the address."""
+        return {**self._answerer.settings, "answered_by": self._name}
+
+    def answers(self, take: Take) -> Generator[Reply, None, None]:
+        """Yield replies in order of completion."""
+        return self._answerer.answers(take)
 
 
 class CrewAnswerer:

@@ -18,6 +18,7 @@ from eyas.data.store.layout import RowTotals, ShardLayout
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import LockedError, StoreError
 from eyas.files import FileLock, write_text
+from eyas.urls import AnyPath
 
 MANIFEST = "manifest.json"
 SETTINGS = "capture.json"
@@ -104,7 +105,7 @@ class Manifest(StrictModel):
     """Versions of eyas and the libraries that wrote the store."""
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: AnyPath) -> Manifest:
     """The manifest of a store; StoreError if there is none or it can't be read."""
     if not (folder / MANIFEST).is_file():
         begun = (folder / SETTINGS).is_file()
@@ -113,12 +114,12 @@ def read_manifest(folder: Path) -> Manifest:
     return _read(folder / MANIFEST, Manifest)
 
 
-def read_settings(folder: Path) -> CaptureSettings | None:
+def read_settings(folder: AnyPath) -> CaptureSettings | None:
     """The settings of a capture begun in this folder; None if there is none."""
     return _read(folder / SETTINGS, CaptureSettings) if (folder / SETTINGS).is_file() else None
 
 
-def write_model(path: Path, model: BaseModel) -> None:
+def write_model(path: AnyPath, model: BaseModel) -> None:
     """Replace a JSON file of the store, which several processes may do at once. StoreError if it can't be written."""
     try:
         write_text(path, model.model_dump_json(indent=2) + "\n")
@@ -166,7 +167,7 @@ def rows_hash(rows: Sequence[TokenRow]) -> str:
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def _read(path: Path, model: type[ModelT]) -> ModelT:
+def _read(path: AnyPath, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate_json(path.read_bytes())
     except OSError as error:

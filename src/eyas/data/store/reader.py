@@ -18,6 +18,7 @@ from eyas.errors import StoreError
 from eyas.targets import Target
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.loading import EmbeddingAndHead
+from eyas.urls import fetch
 
 OPEN_SHARDS = 256
 """The most shards that are kept open (memory-mapped) at once."""
@@ -35,7 +36,11 @@ class FeatureStore:
 
     @classmethod
     def open(cls, path: Path) -> FeatureStore:
-        """Open the store at `path`; StoreError if it is incomplete or a shard has the wrong size."""
+        """Open the store at `path`; StoreError if it is incomplete or a shard has the wrong size.
+
+        One behind a URL is copied first, since shards are memory-mapped.
+        """
+        path = fetch(path)
         manifest = read_manifest(path)
         for shard in manifest.shards:
             try:

@@ -24,6 +24,7 @@ from eyas.data.store.layout import METADATA_KEY, RowTotals, ShardLayout, header,
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.files import writing
+from eyas.urls import AnyPath
 
 RECAPTURE = "delete the file and run `eyas data capture` again, which makes only what is missing"
 
@@ -36,8 +37,24 @@ class StoredRow(NamedTuple):
     final: EncodedStates | None  # [F, Ht]
     top: tuple[Tensor, Tensor, Tensor] | None  # ids [F, k], logprobs [F, k] float16, tail [F] float32
 
+    def after(self, tokens: int, finals: int) -> StoredRow:
+        """The row without its first `tokens` tokens and its first `finals` final positions."""
+        ids, logprobs, tail = self.top or (None, None, None)
+        top = (
+            None
+            if ids is None or logprobs is None or tail is None
+            else (ids[finals:], logprobs[finals:], tail[finals:])
+        )
+        taps, final = (
+            part and EncodedStates(part.values[first:], None if part.exponents is None else part.exponents[first:])
+            for part, first in ((self.taps, tokens), (self.final, finals))
+        )
+        return StoredRow(self.tokens[tokens:], taps, final, top)
 
-def write_shard(path: Path, layout: ShardLayout, size: RowTotals, tensors: Mapping[str, Tensor], identity: str) -> None:
+
+def write_shard(
+    path: AnyPath, layout: ShardLayout, size: RowTotals, tensors: Mapping[str, Tensor], identity: str
+) -> None:
     """Write the tensors of a shard. Raises StoreError if that fails, and leaves no file behind."""
     specs = layout.tensors(size)
     names = in_file_order(specs)
@@ -57,7 +74,7 @@ def write_shard(path: Path, layout: ShardLayout, size: RowTotals, tensors: Mappi
         ) from error
 
 
-def shard_digest(path: Path, size_in_bytes: int, identity: str) -> str | None:
+def shard_digest(path: AnyPath, size_in_bytes: int, identity: str) -> str | None:
     """The SHA-256 that a finished shard declares for its data; None if the file isn't a shard of this capture."""
     try:
         if path.stat().st_size != size_in_bytes:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from eyas.data.features import FeatureBatch, TopTokens, taught, top_rows, trace_batch
+from eyas.data.features import FeatureBatch, TopTokens, taught, top_rows, trace_members
 from eyas.data.store.encoding import EncodedStates, decode_states
 from eyas.data.store.layout import ShardLayout
 from eyas.data.store.reader import FeatureStore
@@ -53,10 +54,10 @@ class HybridSource:
 
     def __call__(self, number: int) -> FeatureBatch:
         members = self._rows.batches.members(number)
-        lost = [b for b, i in enumerate(members) if self._rows.row_numbers[i] is None]
+        lost = [b for b, i in enumerate(members) if self._rows.number(i) is None]
         if not lost:
             return self._rows.read(members, self._target.dtype, self._target.device)
-        made = self._computed(self._rows.batches.of([members[b] for b in lost]))
+        made = self._computed([members[b] for b in lost])
         if len(lost) == len(members):
             return made
         batch = self._rows.read(members, self._target.dtype, self._target.device)
@@ -69,8 +70,8 @@ class HybridSource:
                 stored[lost, : computed.shape[1]] = computed
         return batch
 
-    def _computed(self, batch: TokenBatch) -> FeatureBatch:
-        made = trace_batch(self._target, batch, self._taps)
+    def _computed(self, members: Sequence[int]) -> FeatureBatch:
+        made = trace_members(self._target, self._rows.batches, members, self._taps)
         if self._layout.top is None or made.final is None:
             return made
         where = taught(made.loss_mask)
@@ -86,23 +87,36 @@ class _StoredRows:
         store.check_taps(taps)
         self.batches, self._store = batches, store
         self.row_numbers = [store.find(row, batches.longest) for row in batches.rows]
-        """Each row's number in the store; None if the store lacks it."""
+        """Each chat's number in the store; None if the store lacks it."""
         columns = [store.served_taps.index(k) for k in taps]
         self._columns = None if columns == list(range(len(store.served_taps))) else columns
 
+    def number(self, member: int) -> int | None:
+        """The number in the store of the chat that a segment is part of; None if the store lacks it."""
+        return self.row_numbers[self.batches.segments[member].chat]
+
     def missing(self) -> list[int]:
-        """Indices of rows that the batches use and the store lacks."""
+        """Indices of chats that the batches use and the store lacks."""
         return [i for i in self.batches.used if self.row_numbers[i] is None]
 
     def read(self, members: Sequence[int], dtype: torch.dtype, device: torch.device) -> FeatureBatch:
-        """The features of these rows; zeros for rows that the store lacks."""
-        row_numbers = [self.row_numbers[i] for i in members]
-        rows = [None if number is None else self._store.read(number) for number in row_numbers]
+        """The features of these segments; zeros for those of chats that the store lacks."""
+        rows = [self._stored(member) for member in members]
         batch = assembled(rows, self.batches.of(members), self._store.layout, dtype, device)
         if self._columns is None:
             return batch
         taps: Tensor = batch.taps[:, :, self._columns]
         return batch._replace(taps=taps)
+
+    def _stored(self, member: int) -> StoredRow | None:
+        """What is stored of a segment and of all that follows it in its chat."""
+        number = self.number(member)
+        if number is None:
+            return None
+        chat, start, _, counted = self.batches.segments[member]
+        whole = self._store.layout.final == "all"
+        earlier = start if whole else np.count_nonzero(self.batches.rows[chat].loss_mask[1:counted])
+        return self._store.read(number).after(start, int(earlier))
 
 
 def assembled(
@@ -137,7 +151,8 @@ def assembled(
             scattered(logprobs.float().to(device), where),
             scattered(tail.to(device), where),
         )
-    return FeatureBatch(batch.tokens.to(device), batch.loss_mask.to(device), taps, final, top)
+    starts = batch.starts.to(device) if batch.starts.any() else None
+    return FeatureBatch(batch.tokens.to(device), batch.loss_mask.to(device), taps, final, top, starts)
 
 
 def scattered(values: Tensor, where: Tensor) -> Tensor:
