@@ -256,14 +256,38 @@ def test_where_the_head_alone_does_not_give_the_logits_a_round_does() -> None:
 
 def test_counting_rounds_by_hand() -> None:
     stats = Stats()
-    for accepted, offered in ((2, 4), (0, 4), (4, 4), (1, 2), (0, 0)):
-        stats.record(accepted, offered)
+    contexts = (1, 1023, 1024, 20_000, 2**20)
+    for (accepted, offered), context in zip(((2, 4), (0, 4), (4, 4), (1, 2), (0, 0)), contexts, strict=True):
+        stats.record(accepted, offered, context)
     assert stats.accepted_histogram == [2, 1, 1, 0, 1]
     assert stats.offered_by_depth == [4, 4, 3, 3]
     assert stats.accept_length == 1 + 7 / 5
     assert stats.acceptance_rate == 7 / 14
     assert stats.accepted_by_position == [3 / 4, 2 / 4, 1 / 3, 1 / 3]
+    assert stats.rounds_by_context == [2, 1, 0, 0, 0, 2]
+    assert stats.accept_length_by_context == {"0-1k": 2.0, "1-2k": 5.0, "16k+": 1.5}
+    both = Stats()
+    both.merge(stats)
+    both.merge(stats)
+    assert both.rounds_by_context == [4, 2, 0, 0, 0, 4]
+    assert both.accept_length_by_context == stats.accept_length_by_context
     assert Stats().accept_length == Stats().acceptance_rate == Stats().tokens_per_second == 0.0
+
+
+def test_rounds_are_counted_by_the_tokens_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round of each sequence is in the range of its own prompt and answer so far, whoever runs beside it."""
+    monkeypatch.setattr("eyas.types.context_bucket", lambda tokens: tokens)
+    prompts = tiny.prompts(5, 9)
+    for tree in (None, "chain:3"):
+        made = engine(tree, batch=2)
+        for prompt, done in zip(prompts, made.generate(requests(prompts, max_tokens=8)), strict=True):
+            stats, context = done.stats, len(prompt) + done.stats.prefill_tokens
+            rounds = [(at, stats.walked_by_context[at]) for at, n in enumerate(stats.rounds_by_context) if n]
+            assert len(rounds) == stats.target_passes
+            assert sum(accepted for _, accepted in rounds) == stats.walked
+            for at, accepted in rounds:
+                assert at == context
+                context += accepted + 1
 
 
 def test_a_one_token_prompt_offers_no_tree_in_its_first_round() -> None:

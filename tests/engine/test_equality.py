@@ -40,9 +40,11 @@ def test_the_reference_wanders(name: str) -> None:
     assert len({tuple(tokens) for tokens in _reference(name)}) == len(LENGTHS)
 
 
-@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-@pytest.mark.parametrize(("tree", "batch"), [("dynamic:4,3,8", 1), ("chain:4", 4), (RAGGED, 4)])
-def test_equal_with_a_disagreeing_drafter(name: str, tree: str, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape"), tiny.sample([*tiny.ARCHITECTURES], [("dynamic:4,3,8", 1), ("chain:4", 4), (RAGGED, 4)])
+)
+def test_equal_with_a_disagreeing_drafter(name: str, shape: tuple[str, int]) -> None:
+    tree, batch = shape
     speculation = Speculation(tiny.eagle3_drafter(), parse_tree(tree))
     done = _run(Engine(tiny.target(name), None, speculation, batch_size=batch))
     assert [c.token_ids for c in done] == _reference(name)
@@ -57,8 +59,7 @@ def test_equal_with_every_kind_of_drafter(name: str, kind: str, tree: str, batch
     assert [c.token_ids for c in done] == _reference(name)
 
 
-@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-@pytest.mark.parametrize(("tree", "batch"), [*((tree, batch) for tree in TREES for batch in (1, 4)), (RAGGED, 4)])
+@pytest.mark.parametrize(("name", "tree", "batch"), tiny.sample([*tiny.ARCHITECTURES], (*TREES, RAGGED), (4, 1)))
 def test_equal_with_a_drafter_that_is_often_right(name: str, tree: str, batch: int) -> None:
     """Full, partial and no acceptance, on paths that lie anywhere among the cache's columns."""
     reference, model = _reference(name), tiny.target(name).model

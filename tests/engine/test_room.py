@@ -33,6 +33,15 @@ def test_growing_column_by_column_changes_it_a_few_times() -> None:
     assert sum(room.cover(8, columns) for columns in range(1, 5000)) < 9
 
 
+def test_a_long_sequence_that_grows_leaves_little_unused() -> None:
+    """It took a rectangle twice as long as the sequence, for every slot."""
+    room = CacheRoom(16, None)
+    room.cover(16, 16_400)
+    room.cover(16, 16_500)
+    assert room.columns <= 16_500 + 4096
+    assert sum(room.cover(16, columns) for columns in range(16_500, 33_000)) < 6
+
+
 def test_slots_that_are_expected_are_made_at_once() -> None:
     room = CacheRoom(8, 1000)
     room.cover(1, 100, expected=20)

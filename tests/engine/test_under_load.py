@@ -123,7 +123,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("name", "tree"), tiny.third([*LIMITS], TREES))
+@pytest.mark.parametrize(("name", "tree"), tiny.sample([*LIMITS], TREES))
 def test_fixed_trees(name: str, tree: str | None) -> None:
     limits = LIMITS[name]
     draw = random.Random(f"{limits} {tree}")

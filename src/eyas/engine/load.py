@@ -40,6 +40,7 @@ def load(
     quantize: str | None = None,
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
+    draft_window: str | int | None = None,
     method: str | None = None,
     costs: str | Path | None = None,
     chat_template: str | Path | None = None,
@@ -51,10 +52,12 @@ def load(
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
     `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
     pays. `costs` is a file that keeps those measurements for the next time. With a `draft_model`, `method` is the kind
-    that it must be; None = whatever the files hold. `rule` replaces the lossless walk. `batch_size` sequences run at
-    once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for the demo and for CPUs that are
-    slow in half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a CPU. `chat_template` is a Jinja
-    file in place of the tokenizer's own template. Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
+    that it must be; None = whatever the files hold. `draft_window` is the number of pairs that the drafter attends to
+    besides its first ones, `auto` or `off`; None is what its config says. `rule` replaces the lossless walk.
+    `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for
+    the demo and for CPUs that are slow in half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a
+    CPU. `chat_template` is a Jinja file in place of the tokenizer's own template. Raises ModelError, CheckpointError,
+    DrafterMismatchError, UsageError.
     """
     speculates = draft_model is not None or method is not None
     if not speculates and tree is not None:
@@ -70,7 +73,7 @@ def load(
     if speculates:
         drafter = open_drafter(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
-            tokenizer=tokenizer, model=model,
+            tokenizer=tokenizer, model=model, window=draft_window,
         )  # fmt: skip
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)

@@ -216,12 +216,16 @@ class PrefixCache:
         if drafter is not None:
             found = list(takewhile(lambda block: block[2].pairs is not None, found))
         reusable = sum(count for _, count, _ in found) - 1
+        if drafter is not None:
+            reusable = drafter.reusable([saved.pairs for _, _, saved in found], reusable)
         if reusable < 1:
             return 0
         for start, count, saved in found:
+            if start > reusable:
+                break
             self._target.cache.copy_in(slot, saved.columns, min(count, reusable - start))
             if drafter is not None and saved.pairs is not None:
-                drafter.load(slot, saved.pairs, start + count - 1 - max(start - 1, 0))
+                drafter.load(slot, saved.pairs, min(start + count - 1, reusable) - max(start - 1, 0))
         return reusable
 
     def save(self, sequence: SequenceState, tail: bool) -> None:
@@ -238,10 +242,14 @@ class PrefixCache:
             return SavedBlock(self._target.cache.copy_out(slot, start, stop), pairs(start, stop))
 
         def renew(saved: SavedBlock, start: int, stop: int) -> SavedBlock:
-            if drafter is None or (saved.pairs is not None and not saved.pairs.unread):
+            if drafter is None:
+                return saved
+            if saved.pairs is None:
+                return replace(saved, pairs=pairs(start, stop))
+            if drafter.kept_from(slot) > max(start - 1, 0) or (not saved.pairs.unread and drafter.whole(saved.pairs)):
                 return saved
             read = drafter.length(slot) - drafter.unread(slot)
-            return replace(saved, pairs=pairs(start, stop)) if saved.pairs is None or read >= stop - 1 else saved
+            return replace(saved, pairs=pairs(start, stop)) if read >= stop - 1 else saved
 
         self.store.insert(sequence.window(0, size), save, renew, tail)
 

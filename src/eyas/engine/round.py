@@ -69,6 +69,8 @@ class RoundOutput(NamedTuple):
     """Verifying and walking until the host sync; on an accelerator with what was still to be drafted."""
     observe_seconds: float = 0.0
     """The drafter's reading of what was committed, 0 without one; on an accelerator the host's part of it."""
+    contexts: Sequence[int] = ()
+    """Number of tokens before the round, the root included; empty for the round that ends a prompt."""
 
 
 @torch.inference_mode()
@@ -87,6 +89,7 @@ def run_round(
     drafting = [True] * len(rows) if drafting is None else drafting
     speculation = speculation if any(observed) else None
     spec = speculation.tree if speculation is not None and any(drafting) else None
+    contexts = [target.length(row) + 1 for row in rows]
     taps = () if speculation is None else speculation.drafter.taps
 
     started = time.perf_counter()
@@ -120,6 +123,7 @@ def run_round(
         draft_seconds=drafted - started,
         pass_seconds=passed - drafted,
         observe_seconds=0.0 if speculation is None else time.perf_counter() - committed,
+        contexts=contexts,
     )
 
 

@@ -177,8 +177,10 @@ class ModelRunner:
                     reading = [self.tree is not None] * len(observed)
                     observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
                     self._prompt_pairs += sum(chunk.counts)
-        for sequence, count in zip(batch.sequences, batch.counts, strict=True):
-            sequence.cached += count
+                for sequence, count in zip(batch.sequences, chunk.counts, strict=True):
+                    sequence.cached += count
+                if drafter is not None and drafter.forgets:  # before the next chunk's pairs take the place of these
+                    self.cache_prefix(batch.sequences, tail=False)
 
     def _score(self, sequence: SequenceState, start: int, chunk: PrefillChunk, row: int) -> None:
         """Add the log-probabilities of the prompt tokens that a chunk has read, from position `start` on."""

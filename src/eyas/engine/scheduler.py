@@ -300,6 +300,8 @@ class PassSize:
 
 
 _GRANULE, _FLOOR = 64, 256
+_MOST_MORE = 4096
+"""Columns that are added at once beyond those needed: of long sequences, copies are rare all the same."""
 
 
 class CacheRoom:
@@ -330,8 +332,8 @@ class CacheRoom:
     def cover(self, slots: int, columns: int, expected: int = 0) -> bool:
         """Grow to hold at least `slots` x `columns`, which must fit; True if the rectangle changed.
 
-        It doubles, so that copying is paid for once a doubling, and makes room for the slots `expected` soon; close to
-        the limit it takes what is left.
+        It doubles, by at most `_MOST_MORE` columns, so that copying is seldom paid for, and makes room for the slots
+        `expected` soon; close to the limit it takes what is left.
         """
         self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
         if slots <= self.slots and columns <= self.columns:
@@ -340,7 +342,7 @@ class CacheRoom:
         if slots > wide:
             wide = max(slots, min(max(2 * wide, expected), self._most_slots))
         if columns > long:
-            long = max(columns, 2 * long)
+            long = max(columns, long + min(long, _MOST_MORE))
             long += -long % _GRANULE
         if not self.fits(wide, long):
             most = self._most(slots)

@@ -104,7 +104,7 @@ class SequenceState:
         if seconds is None:
             self.stats.prefill_tokens += len(taken)
         else:
-            self.stats.record(output.accepted[row], output.offered[row])
+            self.stats.record(output.accepted[row], output.offered[row], output.contexts[row])
             self.stats.decode_seconds += seconds
             self.stats.draft_seconds += output.observe_seconds
             if output.draft is not None:

@@ -21,7 +21,7 @@ ENGINE: Any = None
 def measured(seconds: float, accepted: int, ratios: list[float], same: int = 2, drafting: float = 0.0) -> MethodResult:
     stats = Stats(tokens=40, decode_seconds=seconds, draft_seconds=drafting)
     for _ in range(40 // (accepted + 1)):
-        stats.record(accepted, accepted)
+        stats.record(accepted, accepted, 9)
     return MethodResult(stats, same, 2, ratios=ratios)
 
 

@@ -14,10 +14,12 @@ from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
 
-def measured(tokens: int, seconds: float, rounds: list[tuple[int, int]], same: int = 2) -> MethodResult:
+def measured(
+    tokens: int, seconds: float, rounds: list[tuple[int, int]], same: int = 2, context: int = 5
+) -> MethodResult:
     stats = Stats(tokens=tokens, decode_seconds=seconds, prefill_seconds=0.25)
     for accepted, offered in rounds:
-        stats.record(accepted, offered)
+        stats.record(accepted, offered, context)
     return MethodResult(stats, same, 2)
 
 
@@ -49,6 +51,20 @@ def test_means_are_over_files() -> None:
     assert means(lines[:2]) == []  # one file is its own mean
 
 
+def test_accept_length_by_context() -> None:
+    """The column is there when rounds had contexts of several ranges; a mean has the ranges that all files have."""
+    both = measured(8, 1.0, [(2, 2), (1, 2)])
+    both.stats.merge(measured(4, 1.0, [(0, 2), (1, 2)], context=1024).stats)
+    lines = [*lines_of("long", {"none": both}), *lines_of("short", {"none": measured(4, 1.0, [(1, 2)], context=1023)})]
+    assert [line_dict(line)["by_context"] for line in lines] == [{"0-1k": 2.5, "1-2k": 1.5}, {"0-1k": 2.0}]
+    assert means(lines)[0].by_context == {"0-1k": 2.25}
+    for shown, several in ((lines, True), (lines[1:], False)):
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(table_of(shown, "title"))
+        text = console.export_text()
+        assert ("by context" in text, "0-1k: 2.50 1-2k: 1.50" in text) == (several, several)
+
+
 def test_a_file_without_answers_divides_by_nothing() -> None:
     (line,) = lines_of("empty", {"none": MethodResult()})
     assert (line.tokens_per_second, line.speedup) == (0.0, 0.0)
@@ -70,5 +86,14 @@ def test_the_table_and_the_json_say_the_same() -> None:
 
 
 def test_every_figure_is_defined() -> None:
-    for figure in ("tokens/s", "speedup", "accept length", "efficiency", "by position", "identical", "mean"):
+    for figure in (
+        "tokens/s",
+        "speedup",
+        "accept length",
+        "efficiency",
+        "by position",
+        "by context",
+        "identical",
+        "mean",
+    ):
         assert any(definition.startswith(f"{figure}:") for definition in DEFINITIONS), figure

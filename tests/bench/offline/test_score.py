@@ -86,7 +86,7 @@ def test_noise_is_the_spread_of_repeats_or_the_share_that_others_took() -> None:
     run = Stats(tokens=30, target_passes=10, walked=20, decode_seconds=2.0)
     method, plain = MethodResult(groups=[run]), MethodResult(groups=[run] * 4, spreads=[0.1, 0.2, 0.3, 0.2])
     assert task_score(method, plain).noise == pytest.approx(0.2 / 2)
-    assert task_score(method, plain, others=0.4).noise == 0.4
+    assert task_score(method, replace(plain, others=0.4)).noise == 0.4
     assert task_score(method, MethodResult(groups=[run])).noise == 0.0
     kept = task_score(method, plain)
     assert TaskScore.from_dict(kept.as_dict()) == kept

@@ -54,6 +54,18 @@ def test_rounds_and_drafts_are_counted(metrics: Metrics) -> None:
     assert (now["draft_seconds_total"], now["pass_seconds_total"]) == (0.75, 1.5)
 
 
+def test_drafts_are_counted_by_context(metrics: Metrics) -> None:
+    metrics.stepped(state(), None, outcome([2, 1, 0], [3, 3, 3], [3, 3, 3], [1023, 1024, 40_000]))
+    metrics.stepped(state(), None, outcome([3, 0, 1], [3, 0, 3], [3, 0, 3], [1026, 1025, 8191]))
+    now, name = read(metrics), "spec_decode_num_{}_by_context_total,context={}"
+    found = {
+        context: (now[name.format("drafts", context)], now[name.format("accepted_tokens", context)])
+        for context in ("0-1k", "1-2k", "4-8k", "16k+")
+    }
+    assert found == {"0-1k": (1, 2), "1-2k": (2, 4), "4-8k": (1, 1), "16k+": (1, 0)}  # a row without a draft is none
+    assert name.format("drafts", "2-4k") not in now
+
+
 def test_gauges_show_the_last_step(metrics: Metrics) -> None:
     metrics.stepped(state(), None, None)
     assert read(metrics)["tree_depth"] == 0

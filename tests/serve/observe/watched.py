@@ -36,15 +36,19 @@ def state(**changes: Any) -> EngineState:
     return EngineState(**(values | changes))
 
 
-def outcome(accepted: list[int], offered: list[int], nodes: list[int]) -> RoundOutput:
+def outcome(
+    accepted: list[int], offered: list[int], nodes: list[int], contexts: list[int] | None = None
+) -> RoundOutput:
     """A round of these rows; plain if no row got a node."""
     rows = len(accepted)
     drafted = VerifiedDraft(DraftTree.empty(rows, torch.device("cpu")), [[0]] * rows) if any(nodes) else None
     tokens = [[1] * (count + 1) for count in accepted]
-    return RoundOutput(tokens, accepted, offered, nodes, {}, {}, drafted, rows + sum(nodes), 0.25, 0.5)
+    return RoundOutput(
+        tokens, accepted, offered, nodes, {}, {}, drafted, rows + sum(nodes), 0.25, 0.5, 0.0, contexts or [9] * rows
+    )
 
 
 def finished(reason: str = "stop", tokens: int = 5, first: float | None = 0.5) -> FinishedSequence:
     stats = Stats(tokens=tokens, queue_seconds=0.125)
-    stats.record(3, 4)
+    stats.record(3, 4, 9)
     return FinishedSequence(REQUEST, reason, stats, 2.5, first)

@@ -289,11 +289,12 @@ def test_a_race_that_cannot_be_trusted_says_so(open_page: Any, monkeypatch: pyte
 
 def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:
     page = open_page(server.url)
-    outcome: Any = SimpleNamespace(accepted=[3, 2], tokens=[[1] * 4, [1] * 3])
+    outcome: Any = SimpleNamespace(accepted=[3, 2], tokens=[[1] * 4, [1] * 3], contexts=[30, 5000])
     load = engine_state(running=2, waiting=5, cached_tokens=40, cache_limit=100)
     expect(page.locator("#gauge-running")).to_have_text("0")
     server.gauges.stepped(load, ControllerState(depth=4, width=2, budget=20), outcome)
     shown = {"running": "2", "waiting": "5", "accept": "3.50", "cache": "40%", "tree": "20 nodes"}
+    shown["context"] = "0-1k: 4.00, 4-8k: 3.00"
     for name, text in shown.items():
         expect(page.locator(f"#gauge-{name}")).to_have_text(text)
     page.route("**/stats", lambda route: route.abort())

@@ -29,7 +29,7 @@ def test_a_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_last_state_and_the_sums() -> None:
     made = Gauges()
-    outcome: Any = SimpleNamespace(accepted=[2, 0], tokens=[[7, 8, 9], [7]])
+    outcome: Any = SimpleNamespace(accepted=[2, 0], tokens=[[7, 8, 9], [7]], contexts=[30, 2048])
     made.stepped(engine_state(running=2, waiting=3, cached_tokens=40, cache_limit=100), None, outcome)
     made.stepped(engine_state(prefilling=1), ControllerState(depth=4, width=3, budget=20), None)
     made.stepped(engine_state(running=1, cache_limit=100), ControllerState(depth=2, width=1, budget=2), outcome)
@@ -37,4 +37,8 @@ def test_the_last_state_and_the_sums() -> None:
     assert (read["running"], read["prefilling"], read["waiting"], read["cache_limit"]) == (1, 0, 0, 100)
     assert read["tokens_total"] == 8  # two rounds of two rows: two accepted and a token of each row's own
     assert (read["row_rounds_total"], read["accepted_total"]) == (4, 4)
+    assert read["by_context"] == {
+        "0-1k": {"row_rounds_total": 2, "accepted_total": 4},
+        "2-4k": {"row_rounds_total": 2, "accepted_total": 0},
+    }
     assert read["tree"] == {"depth": 2, "width": 1, "budget": 2}

@@ -86,18 +86,15 @@ class TaskScore:
         return TaskScore(method, plain, row["same"], row["answers"], row.get("noise", 0.0))
 
 
-def task_score(measured: MethodResult, plain: MethodResult, others: float = 0.0) -> TaskScore:
-    """The score of a method and of plain decoding that were measured in the same interleaved runs.
-
-    `others` is the share of the machine's time that other processes took meanwhile (`eyas.runtime.taken_by_others`).
-    """
+def task_score(measured: MethodResult, plain: MethodResult) -> TaskScore:
+    """The score of a method and of plain decoding that were measured in the same interleaved runs."""
     spread = fmean(plain.spreads) / sqrt(len(plain.spreads)) if plain.spreads else 0.0
     return TaskScore(
         tuple(map(count, measured.groups)),
         tuple(map(count, plain.groups)),
         measured.same,
         measured.answers,
-        round(max(spread, others), 6),
+        round(max(spread, plain.others), 6),
     )
 
 

@@ -15,13 +15,12 @@ from typing import Any
 
 from eyas.bench.ledger import Ledger
 from eyas.bench.offline.candidates import Candidate, task_score
-from eyas.bench.offline.runner import PLAIN, Advance, Plan, Task, measure
+from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
 from eyas.errors import EyasError
 from eyas.files import file_hash
-from eyas.runtime import machine_load, taken_by_others
 from eyas.targets import Target
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
@@ -44,6 +43,8 @@ class DrafterBench:
     """The draft tree of all; None = each drafter's own."""
     ignore_config_keys: Sequence[str] = ()
     together: int = 6
+    measure: Measure | None = None
+    """Measures a task; None: in this process."""
     failures: dict[str, str] = field(default_factory=dict)
     """Drafters that couldn't be loaded or run -> the reason."""
 
@@ -78,10 +79,9 @@ class DrafterBench:
                 if not waiting:
                     continue
                 group = {PLAIN: plain} | {name: engines[name] for name in waiting}
-                results = measure(task, group, self.params, self.plan, advance)
-                others = taken_by_others(machine_load())
+                results = (self.measure or measure)(task, group, self.params, self.plan, advance)
                 for name in waiting:
-                    self.ledger.put(name, task.name, task_score(results[name], results[PLAIN], others))
+                    self.ledger.put(name, task.name, task_score(results[name], results[PLAIN]))
         return [Candidate(name, self.ledger.scores(name)) for name in self.drafters if name not in self.failures]
 
     def _engine(self, name: str) -> Engine | None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from rich.table import Table
 
 from eyas.bench.offline.runner import PLAIN, MethodResult
+from eyas.types import CONTEXT_BUCKETS
 
 DEFINITIONS = (
     "tokens/s: emitted tokens / wall time of decoding; prefill is timed apart. A group of prompts counts with its "
     "median run.",
     "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter.",
     "accept length: tokens per target pass, the bonus token counted (1 + accepted / passes), pooled over rows.",
+    "by context: accept length of rounds with so many tokens before them (k = 1,024); shown where there are several.",
     "efficiency: speedup / accept length; 1 = verifying and drafting cost nothing.",
     "by position: share of the passes offering a draft token at that depth in which it was accepted.",
     "identical: answers whose every token is plain decoding's, in every repeat.",
@@ -42,6 +44,8 @@ class MethodLine:
     """Median time to the first text, of methods timed as a client sees them."""
     tpot_ms: float | None = None
     """Median time per token after the first, of the same."""
+    by_context: Mapping[str, float] = field(default_factory=dict)
+    """Accept length by range of context, of the ranges that had rounds."""
     against_plain: bool = True
     """Whether the baseline is another method, and decodes plainly."""
 
@@ -67,6 +71,7 @@ def lines_of(task: str, results: Mapping[str, MethodResult]) -> list[MethodLine]
             measured.stats.accepted_by_position,
             measured.same,
             measured.answers,
+            by_context=measured.stats.accept_length_by_context,
         )
         for method, measured in results.items()
     ]
@@ -80,6 +85,7 @@ def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
     for method in dict.fromkeys(line.method for line in lines):
         mine = [line for line in lines if line.method == method]
         depth = min(len(line.by_position) for line in mine)
+        ranges = [name for name in CONTEXT_BUCKETS if all(name in line.by_context for line in mine)]
         made.append(
             MethodLine(
                 "mean",
@@ -93,6 +99,7 @@ def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
                 sum(line.answers for line in mine),
                 _mean([line.ttft_ms for line in mine]),
                 _mean([line.tpot_ms for line in mine]),
+                {name: fmean(line.by_context[name] for line in mine) for name in ranges},
                 all(line.against_plain for line in mine),
             )
         )
@@ -109,10 +116,13 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
     """The table for a terminal; with TTFT and TPOT in place of prefill if any method has them."""
     as_client = any(line.ttft_ms is not None for line in lines)
     times = ("TTFT ms", "TPOT ms") if as_client else ("prefill s",)
+    by_context = any(len(line.by_context) > 1 for line in lines)
     table = Table("file", "method", title=title)
     for name in ("tokens/s", "speedup", "accept length", "efficiency", *times):
         table.add_column(name, justify="right")
     table.add_column("by position")
+    if by_context:
+        table.add_column("by context")
     table.add_column("identical", justify="right")
     for line in lines:
         table.add_row(
@@ -128,6 +138,7 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
                 else (_cell(line.prefill_seconds, "{:.2f}"),)
             ),
             " ".join(f"{rate:.2f}" for rate in line.by_position),
+            *([" ".join(f"{name}: {one:.2f}" for name, one in line.by_context.items())] if by_context else []),
             f"{line.same}/{line.answers}" if line.answers else "",
         )
     return table
@@ -142,6 +153,7 @@ def line_dict(line: MethodLine) -> dict[str, Any]:
     """The JSON form, rounded to four digits."""
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()}
     del rounded["against_plain"]
+    rounded["by_context"] = {name: round(length, 4) for name, length in line.by_context.items()}
     rounded["by_position"] = [round(rate, 4) for rate in line.by_position]
     rounded["efficiency"] = None if line.efficiency is None else round(line.efficiency, 4)
     return rounded

@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
 from eyas.engine import Engine
+from eyas.runtime import machine_load, taken_by_others
 from eyas.text.dialogue import Dialogue, converse
 from eyas.text.prompts import BadRow, PromptRow, read_prompts
 from eyas.types import Completion, SamplingParams, Stats
@@ -24,6 +25,8 @@ Group = Sequence[PromptRow]
 """Rows that are decoded together."""
 Advance = Callable[[], None]
 """Called after every run of a group, to show progress."""
+Measure = Callable[["Task", Mapping[str, Engine], SamplingParams, "Plan", Advance], dict[str, "MethodResult"]]
+"""`measure`, or what does the same with the workers of a cluster."""
 RunT = TypeVar("RunT")
 
 
@@ -63,6 +66,8 @@ class MethodResult:
     """Relative standard deviations of decoding times over the repeats, by group; empty without repeats."""
     ratios: list[float] = field(default_factory=list)
     """Tokens/s over those of plain decoding in the same repeat of the same group, one by one."""
+    others: float = 0.0
+    """The share of the machine's time that other processes took meanwhile (`eyas.runtime.taken_by_others`)."""
 
     @property
     def identical(self) -> bool:
@@ -100,12 +105,20 @@ def measure_answerers(
         runs = interleaved(
             list(answerers), lambda name, each: answerers[name](each), group, plan.repeats, number, advance
         )
-        task.errors += runs[PLAIN][0].errors
-        if not runs[PLAIN][0].token_ids:
-            continue
-        for name, result in results.items():
-            _add(result, runs[name], runs[PLAIN])
+        add_group(task, results, runs)
+    others = taken_by_others(machine_load())
+    for result in results.values():
+        result.others = others
     return results
+
+
+def add_group(task: Task, results: Mapping[str, MethodResult], runs: Mapping[str, Sequence[GroupRun]]) -> None:
+    """Count a group's runs into the results of a task, unless plain decoding has answered none of it."""
+    task.errors += runs[PLAIN][0].errors
+    if not runs[PLAIN][0].token_ids:
+        return
+    for name, result in results.items():
+        _add(result, runs[name], runs[PLAIN])
 
 
 def interleaved(

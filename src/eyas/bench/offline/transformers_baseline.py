@@ -105,8 +105,8 @@ class TransformersBaseline:
         stop = next((count for count, token in enumerate(tokens, 1) if token in stop_ids), None)
         tokens = tokens[:stop]
         stats = Stats(tokens=len(tokens), prefill_tokens=1, prefill_seconds=prefill, decode_seconds=decode)
-        for _ in tokens[1:]:
-            stats.record(0, 0)
+        for emitted in range(1, len(tokens)):
+            stats.record(0, 0, len(request.prompt) + emitted)
         tokenizer = self._engine.tokenizer
         text = tokenizer.decode(tokens, skip_special_tokens=True) if tokenizer is not None else ""
         return Completion(request.id, tokens, text, "length" if stop is None else "stop", stats)

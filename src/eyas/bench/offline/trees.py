@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from eyas.bench.offline.candidates import Candidate, Criterion, Selection, choose, rank, task_score
-from eyas.bench.offline.runner import PLAIN, Advance, Plan, Task, measure
+from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
 from eyas.engine import Engine
 from eyas.errors import CheckpointError, UsageError
 from eyas.files import write_json
-from eyas.runtime import machine_load, taken_by_others
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
@@ -105,6 +104,8 @@ class TreeSweep:
     """Groups of prompts of a task in the first pass, each run once."""
     finalists: int = 4
     """Settings in the last pass, which runs every group with all repeats."""
+    measure: Measure | None = None
+    """Measures a task; None: in this process."""
     passes: list[Pass] = field(default_factory=list)
 
     @property
@@ -143,11 +144,10 @@ class TreeSweep:
         scores: dict[str, dict[str, Any]] = {name: {} for name in names}
         for task in self.tasks:
             part = Task(task.name, task.groups[:groups])
-            results = measure(part, engines, self.params, plan, advance)
-            others = taken_by_others(machine_load())
+            results = (self.measure or measure)(part, engines, self.params, plan, advance)
             task.errors += [error for error in part.errors if error not in task.errors]
             for name in names:
-                scores[name][task.name] = task_score(results[name], results[PLAIN], others)
+                scores[name][task.name] = task_score(results[name], results[PLAIN])
         return [Candidate(name, found) for name, found in scores.items()]
 
 

@@ -5,6 +5,7 @@ A process is up before anything is measured and gone afterwards; the processor t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -25,6 +26,16 @@ from eyas.errors import EndpointError, UsageError
 _FLAGS = {"true": True, "false": False}
 
 
+_SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """Ask the system, in a new process, to be killed when its parent ends."""
+    if _SYSTEM is not None:
+        pr_set_pdeathsig = 1
+        _SYSTEM.prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 class ServerProcess:
     """A server on a free port of this machine that answers `/health` when it is ready. Use it as a context manager."""
 
@@ -35,8 +46,13 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         ready_seconds: float = 300.0,
+        bound: bool = False,
     ) -> None:
-        """`command(port)` is what to run; `environment` is added to this process's."""
+        """`command(port)` is what to run; `environment` is added to this process's.
+
+        `bound`: on Linux it is killed when the thread that started it ends, even by kill -9.
+        """
+        self._bound = bound
         self.name, self.port, self._ready_seconds = name, _free_port(), ready_seconds
         self.command = list(command(self.port))
         self._environment = os.environ | (environment or {})
@@ -81,6 +97,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             env=self._environment,
             start_new_session=True,  # so that all it starts can be found and ended
+            preexec_fn=_die_with_parent if self._bound else None,  # calls the system and nothing else
         )
         while time.monotonic() - began < self._ready_seconds:
             if self._process.poll() is not None:

@@ -96,9 +96,10 @@ class Controller:
             return None
         groups = (0,) * rows if sampled is None else tuple(int(bool(one)) for one in sampled)
         situation = (rows, sum(groups), room, max(lengths).bit_length())
-        if situation != self._situation or self._planning.due():
+        due = self._planning.due()
+        if situation != self._situation or due:
             self._situation = situation
-            self._replan(rows, lengths, groups, room)
+            self._replan(rows, lengths, groups, room, settles=due)
         prospect = self._choice
         if self._probe is None and self._computes:
             self._probe = self._new_probe(rows, lengths)
@@ -157,10 +158,12 @@ class Controller:
             **self._counts,
         )
 
-    def _replan(self, rows: int, lengths: Sequence[int], groups: Sequence[int], room: int) -> None:
+    def _replan(self, rows: int, lengths: Sequence[int], groups: Sequence[int], room: int, *, settles: bool) -> None:
+        """Choose the shape anew, by costs that are fitted to the latest rounds if it `settles`."""
         began = self._clock()
-        self._costs.settle()
         self._gain.settle()
+        if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
+            self._costs.settle()
         sampled = sum(groups)
         prospects = Prospects(
             self._gain.forecast((rows - sampled, sampled)),
@@ -179,7 +182,8 @@ class Controller:
         needed = prospects.plain_rate * (_ENTER if self._choice is None else _LEAVE)
         self._choice = best if self._computes and best.rate >= needed else None
         self._prospects = prospects
-        self._planning.done(self._clock() - began)
+        if settles:
+            self._planning.done(self._clock() - began)
 
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
         shape = prospect.shape

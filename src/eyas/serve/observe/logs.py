@@ -250,9 +250,10 @@ class StatisticsInterval:
         self._rounds += 1
         self._plain += outcome.draft is None
         self._rows += len(outcome.accepted)
-        for accepted, offered, nodes in zip(outcome.accepted, outcome.offered, outcome.nodes, strict=True):
+        rows = zip(outcome.accepted, outcome.offered, outcome.nodes, outcome.contexts, strict=True)
+        for accepted, offered, nodes, context in rows:
             if nodes:
-                self._drafts.record(accepted, offered)
+                self._drafts.record(accepted, offered, context)
 
     def next(self) -> StatisticsInterval:
         """Return the interval that follows this one."""

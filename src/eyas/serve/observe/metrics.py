@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequence
+from eyas.types import CONTEXT_BUCKETS, context_bucket
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
@@ -79,6 +80,8 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {  # the help text and th
 }  # fmt: skip
 LABELLED = {  # counters: the label besides the model's name, and the help text
     "spec_decode_num_accepted_tokens_per_pos": ("position", "Drafts accepted at this position; 0 = the first."),
+    "spec_decode_num_drafts_by_context": ("context", "Drafts that were verified, by tokens before them."),
+    "spec_decode_num_accepted_tokens_by_context": ("context", "Draft tokens accepted, by tokens before the draft."),
     "rounds": ("kind", "Decoding rounds by kind, speculative or plain."),
     "request_success": ("finished_reason", "Sequences by finish reason."),
 }  # fmt: skip
@@ -182,6 +185,11 @@ class Metrics(Observer):
 
     def _count(self, outcome: RoundOutput) -> None:
         drafts = [accepted for accepted, nodes in zip(outcome.accepted, outcome.nodes, strict=True) if nodes]
+        for accepted, nodes, context in zip(outcome.accepted, outcome.nodes, outcome.contexts, strict=True):
+            if nodes:
+                labels = (self._model, CONTEXT_BUCKETS[context_bucket(context)])
+                self._labelled["spec_decode_num_drafts_by_context"].labels(*labels).inc()
+                self._labelled["spec_decode_num_accepted_tokens_by_context"].labels(*labels).inc(accepted)
         grown: dict[str, float] = {
             "spec_decode_num_drafts": len(drafts),
             "spec_decode_num_draft_tokens": sum(outcome.nodes),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.runtime import busy, machine_load
 from eyas.serve.observe.observer import Observer
+from eyas.types import CONTEXT_BUCKETS, context_bucket
 
 if TYPE_CHECKING:
     from eyas.engine.controller import ControllerState
@@ -20,14 +21,17 @@ class _Totals:
     """Sums since the server started, replaced as a whole: one thread writes them and another reads."""
 
     tokens: int = 0
-    row_rounds: int = 0
-    accepted: int = 0
+    row_rounds: tuple[int, ...] = (0,) * len(CONTEXT_BUCKETS)
+    """By context: entry i is of bucket i, as in `accepted`."""
+    accepted: tuple[int, ...] = (0,) * len(CONTEXT_BUCKETS)
 
     def plus(self, outcome: RoundOutput) -> _Totals:
         tokens = sum(len(emitted) for emitted in outcome.tokens)
-        return _Totals(
-            self.tokens + tokens, self.row_rounds + len(outcome.accepted), self.accepted + sum(outcome.accepted)
-        )
+        rounds, accepted = list(self.row_rounds), list(self.accepted)
+        for count, context in zip(outcome.accepted, outcome.contexts, strict=True):
+            rounds[context_bucket(context)] += 1
+            accepted[context_bucket(context)] += count
+        return _Totals(self.tokens + tokens, tuple(rounds), tuple(accepted))
 
 
 class Gauges(Observer):
@@ -58,8 +62,13 @@ class Gauges(Observer):
             "cached_tokens": state.cached_tokens if state else 0,
             "cache_limit": state.cache_limit if state else None,
             "tokens_total": totals.tokens,
-            "row_rounds_total": totals.row_rounds,
-            "accepted_total": totals.accepted,
+            "row_rounds_total": sum(totals.row_rounds),
+            "accepted_total": sum(totals.accepted),
+            "by_context": {
+                name: {"row_rounds_total": rounds, "accepted_total": accepted}
+                for name, rounds, accepted in zip(CONTEXT_BUCKETS, totals.row_rounds, totals.accepted, strict=True)
+                if rounds
+            },
             "busy": busy(machine_load()),
             "tree": {"depth": controller.depth, "width": controller.width, "budget": controller.budget}
             if controller

@@ -63,6 +63,8 @@ class SpeculationUsage(ResponseModel):
     acceptance_rate: float = Field(description="accepted draft tokens / draft tokens on the offered depth")
     accepted_by_position: list[float]
     accepted_histogram: list[int] = Field(description="[i] = rounds that accepted exactly i draft tokens")
+    accept_length_by_context: dict[str, float] = Field(description="range of tokens before a round: its accept length")
+    rounds_by_context: list[int] = Field(description="[i] = rounds in the i-th range: 0-1k, 1-2k, 2-4k, 4-8k, ...")
     prefill_seconds: float
     decode_seconds: float
     draft_seconds: float = Field(description="the drafter's part of decode_seconds")

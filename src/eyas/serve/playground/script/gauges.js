@@ -54,6 +54,11 @@ export class LoadGauges {
       const passes = since("row_rounds_total");
       if (passes > 0) byId("gauge-accept").textContent = (1 + since("accepted_total") / passes).toFixed(2);
     }
+    const contexts = Object.entries(stats.by_context);
+    byId("gauge-context-cell").hidden = contexts.length < 2;
+    byId("gauge-context").textContent = contexts
+      .map(([context, one]) => `${context}: ${(1 + one.accepted_total / one.row_rounds_total).toFixed(2)}`)
+      .join(", ");
     const fill = byId("gauge-fill");
     fill.hidden = !stats.cache_limit;
     if (stats.cache_limit) fill.value = stats.cached_tokens / stats.cache_limit;

@@ -1,0 +1,140 @@
+"""Measurements on many machines: a worker answers a group of prompts with every method in turn.
+
+So each group is a whole interleaved comparison on one machine, and a ratio of times is never one of two machines.
+Tokens/s are pooled over the groups, that is, over the machines; all methods have the same share of each of them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from eyas.bench.machine import describe_machine
+from eyas.bench.offline.runner import (
+    Advance,
+    Group,
+    GroupRun,
+    MethodResult,
+    Plan,
+    Task,
+    add_group,
+    interleaved,
+    run_group,
+)
+from eyas.cluster.crew import Crew
+from eyas.cluster.worker import Key, Take, Unit, UnitReport
+from eyas.engine import Engine
+from eyas.runtime import taken_by_others
+from eyas.types import SamplingParams
+
+MakeEngine = Callable[[str], Engine]
+"""Makes a worker's engine for a method, by its name."""
+
+
+class GroupWork(NamedTuple):
+    """A group of prompts to be answered by some methods, and the task's first group, with which they are warmed up."""
+
+    task: str
+    names: tuple[str, ...]
+    number: int
+    group: Group
+    first: Group
+    params: SamplingParams
+    plan: Plan
+
+
+class GroupWorker:
+    """Answers groups of prompts with engines of its own, which it makes when a method is first asked for."""
+
+    def __init__(self, identity: dict[str, Any], make: MakeEngine) -> None:
+        """`identity` is what answers depend on: the target's fingerprint, its dtype."""
+        self.identity = identity
+        self._make = make
+        self._engines: dict[str, Engine] = {}
+        self._warm: tuple[str, tuple[str, ...]] | None = None
+
+    def work(self, take: Take) -> Iterator[UnitReport]:
+        """Answer groups; the report on one has the runs by method, and the machine as it was then."""
+        while units := take(1):
+            given: GroupWork = units[0].content
+            self._engines = {name: self._engines.get(name) or self._make(name) for name in given.names}
+            if self._warm != (given.task, given.names):
+                for engine in self._engines.values():
+                    for _ in range(given.plan.warmup):
+                        run_group(engine, given.first, given.params)
+                self._warm = (given.task, given.names)
+            answer = partial(self._answer, given.params)
+            runs = interleaved(given.names, answer, given.group, given.plan.repeats, given.number, lambda: None)
+            yield UnitReport(units[0].key, (runs, {"host": socket.gethostname(), **describe_machine()}))
+
+    def _answer(self, params: SamplingParams, name: str, group: Group) -> GroupRun:
+        return run_group(self._engines[name], group, params)
+
+
+class CrewMeasure:
+    """Measures as `runner.measure` does, with the workers of a crew; the engines given to it only name the methods."""
+
+    def __init__(self, crew: Crew, settings: Mapping[str, Any]) -> None:
+        """`settings` are those that belong into a report: where the workers are, and what they compute with."""
+        self.settings = dict(settings)
+        self._crew = crew
+        self._groups: Counter[str] = Counter()
+        self._machines: dict[str, dict[str, Any]] = {}
+
+    def __call__(
+        self,
+        task: Task,
+        engines: Mapping[str, Engine],
+        params: SamplingParams,
+        plan: Plan,
+        advance: Advance = lambda: None,
+    ) -> dict[str, MethodResult]:
+        """The results of all groups, in the task's order, whoever answered them."""
+        names, waiting = tuple(engines), deque(enumerate(task.groups))
+        found: dict[Key, dict[str, list[GroupRun]]] = {}
+        others = 0.0
+
+        def units(room: int) -> list[Unit]:
+            chosen = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+            return [
+                Unit((task.name, number), GroupWork(task.name, names, number, group, task.groups[0], params, plan))
+                for number, group in chosen
+            ]
+
+        for report in self._crew.run(units):
+            runs, machine = report.value
+            found[report.key] = runs
+            others = max(others, taken_by_others(machine))
+            self._groups[machine["host"]] += 1
+            self._machines[machine["host"]] = machine
+            for _ in range(len(names) * plan.repeats):
+                advance()
+        results = {name: MethodResult(others=others) for name in names}
+        for number in range(len(task.groups)):
+            add_group(task, results, found[task.name, number])
+        return results
+
+    @property
+    def machines(self) -> list[dict[str, Any]]:
+        """The machines that measured, each with the number of groups that it answered."""
+        return [{**self._machines[host], "groups": groups} for host, groups in sorted(self._groups.items())]
+
+    @property
+    def described(self) -> str:
+        """Who measured, and what that means for the figures: a line for the end of a report."""
+        count = len(self._groups)
+        if not count:
+            return "Nothing was measured: the scores of an earlier run on a cluster were kept."
+        if count == 1:
+            return (
+                "All was measured on one machine of the cluster; workers that share it disturb each other's times, but "
+                "not accept lengths."
+            )
+        return (
+            f"Measured on {count} machines, each group of prompts with all methods in turn on one of them: speedups "
+            "are ratios of one machine's times, tokens/s are means over the machines. Workers that share a machine "
+            "disturb each other's times, but not accept lengths."
+        )
