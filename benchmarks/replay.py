@@ -57,7 +57,7 @@ def replay(
     while done < len(answer):
         tree = drafter.draft(range(1), spec, NO_COUPLING)
         accepted = walk(tree, answer[done:])
-        stats.record(accepted, int(tree.depth.max()))
+        stats.record(accepted, int(tree.depth.max()), len(prompt) + done)
         nodes += int(tree.valid.sum())
         taken = answer[done : done + accepted + 1]
         observe(drafter, taken)

@@ -35,8 +35,10 @@ from benchmarks.pages import insert
 from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.machine import describe_machine
 from eyas.drafters.checkpoint import open_checkpoint
+from eyas.drafters.registry import KINDS
 from eyas.errors import EyasError, UsageError
 from eyas.files import write_json, write_text
+from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
 from eyas.interop.serving.commands import OPENVINO_FOLDER
@@ -226,6 +228,9 @@ def main() -> int:
                 Llama(*options.llama) if options.llama else build_llama(options.folder / "llama")
             ),
         }
+        if KINDS[drafter.kind].family not in CONSUMERS["gguf"].families:
+            del runs["llama.cpp"]
+            skipped.append(f"llama.cpp: it doesn't run drafters of kind {drafter.kind}")
         if options.openvino is not None:
             runs["openvino"] = lambda: checks.openvino(options.openvino)
         for name, run in runs.items():

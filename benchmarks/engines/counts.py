@@ -93,7 +93,7 @@ def full_chains(rounds: Sequence[Round], chain: int) -> Counts:
     """Our rounds as vLLM counts, and as we do."""
     stats = Stats()
     for each in rounds:
-        stats.record(each.accepted, chain)
+        stats.record(each.accepted, chain, 0)
     return Counts.of(stats, chain)
 
 
@@ -103,7 +103,7 @@ def fitting_chains(rounds: Sequence[Round], chain: int) -> Counts:
     for each in rounds:
         offered = min(chain, each.room - 1)
         if offered:
-            stats.record(_until_end(each.accepted, offered, each.end), offered)
+            stats.record(_until_end(each.accepted, offered, each.end), offered, 0)
     return Counts.of(stats, chain)
 
 
@@ -116,7 +116,7 @@ def overshooting_chains(accepted: Callable[[int], int], chain: int, limit: int, 
     while position <= limit and (end is None or position <= end):
         offered = min(chain, limit - position - 1) if limit - position > 1 else chain
         kept = _until_end(accepted(position), offered, None if end is None else end - position)
-        stats.record(kept, offered)
+        stats.record(kept, offered, position)
         position += kept + 1
     return Counts.of(stats, chain)
 

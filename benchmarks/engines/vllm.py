@@ -20,6 +20,7 @@ from benchmarks.engines.compare import Answer
 from benchmarks.engines.counts import Counts
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import EndpointError
+from eyas.interop.serving.commands import vllm_speculation
 
 START_SECONDS = 600.0
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -57,9 +58,7 @@ def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
     """vLLM's `LLM` class: its version and the answers. EndpointError, with its last output, if it fails."""
     request = {
         "model": str(job.model),
-        "drafter": str(job.drafter),
-        "chain": job.chain,
-        "method": job.method,
+        "speculation": vllm_speculation(job.method, str(job.drafter), job.chain),
         "tokens": job.tokens,
         "prompts": [list(prompt) for prompt in job.prompts],
     }

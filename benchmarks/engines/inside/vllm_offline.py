@@ -1,6 +1,6 @@
 """vLLM without a server: a job from standard input, its answers as JSON into a file. Runs in vLLM's own environment.
 
-python vllm_offline.py OUTPUT < {"model", "drafter", "chain", "method", "tokens", "prompts"}
+python vllm_offline.py OUTPUT < {"model", "speculation", "tokens", "prompts"}
 """
 
 import json
@@ -12,7 +12,6 @@ def main() -> None:
     import vllm
 
     job = json.load(sys.stdin)
-    drafter = {"method": job["method"], "model": job["drafter"], "num_speculative_tokens": job["chain"]}
     llm = vllm.LLM(
         job["model"],
         dtype="float32",
@@ -21,7 +20,7 @@ def main() -> None:
         max_num_seqs=1,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        speculative_config=drafter,
+        speculative_config=job["speculation"],
     )
     params = vllm.SamplingParams(max_tokens=job["tokens"], temperature=0)
     answers = []

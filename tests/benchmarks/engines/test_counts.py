@@ -36,7 +36,7 @@ llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 8
 def test_our_counter_by_position() -> None:
     stats = Stats()
     for accepted in (3, 0, 1, 3):
-        stats.record(accepted, 3)
+        stats.record(accepted, 3, 9)
     assert Counts.of(stats, 3) == Counts(4, 12, (3, 2, 2))
     assert Counts.of(stats, 3).accept_length == pytest.approx(1 + 7 / 4)
 

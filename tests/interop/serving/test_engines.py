@@ -54,6 +54,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "attention": ("eager", REFUSED, REFUSED, "--flash-attn off"),
     "compile": (True, REFUSED, "--enable-torch-compile", REFUSED),
     "quantize": ("int8", REFUSED, REFUSED, REFUSED),
+    "draft_window": ("256", REFUSED, REFUSED, REFUSED),
     "costs": ("c.json", REFUSED, REFUSED, REFUSED),
     "coupled": (True, REFUSED, REFUSED, REFUSED),
     "acceptance": ("typical", REFUSED, REFUSED, REFUSED),

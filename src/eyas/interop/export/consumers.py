@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from eyas.drafters.formats.taps import BOUNDARIES, OUTPUTS
-from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE
 from eyas.interop.export import forms
 from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.rules import (
@@ -70,6 +70,8 @@ class Consumer:
 
 
 _E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH,), (DSPARK,)
+_THIRD = (EAGLE3, PEAGLE)
+"""The families with EAGLE-3's layers and grouped-query attention."""
 _PLAIN_YARN = frozenset("factor original_max_position_embeddings beta_fast beta_slow".split())
 _LATENT_YARN = _PLAIN_YARN | {"mscale", "mscale_all_dim"}
 
@@ -89,12 +91,12 @@ def _latent_yarn(drafter: DrafterToExport) -> bool:
 
 _SILU = only("hidden_act", "silu", why="it computes SiLU only")
 _ONE_LAYER = only("num_hidden_layers", 1, why="it has one decoder layer", families=FUSED)
-_THREE = only("num_aux_hidden_states", 3, why="it reads three taps", families=FUSED)
+_THREE = only("num_aux_hidden_states", 3, why="it reads three taps", families=(*FUSED, PEAGLE))
 _YARN = Rule(
     "rope_parameters",
     lambda d: _yarn_keys(d) <= _PLAIN_YARN,
     "its YaRN takes factor, original length and betas",
-    (*GROUPED, *BLOCK),
+    (*GROUPED, PEAGLE, *BLOCK),
 )
 _LATENT = (
     Rule("rope_parameters", _latent_yarn, "its YaRN takes mscale and mscale_all_dim together, or none", _MLA),
@@ -104,10 +106,16 @@ _LATENT = (
 _QUERY_LATENT = Rule("q_lora_rank", lambda d: d.get("q_lora_rank") is not None, "it needs a query latent", _MLA)
 _QWEN3 = (
     Rule("attention_bias", lambda d: not (d.get("qk_norm") and d.get("attention_bias")),
-         "its Qwen3 drafter has no attention_bias", _E3),
+         "its Qwen3 drafter has no attention_bias", _THIRD),
     Rule("mlp_bias", lambda d: not (d.get("qk_norm") and d.get("mlp_bias")),
-         "its Qwen3 drafter has no mlp_bias", _E3),
+         "its Qwen3 drafter has no mlp_bias", _THIRD),
 )  # fmt: skip
+_NORM_ORDER = Rule(
+    "norm_before_fc",
+    lambda d: not (d.get("fc_norm") and d.get("norm_before_fc")),
+    "it applies norm_before_fc before fc_norm, not after it",
+    _THIRD,
+)
 _HEADS_DIVIDE = Rule(
     "head_dim",
     lambda d: d.get("head_dim") * d.get("num_attention_heads") == d.config.hidden_size,
@@ -148,7 +156,7 @@ _ALL = (
         "fixed boundaries 2, n // 2, n - 3", forms.safeailab,
     ),
     Consumer(
-        "sglang", "SGLang", "main, 2026-09", EVERY,
+        "sglang", "SGLang", "main, 2026-09", (*EAGLES, *BLOCK),
         (
             _ONE_LAYER, _FULL_E1, replace(_FULL, families=BLOCK), identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=GROUPED), _YARN,
@@ -168,19 +176,20 @@ _ALL = (
         "vllm", "vLLM", "0.32.0", EVERY,
         (
             only("bias", False, why="its EAGLE-1 fc has no bias", families=_E1), _FULL_E1, identity_map(), _SILU,
-            rotations("default", "linear", "llama3", "yarn", families=GROUPED), _YARN,
+            rotations("default", "linear", "llama3", "yarn", families=(*GROUPED, PEAGLE)), _YARN,
             rotations("default", "yarn", families=_MLA),
             *off("norm_before_fc", why="its latent-attention drafter has no", families=_MLA),
-            _QUERY_LATENT, *_QWEN3, *_LATENT, *rising_taps(), *_BLOCKS, _VANILLA,
+            _QUERY_LATENT, *_QWEN3, _NORM_ORDER, *_LATENT, *rising_taps(), *_BLOCKS, _VANILLA,
         ),
         (_SHARED_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         BOUNDARIES, forms.vllm,
     ),
     Consumer(
-        "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", (*_E3, *BLOCK),
+        "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", (*_THIRD, *BLOCK),
         (
-            _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
-            *_QWEN3, *rising_taps(), *_BLOCKS, _VANILLA,
+            _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_THIRD), _YARN,
+            *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _VANILLA,
+            *off("fc_norm", why="vLLM reads P-EAGLE in this form without", families=(PEAGLE,)),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
         ),
         (NEEDS_OWN_HEAD,),

@@ -14,7 +14,7 @@ from torch import Tensor
 from eyas.drafters.formats.speculators import ALGORITHMS, BOUNDARIES_KEY, LAYER, MODEL_TYPE_KEY, SLIDING_KEY
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, VOCABULARY_MAP, name_in_file
-from eyas.drafters.kind import EAGLE, EAGLE3
+from eyas.drafters.kind import EAGLE, PEAGLE
 from eyas.interop.export.drafter import DrafterToExport, tree_plan
 from eyas.interop.export.rules import BLOCK
 
@@ -60,7 +60,10 @@ def vllm(drafter: DrafterToExport) -> Form:
     """vLLM: layer numbers are boundaries, at the top level and nested; those of block drafters are outputs."""
     if drafter.kind.family in BLOCK:
         return _block(drafter)
-    return Form(_native(drafter) | _taps(drafter, shift=0, flat=True), _named(drafter, first_layer=FIRST_LAYER))
+    config = _native(drafter) | _taps(drafter, shift=0, flat=True)
+    if drafter.kind.family == PEAGLE:  # run as `eagle3`, for which it makes a name that it doesn't know of other ones
+        config["architectures"] = ["Eagle3Qwen3ForCausalLM" if drafter.get("qk_norm") else "LlamaForCausalLMEagle3"]
+    return Form(config, _named(drafter, first_layer=FIRST_LAYER))
 
 
 def atom(drafter: DrafterToExport) -> Form:
@@ -98,8 +101,8 @@ def speculators(drafter: DrafterToExport) -> Form:
         "draft_vocab_size": native["draft_vocab_size"],
         **{key: drafter.get(key) for key in ALGORITHMS[name].keys if drafter.get(key) is not None},
     }
-    config |= {IDS: taps} if drafter.kind.family == EAGLE3 else {BOUNDARIES_KEY: taps}
-    config |= {"taps": taps} | ({} if drafter.kind.family == EAGLE3 else {SLIDING_KEY: True})
+    block = drafter.kind.family in BLOCK
+    config |= {"taps": taps} | ({BOUNDARIES_KEY: taps, SLIDING_KEY: True} if block else {IDS: taps})
     config["speculators_config"] = {
         "algorithm": name,
         "default_proposal_method": "greedy",
@@ -117,7 +120,10 @@ def speculators(drafter: DrafterToExport) -> Form:
     return Form(config, _named(drafter, first_layer=FIRST_LAYER))
 
 
-_LIBRARY_CLASSES = {"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+_LIBRARY_CLASSES = {
+    "eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
+}  # fmt: skip
 """Algorithm -> the architecture that the speculators library writes."""
 
 

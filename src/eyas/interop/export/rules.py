@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, Family
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family
 from eyas.interop.export.drafter import (
     DrafterToExport,
     copy_embedding,
@@ -20,7 +20,7 @@ EAGLES: Families = (EAGLE, EAGLE3, EAGLE3_MLA)
 FUSED: Families = (EAGLE3, EAGLE3_MLA)
 GROUPED: Families = (EAGLE, EAGLE3)
 BLOCK: Families = (DFLASH, DSPARK)
-EVERY: Families = (*EAGLES, *BLOCK)
+EVERY: Families = (*EAGLES, PEAGLE, *BLOCK)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def rotations(*types: str, families: Families = EVERY) -> Rule:
     return Rule("rope_parameters", holds, f"it computes RoPE of type {', '.join(types)} only", families)
 
 
-def rising_taps(lowest: int = 0, beyond: int = 0, families: Families = (*FUSED, *BLOCK)) -> list[Rule]:
+def rising_taps(lowest: int = 0, beyond: int = 0, families: Families = (*FUSED, PEAGLE, *BLOCK)) -> list[Rule]:
     """Rules that taps ascend, from at least `lowest` to at most the target's number of layers minus `beyond`."""
 
     def known(drafter: DrafterToExport) -> tuple[int, ...]:
@@ -132,13 +132,20 @@ NEEDS_SHARED_HEAD = Need(
 )
 
 
+_NO_WINDOW = only(
+    "draft_window", None,
+    why="it attends to all pairs, and this drafter to sinks and a window: remove draft_window from config.json to "
+    "export it for contexts as short as its window",
+)  # fmt: skip
+
+
 def refusals(drafter: DrafterToExport, families: Families, rules: Iterable[Rule]) -> list[Refusal]:
     """A refusal for every rule that a drafter breaks; for kinds outside `families` only one, for the field `kind`."""
     if drafter.kind.family not in families:
         return [Refusal("kind", f"it doesn't support drafters of kind {drafter.kind.name}")]
     return [
         Refusal(rule.field, rule.reason)
-        for rule in rules
+        for rule in (_NO_WINDOW, *rules)
         if drafter.kind.family in rule.families and not rule.holds(drafter)
     ]
 

@@ -6,9 +6,9 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from eyas.drafters.kind import DFLASH, DSPARK
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, PEAGLE
 from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
 
 GGUF_FILE = "drafter.gguf"
@@ -91,9 +91,16 @@ def _sglang(target: str, drafter: ServedDrafter) -> list[str]:
     ]
 
 
+def vllm_speculation(method: str, path: str, length: int) -> dict[str, Any]:
+    """vLLM's `speculative_config` for chains of `length` tokens; P-EAGLE is its EAGLE-3, drafting in parallel."""
+    named: dict[str, Any] = {"method": method}
+    if method == PEAGLE.method:
+        named = {"method": EAGLE3.method, "parallel_drafting": True}
+    return named | {"model": path, "num_speculative_tokens": length}
+
+
 def _vllm(target: str, drafter: ServedDrafter) -> list[str]:
-    length = drafter.plan.depth
-    settings = {"method": drafter.method, "model": drafter.path, "num_speculative_tokens": length}
+    settings = vllm_speculation(drafter.method, drafter.path, drafter.plan.depth)
     return [*_TARGETS["vllm"](target), "--speculative-config", json.dumps(settings)]
 
 

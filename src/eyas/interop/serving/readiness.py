@@ -16,7 +16,7 @@ from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, MIDLAYER, SHAREABLE, VOCABULARY_MAP, is_computed
-from eyas.drafters.kind import DFLASH, EAGLE, EAGLE3, EAGLE3_MLA, Family
+from eyas.drafters.kind import DFLASH, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.forms import Form
@@ -48,6 +48,7 @@ _ARCHITECTURES: dict[tuple[str, Family], frozenset[str]] = {
         "LlamaForCausalLM LlamaForCausalLMEagle3 Eagle3LlamaForCausalLM Eagle3MiniMaxM2ForCausalLM "
         "Eagle3Qwen2_5vlForCausalLM Eagle3Qwen3vlForCausalLM".split()
     ),
+    ("vllm", PEAGLE): frozenset({"LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}),
     ("vllm", EAGLE3_MLA): frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}),
 }
 """Further architecture names that a consumer accepts for a family, besides the one that export writes."""
@@ -70,7 +71,8 @@ def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -
         found += _config_keys(consumer, written.config, config, _ABSENT_IN_BLOCKS[consumer])
         found += _outputs(consumer, drafter, config)
     else:
-        found += _config_keys(consumer, _TOGGLES | written.config, config, _ABSENT[consumer])
+        absent = _ABSENT[consumer] | (_TOGGLES if drafter.kind.family == PEAGLE else {})  # by its own defaults
+        found += _config_keys(consumer, _TOGGLES | written.config, config, absent)
         found += _layers(consumer, drafter, config)
         if consumer == "sglang" and "rope_scaling" in written.config and not config.get("rope_scaling"):
             found.append("rope_scaling: missing, so RoPE is read as unscaled")
