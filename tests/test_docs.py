@@ -59,7 +59,8 @@ def wrong_python(words: list[str]) -> str:
 
 def wrong_torchrun(words: list[str]) -> str:
     at = words.index("-m")
-    odd = [word for word in words[:at] if not re.fullmatch(r"--nproc-per-node|--nnodes|\d+", word)]
+    known = r"--(nproc-per-node|nnodes|node-rank|master-addr|master-port)(=\S+)?|\d+"
+    odd = [word for word in words[:at] if not re.fullmatch(known, word)]
     return f"options of torchrun: {odd}" if odd else wrong_python(words[at:])
 
 

@@ -464,6 +464,7 @@ WRITING = {
     "train/lm/corpus.py": {"save_pretrained"},  # in a folder that becomes visible when it is complete
     "train/lm/lm.py": {"save_pretrained"},  # likewise
     "train/loop/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
+    "urls.py": {"TemporaryDirectory", "replace"},  # a URL's files on their way to and from local ones
     "train/loop/log.py": {"open a"},  # metrics.jsonl, cut to the last state when a run goes on
 }
 """Where files are written without `eyas.files`, or by a library that is given its paths."""

@@ -11,14 +11,15 @@ import pytest
 
 from .source import FILES, SOURCE, ids, importers, lines, parsed
 
-FOUNDATION = frozenset({"types", "errors", "config", "files", "runtime", "assets", "hub", "recipes"})
+FOUNDATION = frozenset({"types", "errors", "config", "files", "urls", "runtime", "assets", "hub", "recipes"})
 ENGINE = FOUNDATION | {"tree", "verify", "targets", "drafters", "engine"}
 ABOVE = ENGINE | {"__init__"}  # `import eyas` and its public names
 ALLOWED: dict[str, frozenset[str]] = {
     "types": frozenset({"errors"}),
     "errors": frozenset(),
     "config": frozenset({"errors"}),
-    "files": frozenset({"errors"}),
+    "urls": frozenset({"errors"}),
+    "files": frozenset({"errors", "urls"}),
     "runtime": frozenset(),
     "assets": frozenset(),
     "hub": frozenset({"errors"}),
@@ -32,7 +33,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "text": ABOVE,
     "data": ABOVE | {"text", "cluster"},
     "train": ABOVE | {"text", "data"},
-    "bench": ABOVE | {"text", "data"},
+    "bench": ABOVE | {"text", "data", "cluster"},
     "doctor": ABOVE | {"text", "data", "train"},
     "sweep": ABOVE | {"text", "data", "train", "bench", "cluster"},
     "serve": ABOVE | {"text"},

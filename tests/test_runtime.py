@@ -44,7 +44,7 @@ def growth(**environment: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif(not can_prepack(torch.device("cpu"), torch.float32), reason="this torch has no oneDNN")
 def test_few_kernels_are_kept_unless_the_environment_wants_more() -> None:
-    assert 2 * growth() < growth(**dict.fromkeys(runtime.KERNELS, "1024"))
+    assert 1.5 * growth() < growth(**dict.fromkeys(runtime.KERNELS, "1024"))
 
 
 def test_the_environment_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:

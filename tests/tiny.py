@@ -124,11 +124,16 @@ def build_model(name: str, scale: float = 14.0, seed: int = 0, **changes: Any) -
     return model
 
 
-def third(*axes: Sequence[Any]) -> list[Any]:
-    """All combinations of some parameters, a third of which run always; each value is among those. The rest is slow."""
+def sample(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations of some parameters, of which few run always: the rest is slow.
+
+    Of several axes those are as few as hold each value, of one axis every third value.
+    """
+    longest = max(len(axis) for axis in axes)
+    always = {tuple(step % len(axis) for axis in axes) for step in range(longest) if len(axes) > 1 or step % 3 == 0}
     made = []
     for at in product(*(range(len(axis)) for axis in axes)):
-        marks = () if sum(at) % 3 == 0 else (pytest.mark.slow,)
+        marks = () if at in always else (pytest.mark.slow,)
         made.append(pytest.param(*(axis[index] for axis, index in zip(axes, at, strict=True)), marks=marks))
     return made
 

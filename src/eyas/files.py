@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from eyas.errors import DataError, LockedError, UsageError
+from eyas.urls import AnyPath, UrlPath, uploading
 
 try:
     import fcntl
@@ -36,7 +37,7 @@ TEMPORARY = ".tmp"
 """Ends the names of temporary folders, which begin with a dot."""
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     """Replace a file by `text` in UTF-8."""
     with writing(path) as file:
         file.write(text)
@@ -54,11 +55,15 @@ def write_json(path: Path, content: Any, *, ensure_ascii: bool = True) -> None:
 
 
 @contextmanager
-def writing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+def writing(path: AnyPath, mode: str = "w") -> Iterator[IO[Any]]:
     """An open file that replaces `path` when the block ends; `mode` is "w" (UTF-8) or "wb".
 
-    While another process writes the same file, this one waits.
+    While another process writes the same file, this one waits. Behind a URL there is no waiting: the last one counts.
     """
+    if isinstance(path, UrlPath):
+        with uploading(path, mode) as file:
+            yield file
+        return
     with StagedFiles() as staged:
         yield staged.open(path, mode)
 

@@ -106,6 +106,15 @@ class Request:
     """The prompt is a chat: its answer also ends where the chat template ends turns."""
 
 
+CONTEXT_BUCKETS = ("0-1k", "1-2k", "2-4k", "4-8k", "8-16k", "16k+")
+"""Ranges of tokens before a round, by which accept lengths are told apart; k = 1,024, ends excluded."""
+
+
+def context_bucket(tokens: int) -> int:
+    """The index in `CONTEXT_BUCKETS` of a context of so many tokens."""
+    return min(max(tokens.bit_length() - 10, 0), len(CONTEXT_BUCKETS) - 1)
+
+
 @dataclass
 class Stats:
     """The one counter: method and baseline are measured by the same lines.
@@ -128,6 +137,10 @@ class Stats:
     """`[i]` = rounds in which exactly `i` draft tokens were accepted."""
     offered_by_depth: list[int] = field(default_factory=list)
     """`[i]` = rounds whose tree reached depth `i + 1`."""
+    rounds_by_context: list[int] = field(default_factory=list)
+    """`[i]` = rounds whose context was in bucket `i` of `CONTEXT_BUCKETS`."""
+    walked_by_context: list[int] = field(default_factory=list)
+    """`[i]` = draft tokens that those rounds accepted, before cutting."""
     reused_tokens: int = 0
     """Prompt tokens that were cached already: requests before began alike."""
     queue_seconds: float = 0.0
@@ -138,8 +151,13 @@ class Stats:
     draft_seconds: float = 0.0
     """The drafter's part of them: its drafts, and its reading of what was committed; on an accelerator the host's."""
 
-    def record(self, accepted: int, offered: int) -> None:
-        """Count one round: `accepted` draft tokens kept of a tree `offered` levels deep."""
+    def record(self, accepted: int, offered: int, context: int) -> None:
+        """Count one round: `accepted` draft tokens kept of a tree `offered` levels deep, after `context` tokens."""
+        bucket = context_bucket(context)
+        for counts in (self.rounds_by_context, self.walked_by_context):
+            _extend(counts, bucket + 1)
+        self.rounds_by_context[bucket] += 1
+        self.walked_by_context[bucket] += accepted
         _extend(self.accepted_histogram, accepted + 1)
         _extend(self.offered_by_depth, offered)
         self.target_passes += 1
@@ -164,6 +182,12 @@ class Stats:
         """`[i]` = share of the rounds offering depth `i + 1` in which draft position `i` was accepted."""
         reached = [sum(self.accepted_histogram[i + 1 :]) for i in range(len(self.offered_by_depth))]
         return [r / o if o else 0.0 for r, o in zip(reached, self.offered_by_depth, strict=True)]
+
+    @property
+    def accept_length_by_context(self) -> dict[str, float]:
+        """Bucket of context -> accept length of its rounds, for the buckets that had any."""
+        counts = zip(CONTEXT_BUCKETS, self.rounds_by_context, self.walked_by_context, strict=False)
+        return {name: 1.0 + walked / rounds for name, rounds, walked in counts if rounds}
 
     @property
     def decoded_tokens(self) -> int:
@@ -195,10 +219,8 @@ class Stats:
             "draft_seconds",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, theirs in (
-            (self.accepted_histogram, other.accepted_histogram),
-            (self.offered_by_depth, other.offered_by_depth),
-        ):
+        for name in ("accepted_histogram", "offered_by_depth", "rounds_by_context", "walked_by_context"):
+            mine, theirs = getattr(self, name), getattr(other, name)
             _extend(mine, len(theirs))
             for i, count in enumerate(theirs):
                 mine[i] += count
@@ -212,6 +234,8 @@ class Stats:
             "acceptance_rate": round(self.acceptance_rate, 4),
             "accepted_by_position": [round(x, 4) for x in self.accepted_by_position],
             "accepted_histogram": self.accepted_histogram,
+            "accept_length_by_context": {name: round(x, 4) for name, x in self.accept_length_by_context.items()},
+            "rounds_by_context": self.rounds_by_context,
             "prefill_seconds": round(self.prefill_seconds, 6),
             "decode_seconds": round(self.decode_seconds, 6),
             "draft_seconds": round(self.draft_seconds, 6),

@@ -83,6 +83,22 @@ def test_trace_is_a_plain_pass_whatever_the_padding_and_the_head_agrees(target: 
         assert not torch.allclose(trace.taps[row, :size, -1], trace.final[row, :size], atol=1e-2)  # before the norm
 
 
+def test_long_rows_are_traced_in_chunks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same states as in one pass, and no mask wider than a chunk."""
+    rows = tiny.prompts(13, 20, 5)
+    padded = torch.tensor([row + [0] * (20 - len(row)) for row in rows])
+    whole = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)
+    monkeypatch.setattr("eyas.targets.trace.AT_ONCE", 19)
+    monkeypatch.setattr("eyas.targets.trace.CHUNK", 7)
+    found, masks = [], target.masks
+    monkeypatch.setattr(target, "masks", lambda *args: found.append(args[3].shape[1]) or masks(*args))
+    parts = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)
+    assert found == [7, 7, 6]
+    for row, size in enumerate((13, 20, 5)):
+        torch.testing.assert_close(parts.taps[row, :size], whole.taps[row, :size], **CLOSE)
+        torch.testing.assert_close(parts.final[row, :size], whole.final[row, :size], **CLOSE)
+
+
 def test_the_boundary_after_the_final_norm_is_what_the_head_reads(target: Target) -> None:
     """Caught in passes of the model and of its base alike."""
     prompt, last = tiny.prompts(13)[0], target.final_boundary

@@ -26,7 +26,7 @@ SETTINGS = [
 CHAIN = parse_tree("chain:2")
 
 
-@pytest.mark.parametrize("params", tiny.third(SETTINGS), ids=["plain", "top-p", "top-k"])
+@pytest.mark.parametrize("params", tiny.sample(SETTINGS), ids=["plain", "top-p", "top-k"])
 def test_answers_have_the_exact_distribution(params: SamplingParams) -> None:
     """200,000 draws of three tokens out of eight."""
     sampler, answers, lengths = admit_all([params] * BATCH, VOCAB), [], []

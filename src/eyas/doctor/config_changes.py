@@ -9,7 +9,7 @@ from typing import Any
 
 from eyas.doctor.reading import Change, Reading
 from eyas.drafters.block.network import BlockConfig
-from eyas.drafters.config import FusedTapsConfig, TransformerConfig
+from eyas.drafters.config import FusedTapsConfig, MaskedConfig, TransformerConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.rope import read_rope
 from eyas.drafters.formats.tensor_names import EMBEDDING, is_head
@@ -103,7 +103,7 @@ def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa:
 def mask_token(reading: Reading, target: Target) -> Iterator[Change]:
     """The target's special tokens, the neighbours of the token in the file, and the ends of the vocabulary."""
     config = reading.config
-    if not isinstance(config, BlockConfig):
+    if not isinstance(config, MaskedConfig):
         return
     read, last = config.mask_token_id, config.vocab_size - 1
     found: dict[int, str] = {}

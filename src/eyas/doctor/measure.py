@@ -38,7 +38,8 @@ from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.network import DraftNetwork
 from eyas.targets import Target
-from eyas.train.loss.block import block_guesses, sampled_anchors
+from eyas.train.loss.block import blocks_at, guessed, read_context, sampled_anchors
+from eyas.train.loss.block_attention import BlockAttention
 from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
@@ -124,9 +125,11 @@ def _block_chains(
     begun = transcript.answers | F.pad(transcript.answers[:, 1:], (0, 1))  # with the token before each answer
     anchors = sampled_anchors(begun, _ANCHORS, (0,))
     steps = min(length, network.config.guesses)
-    made = block_guesses(network, transcript.tokens, states, transcript.answers, anchors, steps)
-    joined = network.joined(made.states, made.before)
-    return made.rows, ((read, network.joined_logits) for read in joined.unbind(1))
+    blocks = blocks_at(network.config, transcript.tokens, transcript.answers, anchors, steps)
+    attention = BlockAttention(anchors)
+    read_context(network, states, attention.store)
+    joined = network.joined(guessed(network, network.embed(blocks.masked), blocks, attention), blocks.before)
+    return blocks.rows(), ((read, network.joined_logits) for read in joined.unbind(1))
 
 
 class _Likely:

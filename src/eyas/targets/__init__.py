@@ -2,8 +2,9 @@
 
 from eyas.targets.loading import load_target
 from eyas.targets.slots import KVShape, SlotCache
-from eyas.targets.target import PrefillChunk, Target, Trace, VerifyOutput
+from eyas.targets.target import PrefillChunk, Target, VerifyOutput
 from eyas.targets.tokenizers import load_tokenizer
+from eyas.targets.trace import Trace
 
 __all__ = [
     "KVShape", "PrefillChunk", "SlotCache", "Target", "Trace", "VerifyOutput", "load_target", "load_tokenizer",

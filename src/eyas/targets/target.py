@@ -34,6 +34,7 @@ from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
+from eyas.targets.trace import Trace, traced
 from eyas.tree import DraftTree, NodeLogits
 
 _LOG = logging.getLogger("eyas")
@@ -64,13 +65,6 @@ class PrefillChunk(NamedTuple):
     taps: Tensor  # [R, Q, A, Ht]
     counts: list[int]  # number of real positions among the Q of each row
     final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
-
-
-class Trace(NamedTuple):
-    """The hidden states of teacher-forced tokens, for training."""
-
-    taps: Tensor  # [B, S, A, Ht]
-    final: Tensor  # [B, S, Ht], after the final norm: what the head reads
 
 
 @dataclass
@@ -295,20 +289,13 @@ class Target:
         """Keep the columns on each row's walked path, given as node indexes."""
         self.cache.commit(rows, paths)
 
-    @torch.no_grad()
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-        """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the cache."""
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        positions = steps.expand_as(tokens)
-        seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (
-            (steps < lengths.unsqueeze(1)).unsqueeze(1) | torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
-        )
-        mask = self.masks(torch.zeros_like(lengths), 0, seen, positions)
-        with caught_taps(self.model.base_model, self.layers, taps) as caught:
-            final = self.model.base_model(
-                input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
-            )[0]
-        return Trace(self._stacked(caught, tokens), final)
+        """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the slots."""
+        return traced(self, tokens, lengths, taps)
+
+    def empty_cache(self, slots: int, columns: int) -> SlotCache:
+        """A cache beside the slots, for so many sequences of at most `columns` tokens."""
+        return SlotCache(self._shapes, slots, self.dtype, self.device, columns)
 
     def _forward(
         self, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int], layout: RaggedLayout | None
@@ -342,7 +329,7 @@ class Target:
                 past_key_values=StagedCache(self.cache, rows, start, layout),
                 use_cache=True,
             )[0]
-        return out, self._stacked(caught, tokens)
+        return out, self.stacked(caught, tokens)
 
     def _run_native(
         self, native: NativeDecoder, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
@@ -362,7 +349,7 @@ class Target:
         out: Any = done.final if tree is None else self.finish(done.logits)
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
 
-    def _stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
+    def stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
         """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
         if not caught:
             return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)

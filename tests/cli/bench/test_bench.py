@@ -70,7 +70,7 @@ def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tree", "chain:2"), "--tree and --coupled are about drafting: give --draft-model"),
+        (("--tree", "chain:2"), "--tree, --coupled and --draft-window are about drafting: give --draft-model"),
         (("--no-coupled",), "give --draft-model"),
         (("--output", "no/such/place/report.json"), "there is no directory no/such/place"),
         (("--temperature", -1), "--temperature -1"),

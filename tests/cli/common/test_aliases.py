@@ -23,6 +23,7 @@ from eyas.cli.common.verb import Given, Spread, add_verb
 Run = Callable[..., Result]
 PAGE = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
 FUNCTIONS = [*VERBS.values(), *chain.from_iterable(verbs.values() for _, verbs in GROUPS.values())]
+PARALLEL, SERIAL = ({"parallel_drafting": parallel, "method": "eagle3"} for parallel in (True, False))
 CONFIG = {"method": "eagle3", "model": "D", "num_speculative_tokens": 3}
 
 
@@ -46,6 +47,9 @@ def run(*arguments: Any) -> Result:
         (("M", "--speculative-config", json.dumps(CONFIG)), ["M", "D", "eagle3", "3", None]),
         (("M", "--speculative-config", '{"method": "eagle", "model": "D"}'), ["M", "D", "eagle1", None, None]),
         (("M", "--speculative-config", '{"draft_tensor_parallel_size": 1}'), ["M", None, None, None, None]),
+        (("M", "--speculative-config", '{"parallel_drafting": true}'), ["M", None, "peagle", None, None]),
+        (("M", "--speculative-config", json.dumps(PARALLEL)), ["M", None, "peagle", None, None]),
+        (("M", "--speculative-config", json.dumps(SERIAL)), ["M", None, "eagle3", None, None]),
         (("M", "--speculative-config", json.dumps(CONFIG), "-n", 3), ["M", "D", "eagle3", "3", None]),
         (("M", "--speculative-algorithm", "EAGLE"), ["M", None, "eagle1", None, None]),
         (("M", "--speculative-algorithm", "STANDALONE"), ["M", None, "draft_model", None, None]),
@@ -96,6 +100,8 @@ def test_what_aliases_mean(arguments: tuple[Any, ...], expected: list[Any]) -> N
         (("M", "--speculative-config", '{"model": null}'), "no directory and no Hub id"),
         (("M", "--speculative-config", '{"num_speculative_tokens": true}'), "no number of at least 1"),
         (("M", "--speculative-config", '{"num_speculative_tokens": 0}'), "no number of at least 1"),
+        (("M", "--speculative-config", '{"parallel_drafting": 1}'), "neither true nor false"),
+        (("M", "--speculative-config", json.dumps(PARALLEL | {"method": "suffix"})), "no drafter of method suffix"),
         (("M", "--speculative-config", '{"draft_tensor_parallel_size": 2}'), "drafters run on one device here"),
         (("M", "--speculative-config", '{"disable_by_batch_size": 8}'), "disable_by_batch_size: use --tree auto"),
         (("M", "--speculative-config", '{"swirl": 8}'), "swirl: has no counterpart, leave it out"),

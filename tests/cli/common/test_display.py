@@ -65,9 +65,9 @@ def test_without_colour_the_mark_is_a_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_line_of_figures() -> None:
     stats = Stats(tokens=8, prefill_seconds=0.5, decode_seconds=2.0)
-    stats.record(0, 0)
+    stats.record(0, 0, 9)
     assert stats_line(stats) == "8 tokens in 1 target passes | prefill 0.50 s | decode 2.00 s | 4.0 tokens/s"
-    stats.record(2, 3)
+    stats.record(2, 3, 12)
     line = stats_line(stats, lossy=True)
     assert "accept length 2.00 | accepted by position 1.00 1.00 0.00" in line
     assert line.endswith("| LOSSY acceptance")

@@ -27,6 +27,8 @@ STATS = [
     "acceptance_rate",
     "accepted_by_position",
     "accepted_histogram",
+    "accept_length_by_context",
+    "rounds_by_context",
     "prefill_seconds",
     "decode_seconds",
     "draft_seconds",

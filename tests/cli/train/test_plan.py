@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 Run = Callable[..., Result]
@@ -37,6 +38,33 @@ def test_a_32b_model(run: Run, tmp_path: Path) -> None:
     assert "your choice, --states bf16 --final top:8: 31.49 TB" in other.stdout
 
 
+def test_a_cluster(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    work = ("--samples", 500_000, "--length", 2048)
+
+    def row(step: str, output: str) -> list[str]:
+        return next(line for line in output.splitlines() if line.strip().startswith(step)).split()
+
+    one = run("plan", path, *work, "--machine", "H100", "--devices", 32)
+    many = run("plan", path, *work, "--machines", "4x8xH100", "--price", 2.5)
+    assert many.exit_code == 0, many.output
+    assert set(one.stdout.splitlines()) <= set(many.stdout.splitlines())  # the same hours, and the same assumptions
+    assert "on 4 machines with 8 H100 each" in many.stdout
+    hours, unit, of_gpus, dollars = row("capture", many.stdout.split("on 4 machines")[1])[1:]
+    assert unit == "hours"
+    assert float(of_gpus.replace(",", "")) == pytest.approx(32 * float(hours), rel=0.05)
+    assert float(dollars.replace(",", "")) == pytest.approx(2.5 * float(of_gpus.replace(",", "")), rel=0.01)
+    parts = [row(step, many.stdout.split("on 4 machines")[1])[-1] for step in ("regen", "capture", "training from")]
+    total = row("all three", many.stdout)[-1]
+    assert sum(float(part.replace(",", "")) for part in parts) == pytest.approx(float(total.replace(",", "")), abs=0.03)
+    assert "$2.50 an hour of a H100: --price" in many.stdout
+    rough = run("plan", path, *work, "--machines", "8xH100").stdout
+    assert "on 1 machine with 8 H100" in rough
+    assert "an hour of a H100: a round figure to reckon with, nobody's offer: --price says yours" in rough
+    assert "vLLM's hidden-states connector isn't used" in rough
+
+
 def test_bad_plans(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
@@ -46,6 +74,11 @@ def test_bad_plans(run: Run, tmp_path: Path) -> None:
         ("use --final all", "--taps", "65"),
         ("is unknown: use A100", "--machine", "abacus"),
         ("give one of them", "--machine", "H100", "--tflops", 1, "--bandwidth", 1),
+        ("such as 8xH100", "--machines", "H100"),
+        ("such as 8xH100", "--machines", "0xH100"),
+        ("--machines abacus is unknown: use A100", "--machines", "8xabacus"),
+        ("leave out --machine and --devices", "--machines", "8xH100", "--devices", 8),
+        ("--price would be ignored", "--price", 2),
     ):
         result = run("plan", path, *work, *options)
         assert result.exit_code == 2, result.output
@@ -64,7 +97,14 @@ def test_block_drafters(run: Run, tmp_path: Path) -> None:
     assert "a dspark drafter of the target's widths, 5 layers" in result.stdout
     five = next(line.split() for line in result.stdout.splitlines() if "--states fp8 --final answers *" in line)
     assert five[-4] == "28,170"  # five states of 5,121 bytes, the id, its bit, and half of the final states
-    for kind, *options in (("dflash", "--unroll", 7), ("dspark", "--draft-vocab", 10), ("eagle3", "--anchors", 3)):
+    peagle = run("plan", path, *work, "--kind", "peagle", "--draft-layers", 2, "--unroll", 6)
+    assert peagle.exit_code == 0, peagle.output
+    assert "1 x all tokens, 6 steps on a sample of their positions" in peagle.stdout
+    assert "a P-EAGLE drafter of the target's widths, 2 layers, 32000 draft tokens" in peagle.stdout
+    for kind, *options in (
+        ("dflash", "--unroll", 7), ("dspark", "--draft-vocab", 10), ("eagle3", "--anchors", 3),
+        ("eagle3", "--draft-layers", 3), ("peagle", "--block-size", 3),
+    ):  # fmt: skip
         result = run("plan", path, *work, "--kind", kind, *options)
         assert result.exit_code == 2, result.output
         assert f"{options[0]} says nothing about a drafter of kind {kind}" in result.stderr

@@ -23,9 +23,9 @@ from eyas.cli.common.measuring import check_output, engines_for, write_report
 from eyas.cli.common.options import (
     BatchSize,
     Coupled,
-    DrafterFileOptions,
     Json,
     Limit,
+    LoadedDrafterOptions,
     MaxNewTokens,
     MaybeTargetOptions,
     ReportFile,
@@ -55,7 +55,7 @@ class AnswerOptions(SamplingOptions):
 
 def accuracy(
     target: MaybeTargetOptions,
-    files: DrafterFileOptions,
+    files: LoadedDrafterOptions,
     sampling: AnswerOptions,
     servers: MeasuredEndpointOptions,
     given: Given,
@@ -99,6 +99,8 @@ def accuracy(
         check_target(target.model, target)
     if draft_model is not None:
         check_drafter(draft_model, files)
+    elif files.draft_window is not None:
+        raise UsageError("--draft-window is about a drafter: give --draft-model")
     from eyas.bench.accuracy.compare import AnswerProblems, engine_answers, measure_accuracy, server_answers
     from eyas.bench.accuracy.report import DEFINITIONS, accuracy_report, accuracy_table, describe_difference, verdict
     from eyas.bench.machine import describe_machine
@@ -123,6 +125,7 @@ def accuracy(
                 method=kind,
                 tokenizer=own,
                 model=target.model,
+                window=files.draft_window if source is not None else None,
             )
             for name, (source, kind) in methods.items()
         }

@@ -12,8 +12,8 @@ from eyas.cli.common.display import output, row_bar
 from eyas.cli.common.measuring import check_output, engines_for, finish, plan_settings, settings_of, write_report
 from eyas.cli.common.options import (
     Coupled,
-    DrafterFileOptions,
     Json,
+    LoadedDrafterOptions,
     MaybeTargetOptions,
     MeasureOptions,
     ReportFile,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def bench(
     target: MaybeTargetOptions,
-    files: DrafterFileOptions,
+    files: LoadedDrafterOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,
     servers: MeasuredEndpointOptions,
@@ -49,8 +49,8 @@ def bench(
     the best draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page
     about a run.
     """
-    if not draft_model and (tree or coupled is not None):
-        raise UsageError("--tree and --coupled are about drafting: give --draft-model")
+    if not draft_model and (tree or coupled is not None or files.draft_window is not None):
+        raise UsageError("--tree, --coupled and --draft-window are about drafting: give --draft-model")
     check_endpoints(servers, target.model, given)
     params = sampling_params(sampling)
     check_output(output_)
@@ -81,6 +81,7 @@ def bench(
                 weights=files.draft_weights,
                 ignore_config_keys=files.ignore_config_key,
                 tokenizer=tokenizer,
+                window=files.draft_window,
             )
             for name in draft_model
         }
@@ -89,6 +90,7 @@ def bench(
         engines |= {text if len(drafters) == 1 else f"{name} {text}": one for (name, text), one in drafted.items()}
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
+        settings |= {} if files.draft_window is None else {"draft_window": files.draft_window}
         what = f"{target.model}, {settings['dtype']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
     if servers.endpoint is not None:

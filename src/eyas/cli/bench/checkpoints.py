@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
+from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_output, finish, may_write, settings_of, write_report
+from eyas.cli.common.measuring import (
+    MeasuringMaker,
+    check_output,
+    finish,
+    machine_of,
+    may_write,
+    measured_on,
+    runtime_here,
+    settings_of,
+    write_report,
+)
 from eyas.cli.common.options import Coupled, Force, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
 from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
@@ -26,6 +38,7 @@ def checkpoints(
     runtime: RuntimeOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,
+    cluster: ClusterOptions,
     model: Annotated[str | None, Option(help="The target (default: the one the run's recipe names).")] = None,
     tree: Annotated[str | None, Option(help="One tree for all (default: each drafter's own).")] = None,
     coupled: Coupled = None,
@@ -43,7 +56,8 @@ def checkpoints(
 
     That is the one with the best mean over the prompt files, each measured in turns with plain decoding. Results are
     kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too, are
-    checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis.
+    checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis. With --on ray
+    each group of prompts is answered with all methods in turn by one worker.
     """
     params = sampling_params(sampling)
     if tree is not None:
@@ -51,9 +65,10 @@ def checkpoints(
     check_output(output_)
     if force and not write:
         raise UsageError("--force is about --write: give both")
-    check_device(runtime.device)
+    shared = cluster.check(run)
+    check_device(None if shared else runtime.device)
     if model is not None:
-        check_target(model, runtime)
+        check_target(model, runtime_here(runtime, shared))
     from eyas.bench.ledger import Ledger
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.candidates import choose
@@ -70,34 +85,41 @@ def checkpoints(
     drafters = {checkpoint.name: checkpoint.path for checkpoint in trained.checkpoints}
     name = model or _target_of(trained)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
-    loaded = open_target(name, runtime)
+    loaded = open_target(name, runtime_here(runtime, shared))
     settings = settings_of(name, loaded, runtime, measuring, params) | {"tree": tree, "coupled": coupled is not False}
-    machine = describe_machine()
-    key = settings | {"target": fingerprint(loaded.model)} | {k: v for k, v in machine.items() if k != "load_average"}
     prompts = {
         task.name: file_hash(path) for task, path in zip(tasks, dict.fromkeys(measuring.prompt_file), strict=True)
     }
-    bench = DrafterBench(
-        drafters,
-        loaded,
-        load_tokenizer(name),
-        tasks,
-        params,
-        Plan(measuring.repeats, measuring.warmup),
-        Ledger(run / "bench", key, prompts),
-        batch_size=measuring.batch_size,
-        coupled=coupled is not False,
-        tree=tree,
-        together=together,
-    )
+    methods = {name: (str(path), tree) for name, path in drafters.items()}
+    make = MeasuringMaker(name, runtime, methods, coupled is not False, measuring.batch_size)
     kept = f"the scores of checkpoints measured so far are kept in {run / 'bench'}"
-    with keeping(kept), row_bar(bench.work) as advance:
-        candidates = bench.run(advance)
+    with ExitStack() as stack:
+        workers = stack.enter_context(measured_on(cluster, make, loaded)) if shared else None
+        machine = describe_machine() if workers is None else workers.settings
+        settings |= {} if workers is None else workers.settings
+        target = {"target": fingerprint(loaded.model)}
+        key = settings | target | {k: v for k, v in machine.items() if k != "load_average"}
+        bench = DrafterBench(
+            drafters,
+            loaded,
+            load_tokenizer(name),
+            tasks,
+            params,
+            Plan(measuring.repeats, measuring.warmup),
+            Ledger(run / "bench", key, prompts),
+            batch_size=measuring.batch_size,
+            coupled=coupled is not False,
+            tree=tree,
+            together=together,
+            measure=workers,
+        )
+        stack.enter_context(keeping(kept))
+        candidates = bench.run(stack.enter_context(row_bar(bench.work)))
     errors = [error for task in tasks for error in dict.fromkeys(task.errors)]
     errors += [f"{checkpoint}: {reason}" for checkpoint, reason in bench.failures.items()]
     if not candidates:
         raise DataError("no checkpoint could be measured: " + "; ".join(errors))
-    report = CheckpointReport(trained, choose(candidates, by), settings, describe_machine(), errors)
+    report = CheckpointReport(trained, choose(candidates, by), settings, machine_of(workers), errors)
     content = report.as_dict()
     write_json(run / "bench" / "checkpoints.json", content)
     write_bytes(run / "bench" / "checkpoints.svg", checkpoint_figure(trained, content))
@@ -106,6 +128,8 @@ def checkpoints(
         console = output()
         console.print(report.table())
         console.print(f"Pick: {report.choice.reason}")
+        if workers is not None:
+            console.print(workers.described)
     refused = may_write(report.choice, force) if write else []
     if write and not refused:
         copy_folder(drafters[report.choice.best.name], run / "pick")

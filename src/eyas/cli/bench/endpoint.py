@@ -13,7 +13,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import note, row_bar
-from eyas.cli.common.options import DrafterFileOptions, RuntimeOptions
+from eyas.cli.common.options import LoadedDrafterOptions, RuntimeOptions
 from eyas.cli.common.verb import Given
 from eyas.errors import UsageError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from eyas.engine import Engine
     from eyas.types import SamplingParams
 
-_GROUPS = (RuntimeOptions, DrafterFileOptions)
+_GROUPS = (RuntimeOptions, LoadedDrafterOptions)
 _OURS = ("draft_model", "method", "tree", "coupled", *(each.name for group in _GROUPS for each in fields(group)))
 """Options about an engine in this process."""
 ENDPOINT, BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"

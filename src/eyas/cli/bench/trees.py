@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
 
 from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
+from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_output, finish, may_write, settings_of, whole_numbers, write_report
+from eyas.cli.common.measuring import (
+    MeasuringMaker,
+    check_output,
+    finish,
+    machine_of,
+    may_write,
+    measured_on,
+    runtime_here,
+    settings_of,
+    whole_numbers,
+    write_report,
+)
 from eyas.cli.common.options import (
     Coupled,
-    DrafterFileOptions,
     Force,
     Json,
+    LoadedDrafterOptions,
     MeasureOptions,
     ReportFile,
     SamplingOptions,
@@ -25,9 +38,10 @@ from eyas.errors import UsageError
 
 def trees(
     target: TargetOptions,
-    files: DrafterFileOptions,
+    files: LoadedDrafterOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,
+    cluster: ClusterOptions,
     draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
     tree_depth: Annotated[str, Option(help="Levels of dynamic trees to try.")] = "3,5,7",
     tree_top_k: Annotated[str, Option(help="Beams of dynamic trees to try.")] = "4,8",
@@ -48,7 +62,8 @@ def trees(
     """Find the best draft tree for a drafter on this machine.
 
     All are tried on a few prompts, the best third on more, the finalists on every prompt with all repeats; everything
-    is interleaved with plain decoding. Figures of the finalists come from the last pass alone.
+    is interleaved with plain decoding. Figures of the finalists come from the last pass alone. With --on ray each group
+    of prompts is answered with all trees in turn by one worker.
     """
     from eyas.bench.report.plots import check_plot
 
@@ -59,11 +74,12 @@ def trees(
     check_plot(plot)
     given = {"--tree-depth": tree_depth, "--tree-top-k": tree_top_k, "--tree-nodes": tree_nodes, "--chain": chain}
     sizes = [whole_numbers(text, option) for option, text in given.items()]
-    check_target(target.model, target)
+    shared = cluster.check(Path(draft_model))
+    runtime = runtime_here(target, shared)
+    check_target(target.model, runtime)
     if write and not Path(draft_model).is_dir():
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
     check_drafter(draft_model, files)
-    from eyas.bench.machine import describe_machine
     from eyas.bench.offline.runner import PLAIN, Plan, read_tasks
     from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, write_default_tree
     from eyas.bench.report.figures import tree_figure
@@ -76,8 +92,11 @@ def trees(
 
     tried = grid(*sizes)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
-    loaded = open_target(target.model, target)
-    drafter = load_drafter(draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key)
+    loaded = open_target(target.model, runtime)
+    drafter = load_drafter(
+        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key,
+        window=files.draft_window,
+    )  # fmt: skip
     tokenizer = load_tokenizer(target.model)
     engines = {PLAIN: Engine(loaded, tokenizer, batch_size=measuring.batch_size)}
     for setting in tried:
@@ -85,12 +104,20 @@ def trees(
         speculation = Speculation(drafter, spec, coupled is not False)
         engines[setting.name] = Engine(loaded, tokenizer, speculation, batch_size=measuring.batch_size)
     plan = Plan(measuring.repeats, measuring.warmup)
-    sweep = TreeSweep(engines, tried, tasks, params, plan, by, coarse=coarse, finalists=finalists)
-    with row_bar(sweep.work) as advance:
-        choice = sweep.run(advance)
-    errors = [error for task in tasks for error in task.errors]
     settings = settings_of(target.model, loaded, target, measuring, params) | {"coupled": coupled is not False}
-    report = TreeReport(draft_model, tried, sweep.passes, choice, settings, describe_machine(), errors)
+    methods = {setting.name: (draft_model, setting.name) for setting in tried}
+    ignored = tuple(files.ignore_config_key)
+    make = MeasuringMaker(
+        target.model, target, methods, coupled is not False, measuring.batch_size, files.draft_weights, ignored,
+        files.draft_window,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        workers = stack.enter_context(measured_on(cluster, make, loaded)) if shared else None
+        settings |= {} if workers is None else workers.settings
+        sweep = TreeSweep(engines, tried, tasks, params, plan, by, coarse=coarse, finalists=finalists, measure=workers)
+        choice = sweep.run(stack.enter_context(row_bar(sweep.work)))
+    errors = [error for task in tasks for error in task.errors]
+    report = TreeReport(draft_model, tried, sweep.passes, choice, settings, machine_of(workers), errors)
     content = report.as_dict()
     write_report(content, json, output_)
     if plot is not None:
@@ -104,6 +131,8 @@ def trees(
                 "same number compare."
             )
         console.print(f"Pick: {choice.reason}")
+        if workers is not None:
+            console.print(workers.described)
     refused = may_write(choice, force) if write else []
     if write and not refused:
         write_default_tree(Path(draft_model), choice.best.name)

@@ -90,6 +90,11 @@ def vllm_config(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in config.items():
         found |= VLLM_KEYS[key](value)
+    if config.get("parallel_drafting"):
+        method = found.get("method", "eagle3")
+        if method not in _PARALLEL:
+            raise UsageError(f"--speculative-config, parallel_drafting: no drafter of method {method} drafts so here")
+        found["method"] = _PARALLEL[method]
     return found
 
 
@@ -122,11 +127,18 @@ def _one_device(value: Any) -> dict[str, Any]:
     return {}
 
 
+def _yes_or_no(value: Any) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise UsageError(f"--speculative-config, parallel_drafting: {value!r} is neither true nor false")
+    return {}
+
+
 VLLM_KEYS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "method": _vllm_method,
     "model": _vllm_model,
     "num_speculative_tokens": _vllm_tokens,
     "draft_tensor_parallel_size": _one_device,
+    "parallel_drafting": _yes_or_no,
 }
 """Keys of vLLM's speculative config that are honoured -> our options for a value. Raises UsageError for bad values."""
 _ADVICE = {
@@ -138,6 +150,8 @@ _ADVICE = {
 }
 _VLLM_METHODS = {"eagle": "eagle1", "deepseek_mtp": "mtp", "ngram_gpu": "ngram"}
 """vLLM's methods that have another name here."""
+_PARALLEL = {"eagle3": "peagle", "peagle": "peagle", "dflash": "dflash", "dspark": "dspark"}
+"""vLLM's methods that can draft in parallel -> the kind that does so."""
 _OTHER_METHODS = frozenset({"mlp_speculator", "extract_hidden_states"})
 
 

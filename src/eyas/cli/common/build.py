@@ -14,12 +14,14 @@ from eyas.cli.common.options import (
     ChatTargetOptions,
     DrafterFileOptions,
     DraftOptions,
+    LoadedDrafterOptions,
     RuntimeOptions,
     SamplingOptions,
     TargetOptions,
 )
 from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.window.window import read_window
 from eyas.errors import CheckpointError, ModelError, UsageError
 from eyas.hub import find_model
 from eyas.tree import is_auto
@@ -112,7 +114,9 @@ def check_device(device: str | None) -> None:
 
 
 def check_drafter(name: str, files: DrafterFileOptions) -> None:
-    """Refuse a drafter that isn't there before anything heavy is imported."""
+    """Refuse a drafter that isn't there, or a window that can't be, before anything heavy is imported."""
+    if isinstance(files, LoadedDrafterOptions):
+        read_window(files.draft_window)
     found = Path(find_model(named_drafter(name)))
     if files.draft_weights is not None and found.is_dir() and not (found / files.draft_weights).is_file():
         raise CheckpointError(f"--draft-weights {files.draft_weights}: {name} holds no such file")
@@ -124,6 +128,7 @@ def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
     if draft.costs is not None and not is_auto(tree):
         raise UsageError("--costs are measured for --tree auto only: leave them out, or ask for auto")
     check_acceptance(draft, tree)
+    read_window(draft.draft_window)
     check_target(target.model, target)
     if draft.draft_model is not None:
         check_drafter(draft.draft_model, draft)
@@ -155,6 +160,7 @@ def open_engine(
         quantize=target.quantize,
         draft_weights=draft.draft_weights,
         ignore_config_keys=draft.ignore_config_key,
+        draft_window=draft.draft_window,
         method=None if draft.method == "none" else draft.method,
         chat_template=target.chat_template if isinstance(target, ChatTargetOptions) else None,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.errors import UsageError
+from eyas.urls import is_url
 
 if TYPE_CHECKING:
     from eyas.cluster.on_ray import RayExecutor
@@ -54,7 +54,7 @@ class ClusterOptions:
         if "WORLD_SIZE" in os.environ:
             raise UsageError("--on starts all workers by itself: run the command once, without torchrun")
         for folder in folders:
-            if re.match(r"[a-z0-9]+:/", str(folder)):
+            if is_url(folder):
                 raise UsageError(f"{folder} is a URL: give a folder that all machines share, such as a mounted bucket")
         return True
 

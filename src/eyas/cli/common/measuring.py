@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import note
 from eyas.cli.common.options import MeasureOptions, RuntimeOptions
 from eyas.cli.common.verb import FAILURE
-from eyas.errors import UsageError
+from eyas.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.candidates import Selection
+    from eyas.bench.offline.workers import CrewMeasure, GroupWorker
     from eyas.drafters.base import Drafter
     from eyas.engine import Engine
     from eyas.targets import Target
     from eyas.types import SamplingParams
+
+RuntimeT = TypeVar("RuntimeT", bound=RuntimeOptions)
 
 
 def check_output(path: Path | None) -> None:
@@ -42,6 +48,79 @@ def settings_of(
         "quantize": runtime.quantize,
         **plan_settings(measuring, params),
     }
+
+
+@dataclass(frozen=True)
+class MeasuringMaker:
+    """Makes the worker of a measurement on its machine: the target, and an engine for each method."""
+
+    model: str
+    runtime: RuntimeOptions
+    methods: Mapping[str, tuple[str, str | None]]
+    """Method -> its drafter and its tree; None: the drafter's own tree."""
+    coupled: bool
+    batch_size: int
+    weights: str | None = None
+    ignore_config_keys: tuple[str, ...] = ()
+    window: str | None = None
+
+    def __call__(self) -> GroupWorker:
+        """Load the target; drafters are loaded when they are first needed."""
+        from functools import lru_cache
+
+        from eyas.bench.offline.runner import PLAIN
+        from eyas.bench.offline.workers import GroupWorker
+        from eyas.cli.common.build import open_target
+        from eyas.drafters.loading import load_drafter
+        from eyas.engine import Engine, Speculation
+        from eyas.engine.load import tree_for
+        from eyas.targets import load_tokenizer
+        from eyas.targets.fingerprint import fingerprint
+        from eyas.tree import parse_tree
+
+        target, tokenizer = open_target(self.model, self.runtime), load_tokenizer(self.model)
+
+        @lru_cache(maxsize=1)  # trees share a drafter; of several drafters each is loaded once by its engine
+        def drafter(path: str) -> Drafter:
+            ignored = self.ignore_config_keys
+            return load_drafter(path, target, weights=self.weights, ignore_config_keys=ignored, window=self.window)
+
+        def engine(name: str) -> Engine:
+            if name == PLAIN:
+                return Engine(target, tokenizer, batch_size=self.batch_size)
+            path, tree = self.methods[name]
+            spec = tree_for(drafter(path), None if tree is None else parse_tree(tree))
+            return Engine(target, tokenizer, Speculation(drafter(path), spec, self.coupled), batch_size=self.batch_size)
+
+        dtype = str(target.dtype).removeprefix("torch.")
+        return GroupWorker({"target": fingerprint(target.model), "dtype": dtype, "device": target.device.type}, engine)
+
+
+@contextmanager
+def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -> Iterator[CrewMeasure]:
+    """What measures with the workers of a cluster. ClusterError if these have another model than `target`."""
+    from eyas.bench.offline.workers import CrewMeasure
+    from eyas.cluster.crew import Crew
+    from eyas.targets.fingerprint import fingerprint
+
+    with cluster.executor() as executor, Crew(executor, make, workers=cluster.workers, ahead=1) as crew:
+        found = dict(crew.identity())
+        if found.pop("target") != fingerprint(target.model):
+            raise ClusterError(f"the workers' {make.model} has other weights than this machine's: use the same files")
+        each = {"cpus_per_worker": cluster.cpus_per_worker or 1, "gpus_per_worker": cluster.gpus_per_worker}
+        yield CrewMeasure(crew, {**found, "on": "ray", **each})
+
+
+def runtime_here(runtime: RuntimeT, shared: bool) -> RuntimeT:
+    """How this process loads a target: on its CPU if workers compute, since it only looks at it then."""
+    return replace(runtime, device="cpu", quantize=None, compile=False) if shared else runtime
+
+
+def machine_of(workers: CrewMeasure | None) -> dict[str, Any]:
+    """The machine that measured: this one, or those of the workers."""
+    from eyas.bench.machine import describe_machine
+
+    return describe_machine() | ({} if workers is None else {"workers": workers.machines})
 
 
 def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str, Any]:

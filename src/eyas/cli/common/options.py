@@ -13,6 +13,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import ModelArgument, SpeculationAliases
 from eyas.errors import UsageError
+from eyas.urls import fetch
 
 if TYPE_CHECKING:
     from eyas.data.store.layout import FinalKind
@@ -109,7 +110,21 @@ class DrafterFileOptions:
 
 
 @dataclass(frozen=True)
-class DraftOptions(DrafterFileOptions):
+class LoadedDrafterOptions(DrafterFileOptions):
+    """How a drafter's directory is read, and how the drafter runs."""
+
+    draft_window: Annotated[
+        str | None,
+        Option(
+            metavar="W|auto|off",
+            help="A drafter attends to its first 4 pairs and the last W; auto: as many as it was trained on (default: "
+            "what its config.json says).",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class DraftOptions(LoadedDrafterOptions):
     """Whether and how to speculate."""
 
     ALIASES: ClassVar = SpeculationAliases
@@ -191,6 +206,14 @@ States = Annotated[Literal["fp8", "bf16", "float32"], Option(help="How states ar
 Final = Annotated[
     str, Option(help="Final states to store: answers, all, or top:K (the teacher's K best tokens in their place).")
 ]
+
+
+def readable(path: Path) -> Path:
+    """A file or folder to read; one behind a URL is copied first. Raises UsageError, or DataError, if there is none."""
+    found = fetch(path)
+    if not found.exists():
+        raise UsageError(f"--chats {path} does not exist: give a chat folder or a .jsonl file, or the URL of one")
+    return found
 
 
 def parse_taps(text: str) -> tuple[int, ...] | None:

@@ -14,10 +14,10 @@ from eyas.cli.common.display import note, output
 from eyas.cli.common.measuring import plain_numbers, read_temperatures
 from eyas.cli.common.options import (
     Coupled,
-    DrafterFileOptions,
     Dtype,
     Json,
     Limit,
+    LoadedDrafterOptions,
     MaxNewTokens,
     PromptFile,
     SamplingOptions,
@@ -43,7 +43,7 @@ class VerifyTargetOptions(TargetOptions):
 
 def verify(
     target: VerifyTargetOptions,
-    files: DrafterFileOptions,
+    files: LoadedDrafterOptions,
     prompt_file: PromptFile,
     draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
     method: Annotated[
@@ -86,7 +86,7 @@ def verify(
     tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
         draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
-        tokenizer=tokenizer, model=target.model,
+        tokenizer=tokenizer, model=target.model, window=files.draft_window,
     )  # fmt: skip
     certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
     cells = []

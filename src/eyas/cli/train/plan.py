@@ -19,7 +19,7 @@ from eyas.hub import find_model
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eyas.data.plan import Machine, StorageOption
+    from eyas.data.plan import Cluster, Machine, StorageOption
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ def plan(
     answer_share: Annotated[float, Option(min=0, max=1, help="Answer tokens, of all.")] = 0.5,
     epochs: Annotated[int, Option(min=1, help="Times training goes over the chats.")] = 1,
     kind: Annotated[
-        Literal["eagle3", "dflash", "dspark"], Option(help="The drafter: eagle3, or a block drafter.")
+        Literal["eagle3", "peagle", "dflash", "dspark"], Option(help="The drafter: the last two are block drafters.")
     ] = "eagle3",
-    unroll: Annotated[int | None, Option(min=1, help="eagle3: steps of the training-time test (7).")] = None,
-    draft_vocab: Annotated[int | None, Option(min=1, help="eagle3: tokens the drafter knows (32000).")] = None,
-    draft_layers: Annotated[int | None, Option(min=1, help="Block drafters: layers (5).")] = None,
+    unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: steps of training (7, 8).")] = None,
+    draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: tokens the drafter knows (32000).")] = None,
+    draft_layers: Annotated[int | None, Option(min=1, help="Block drafters, peagle: layers (5, 4).")] = None,
     block_size: Annotated[
         int | None, Option(min=2, help="Block drafters: slots of a block (dflash 8, dspark 7).")
     ] = None,
@@ -54,7 +54,14 @@ def plan(
     machine: Annotated[str | None, Option(help="A GPU such as H100 (default: this machine).")] = None,
     tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s of a device.")] = None,
     bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None,
-    devices: Annotated[int, Option(min=1, help="How many such devices.")] = 1,
+    devices: Annotated[int | None, Option(min=1, help="How many such devices (default: 1).")] = None,
+    machines: Annotated[
+        str | None,
+        Option(metavar="[NODESx]GPUSxNAME", help="A cluster, such as 8xH100 or 4x8xH100: each step's hours and price."),
+    ] = None,
+    price: Annotated[
+        float | None, Option(min=0, help="With --machines: dollars an hour of a GPU (default: a round figure).")
+    ] = None,
     batch_size: Annotated[int, Option(min=1, help="Chats that a device answers together.")] = 32,
 ) -> None:
     """Estimate what a drafter costs in bytes and hours.
@@ -63,15 +70,22 @@ def plan(
     """
     model, boundaries = target.model, parse_taps(taps)
     final_kind, top = parse_final(final)
-    _check_kind(kind, {"--unroll": unroll, "--draft-vocab": draft_vocab}, {
-        "--draft-layers": draft_layers, "--block-size": block_size, "--anchors": anchors,
+    block = kind in ("dflash", "dspark")
+    _check_kind(kind, {
+        "--unroll": (unroll, not block), "--draft-vocab": (draft_vocab, not block),
+        "--draft-layers": (draft_layers, kind != "eagle3"),
+        "--block-size": (block_size, block), "--anchors": (anchors, block),
     })  # fmt: skip
     if machine is not None and tflops is not None and bandwidth is not None:
         raise UsageError("--machine and --tflops with --bandwidth both say how fast it is: give one of them")
+    if machines is not None and (machine is not None or devices is not None):
+        raise UsageError("--machines says which devices and how many: leave out --machine and --devices")
+    if price is not None and machines is None:
+        raise UsageError("--price would be ignored: it is what a GPU of --machines costs an hour")
     find_model(named_target(model))
     quiet()
     from eyas.data import plan as plans
-    from eyas.data.block_plan import BlockPlan, BlockShape
+    from eyas.data.block_plan import BlockPlan, BlockShape, PEaglePlan
     from eyas.data.plan import model_size
     from eyas.data.store.layout import ShardLayout
     from eyas.drafters.block.network import spread_taps
@@ -82,24 +96,29 @@ def plan(
 
     config = read_config(model)
     size = model_size(config)
-    layers = draft_layers or 5
-    chosen = boundaries or (choose_taps(config) if kind == "eagle3" else spread_taps(layers, size.layers))
+    layers = draft_layers or (5 if block else 4)
+    chosen = boundaries or (spread_taps(layers, size.layers) if block else choose_taps(config))
     if any(not 0 <= k <= size.layers + 1 for k in chosen):
         raise UsageError(f"--taps {taps}: the model's boundaries are 0 to {size.layers + 1}")
     if size.layers + 1 in chosen and final_kind != "all":
         raise UsageError(f"--taps {taps}: boundary {size.layers + 1} is the final state everywhere: use --final all")
     stored = tuple(k for k in chosen if k <= size.layers)
     layout = ShardLayout(hidden=size.hidden, vocab=size.vocab, taps=stored, states=states, final=final_kind, top=top)
-    work = plans.Workload(samples, length, answer_share, epochs, unroll or 7, min(draft_vocab or 32000, size.vocab))
-    planned: plans.Eagle3Plan | BlockPlan = plans.Eagle3Plan(size, len(chosen), work)
-    if kind != "eagle3":
+    steps = unroll or (8 if kind == "peagle" else 7)
+    work = plans.Workload(samples, length, answer_share, epochs, steps, min(draft_vocab or 32000, size.vocab))
+    planned: plans.Eagle3Plan | PEaglePlan | BlockPlan = plans.Eagle3Plan(size, len(chosen), work)
+    if kind == "peagle":
+        planned = PEaglePlan(size, len(chosen), layers, work)
+    if block:
         slots = block_size or 7 + (kind == "dflash")
         planned = BlockPlan(size, BlockShape(kind, layers, len(chosen), slots, anchors or 512), work)
-    on = _machine(machine, tflops, bandwidth)
+    cluster = None if machines is None else plans.cluster_of(machines)
+    on = _machine(machine, tflops, bandwidth, None if cluster is None else cluster.device)
+    count = cluster.devices if cluster is not None else devices or 1
     console = output()
     console.print(f"{model}: {size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters")
     reason = why_taps(config, chosen)
-    if kind != "eagle3" and boundaries is None:
+    if block and boundaries is None:
         reason = f"taps for {layers} draft layers: capture with --taps {','.join(map(str, chosen))}"
     console.print(reason)
     ours = f"--states {states} --final {final}"
@@ -107,9 +126,9 @@ def plan(
     chosen_bytes = layout.data_bytes(work.size)
     console.print(f"your choice, {ours}: {_amount(chosen_bytes)}, {chosen_bytes / work.tokens:,.0f} bytes a token")
 
-    capturing = plans.capture_hours(size, work, on, devices)
-    training = planned.training_hours(on, devices)
-    answering = plans.regeneration_hours(size, work, on, devices, batch_size)
+    capturing = plans.capture_hours(size, work, on, count)
+    training = planned.training_hours(on, count)
+    answering = plans.regeneration_hours(size, work, on, count, batch_size)
     console.print(
         f"regeneration, {batch_size} chats at a time on a device, without a drafter: {_hours(answering)} (skip it only "
         "for chats that the target itself answered)"
@@ -117,6 +136,12 @@ def plan(
     console.print(f"capture: {_hours(capturing)}, writing {chosen_bytes / capturing / 3.6e12:.3g} GB/s")
     console.print(f"training from the store, {epochs} x all {planned.what}: {_hours(training)}")
     console.print(f"training with the target in the loop: {_hours(training + epochs * capturing)}")
+    if cluster is not None:
+        paid = plans.PRICES[cluster.device.name] if price is None else price
+        online = training + epochs * capturing
+        by_step = {"regeneration": answering, "capture": capturing, "training from the store": training}
+        total = "all three, one after the other"
+        console.print(_prices(cluster, {**by_step, total: sum(by_step.values()), "training in the loop": online}, paid))
     longest = min(LENGTH, context_limit(config.get_text_config()) or LENGTH)
     memory = planned.training_memory(CHATS, longest)
     console.print(
@@ -132,26 +157,29 @@ def plan(
     )
     console.print("Assumed:")
     for line in (
-        f"{on.name}: {on.tflops:.3g} TFLOP/s and {on.bandwidth:.4g} GB/s sustained, x {devices}",
+        f"{on.name}: {on.tflops:.3g} TFLOP/s and {on.bandwidth:.4g} GB/s sustained, x {count}",
+        *([] if cluster is None else _about(cluster, price)),
         f"{answer_share:.0%} of the tokens are answers; every chat has {length} tokens",
         *planned.assumed(gain.draft_cost),
     ):
         console.print(f"  {line}")
 
 
-def _check_kind(kind: str, of_eagle3: Mapping[str, int | None], of_blocks: Mapping[str, int | None]) -> None:
-    """Refuse options of the other kinds of drafter."""
-    for name, value in (of_blocks if kind == "eagle3" else of_eagle3).items():
-        if value is not None:
+def _check_kind(kind: str, options: Mapping[str, tuple[int | None, bool]]) -> None:
+    """Refuse options of the other kinds of drafter; each is its value, and whether this kind has it."""
+    for name, (value, applies) in options.items():
+        if value is not None and not applies:
             raise UsageError(f"{name} says nothing about a drafter of kind {kind}: leave it out, or change --kind")
 
 
-def _machine(name: str | None, tflops: float | None, bandwidth: float | None) -> Machine:
+def _machine(
+    name: str | None, tflops: float | None, bandwidth: float | None, planned: Machine | None = None
+) -> Machine:
     from eyas.data.plan import Machine, known_machine, this_machine
 
-    if tflops is not None and bandwidth is not None:
+    if planned is None and tflops is not None and bandwidth is not None:
         return Machine("as stated", tflops, bandwidth)
-    found = this_machine() if name is None else known_machine(name)
+    found = planned or (this_machine() if name is None else known_machine(name))
     return Machine(found.name, tflops or found.tflops, bandwidth or found.bandwidth)
 
 
@@ -166,6 +194,31 @@ def _table(rows: list[StorageOption], ours: str) -> Table:
         amounts = (f"{row.total / 1000**thousands:.2f}", f"{row.total / 1024**thousands:.2f}")
         table.add_row(name, f"{row.per_token:,.0f}", *amounts, f"{row.of_classic:.2f}")
     return table
+
+
+def _prices(cluster: Cluster, hours: Mapping[str, float], price: float) -> Table:
+    """Hours, hours of all GPUs together, and dollars of each step."""
+    from rich.table import Table
+
+    table = Table(f"on {cluster.described}", "time", "GPU hours", "dollars", box=None)
+    for step, each in hours.items():
+        table.add_row(step, _hours(each), f"{each * cluster.devices:,.1f}", f"{each * cluster.devices * price:,.2f}")
+    return table
+
+
+def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
+    """What a cluster's figures assume, in words."""
+    from eyas.data.plan import PRICES
+
+    paid = f"${PRICES[cluster.device.name] if price is None else price:.2f} an hour of a {cluster.device.name}"
+    source = "--price" if price is not None else "a round figure to reckon with, nobody's offer: --price says yours"
+    return (
+        f"{paid}: {source}; disks and traffic aren't counted",
+        f"{cluster.devices} GPUs do as much as one in {cluster.devices} times the hours: starting workers, loading the "
+        "target on each, and exchanging gradients between machines aren't counted",
+        "capture is eyas's own pass (--on ray, or torchrun). vLLM's hidden-states connector isn't used: vLLM 0.32 "
+        "writes a file a request in the model's dtype with it, which would have to be read and encoded again",
+    )
 
 
 _PREFIXES = {2: "M", 3: "G", 4: "T"}
