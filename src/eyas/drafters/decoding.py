@@ -116,7 +116,8 @@ class NetworkDrafter(Drafter):
         self._deferred = DeferredPairs(slots)
         # the state after each slot's last pair that was read: as it is fed back, and as the head reads it
         self._normed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
-        self._fed = torch.zeros_like(self._normed, dtype=dtype if self._decoder is None else torch.float32)
+        fed = dtype if self._decoder is None else torch.float32
+        self._fed = torch.zeros(slots, self.network.state_size, dtype=fed, device=device)
 
     @torch.inference_mode()
     def reshape(self, slots: int, columns: int) -> None:

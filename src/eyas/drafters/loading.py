@@ -20,6 +20,7 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
+from eyas.drafters.in_target.cascade import Cascade, CascadeDrafter
 from eyas.drafters.methods import read_method
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS
@@ -160,6 +161,8 @@ def drafter_of(network: DraftNetwork, taps: tuple[int, ...], window: WindowChoic
         return WindowDrafter(network, taps, Window(pairs))
     if isinstance(network, BlockNetwork):
         return BlockDrafter(network, taps)
+    if isinstance(network, Cascade):
+        return CascadeDrafter(network, taps)
     return NetworkDrafter(network, taps) if network.masked_pair() is None else ParallelDrafter(network, taps)
 
 

@@ -94,6 +94,11 @@ class DraftNetwork(nn.Module):
         return []
 
     @property
+    def state_size(self) -> int:
+        """How wide the state is that is kept of a row's last pair, to be fed back."""
+        return self.config.hidden_size
+
+    @property
     def target_ids(self) -> Tensor:
         """[Vd] target token id of every draft id."""
         return torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t

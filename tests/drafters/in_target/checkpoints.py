@@ -36,7 +36,7 @@ _OUTER = {
         "norm": "{p}final_layernorm",
     },
 }  # fmt: skip
-_PREFIX = {"deepseek": f"model.layers.{LAYERS}.", "qwen": "mtp.layers.0.", "mimo": "model.mtp_layers.0."}
+_PREFIX = {"deepseek": "model.layers.{layer}.", "qwen": "mtp.layers.{module}.", "mimo": "model.mtp_layers.{module}."}
 
 
 def model(architecture: str) -> Any:
@@ -53,10 +53,10 @@ def model(architecture: str) -> Any:
     return made
 
 
-def module_tensors(target: Any, layout: str) -> dict[str, Tensor]:
+def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tensor]:
     """A random module for a model, under the names of a layout."""
-    torch.manual_seed(5)
-    prefix = _PREFIX[layout]
+    torch.manual_seed(5 + module)
+    prefix = _PREFIX[layout].format(layer=LAYERS + module, module=module)
     held: dict[str, Tensor] = {}
     for name, tensor in target.model.layers[-1].state_dict().items():
         norm = tensor.dim() == 1 and "norm" in name
@@ -83,12 +83,12 @@ def module_tensors(target: Any, layout: str) -> dict[str, Tensor]:
     return held
 
 
-def save(path: Path, architecture: str, layout: str | None) -> dict[str, Tensor]:
-    """Save a target with a module of a layout (None = without one); the module's tensors as they are in the file."""
+def save(path: Path, architecture: str, layout: str | None, modules: int = 1) -> dict[str, Tensor]:
+    """Save a target with modules of a layout (None = without one); the modules' tensors as they are in the file."""
     made = model(architecture)
     made.save_pretrained(path)
     if layout is None:
         return {}
-    held = module_tensors(made, layout)
+    held = {name: tensor for i in range(modules) for name, tensor in module_tensors(made, layout, i).items()}
     save_file({**load_file(path / "model.safetensors"), **held}, path / "model.safetensors", metadata={"format": "pt"})
     return held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from transformers.modeling_layers import MtpModel
 
 import eyas
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.in_target.mtp import find_modules
 from eyas.drafters.loading import open_drafter
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, UnsupportedModelError, UsageError
@@ -262,23 +260,3 @@ def test_a_block_that_drafters_do_not_compute_is_named(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, "mistral", "mimo")
     with pytest.raises(UnsupportedModelError, match=r"MistralDecoderLayer.*sliding_window"):
         eyas.load(tmp_path, method="mtp")
-
-
-def test_of_several_modules_the_first_is_used(case: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = case("mimo")
-    for file in made.path.glob("*.json"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    held = load_file(made.path / "model.safetensors")
-    second = {
-        n.replace("layers.0.", "layers.1."): t + 1 for n, t in held.items() if n.startswith("model.mtp_layers.0.")
-    }
-    save_file({**held, **second}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = find_modules({**held, **second}, tiny.LAYERS)
-    assert found is not None
-    assert found.prefixes == ["model.mtp_layers.0.", "model.mtp_layers.1."]
-    with caplog.at_level(logging.WARNING, "eyas"):
-        drafter = open_drafter(None, made.target, method="mtp", model=tmp_path)
-    assert "has 2 MTP modules" in caplog.text
-    assert isinstance(drafter, NetworkDrafter)
-    for ours, other in zip(two_steps(drafter), two_steps(made.drafter), strict=True):
-        assert torch.equal(ours, other)

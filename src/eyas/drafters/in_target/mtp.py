@@ -7,7 +7,6 @@ half of the projection reads the embedding, and in how norms are stored.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 from eyas.drafters.checkpoint import check_numbers, check_tensors
 from eyas.drafters.files import Headers, TensorInfo, read_headers
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
+from eyas.drafters.in_target.cascade import Cascade
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.drafters.target_block import TargetBlock
@@ -27,8 +27,6 @@ from eyas.drafters.weightless import NAMES as WITHOUT_FILES
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 from eyas.targets.slots import KVShape
-
-_LOG = logging.getLogger("eyas")
 
 _BLOCK = "target_block.layer."
 """Where a network's block is among its tensors."""
@@ -132,7 +130,7 @@ class TargetModule(MtpModule):
 
 
 def load(path: Path, target: Target) -> DraftNetwork:
-    """The module in the checkpoint at `path`, which `target` was loaded from; its first, if there are several.
+    """The modules in the checkpoint at `path`, which `target` was loaded from: one, or a cascade of several.
 
     Raises CheckpointError where there is none, and UnsupportedModelError for a block that eyas can't run.
     """
@@ -143,10 +141,13 @@ def load(path: Path, target: Target) -> DraftNetwork:
             f"{path} has no MTP modules (of the layouts of {', '.join(layout.family for layout in LAYOUTS)}): give a "
             f"drafter with a draft model, or a method that needs none, such as {', '.join(WITHOUT_FILES)}"
         )
-    layout, prefixes = found
-    if len(prefixes) > 1:
-        _LOG.warning("%s has %d MTP modules: the first is used, and fed its own output", path, len(prefixes))
-    names = {name: native for name in headers.tensors if (native := layout.native(name, prefixes[0])) is not None}
+    modules = [_module(path, headers, found.layout, prefix, target) for prefix in found.prefixes]
+    return modules[0] if len(modules) == 1 else Cascade(modules).to(target.device).eval().requires_grad_(False)
+
+
+def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: Target) -> TargetModule:
+    """The module whose tensors begin with `prefix`."""
+    names = {name: native for name in headers.tensors if (native := layout.native(name, prefix)) is not None}
     tensors = {names[name]: tensor for name, tensor in headers.read_some(names).items()}
     check_numbers(tensors, str(path))
     _drop_copies(tensors, headers)
@@ -162,12 +163,13 @@ def load(path: Path, target: Target) -> DraftNetwork:
     expected = {name: shape for name, shape in network.shapes.items() if name not in VOCABULARY_MAP}
     _join_experts(tensors, expected)
     infos = {name: TensorInfo(tuple(tensor.shape), str(tensor.dtype), path) for name, tensor in tensors.items()}
-    check_tensors(infos, expected, f"the MTP module {prefixes[0]}* of {path}")
+    check_tensors(infos, expected, f"the MTP module {prefix}* of {path}")
     for name, tensor in tensors.items():
         tensors[name] = tensor.to(torch.float32 if name.endswith(_KEPT_IN_FLOAT32) else target.dtype)
     every = torch.arange(target.vocab_size)
     tensors |= {"d2t": torch.zeros_like(every), "t2d": torch.ones_like(every, dtype=torch.bool)}
-    return network.fill(tensors, target).to(target.device)
+    network.fill(tensors, target)
+    return network.to(target.device)
 
 
 def _drop_copies(tensors: dict[str, Tensor], headers: Headers) -> None:
