@@ -8,7 +8,8 @@ people use:
 
     python -m benchmarks.heavy_pair OUT_DIR --layers 32 --hidden 1024 --mlp 3072 --heads 16 --kv-heads 8
 
-`--drafter` takes another drafter that was trained for the demo target: EAGLE-3, DFlash or DSpark.
+`--drafter [NAME=]PATH ...` takes other drafters that were trained for the demo target: EAGLE-3, DFlash, DSpark, Medusa or
+MTP; each is written to the folder NAME, or its own folder's name.
 
 In the wide pair states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are
 multiplied by its root and the epsilon by itself. The drafter is treated alike. So efficiency can be measured on a
@@ -63,19 +64,20 @@ def widened_target(model: LlamaForCausalLM, sizes: dict[str, int]) -> LlamaForCa
 
 
 def widened_drafter(network: DraftNetwork, sizes: dict[str, int], factor: int) -> DraftNetwork:
-    """The drafter of a target that is `factor` times as deep and has `sizes`: EAGLE-3, DFlash or DSpark."""
+    """The drafter of a target that is `factor` times as deep and has `sizes`."""
     old_size, new_size = network.config.hidden_size, sizes["hidden_size"]
     ratio, state = old_size / new_size, (old_size, new_size)
     taps = network.config.taps or ()
     changed = {
         **sizes,
         "target_hidden_size": new_size,
-        "rms_norm_eps": network.config.rms_norm_eps * ratio,
+        "rms_norm_eps": getattr(network.config, "rms_norm_eps", 0.0) * ratio,
         # boundary k of the light model is boundary k * factor of the heavy one: only identities lie between
         "taps": tuple(tap * factor for tap in taps),
     }
-    wide = type(network)(network.config.model_copy(update=changed))
-    inputs = {"fc.weight": [state] * len(taps)}
+    own = {name: value for name, value in changed.items() if name in type(network.config).model_fields}
+    wide = type(network)(network.config.model_copy(update=own))
+    inputs = {"fc.weight": [state] * len(taps), "eh_proj.weight": [state] * 2}
     if isinstance(network, Eagle3Network):
         inputs |= {f"layers.0.self_attn.{part}_proj.weight": [state] * 2 for part in "qkv"}
     if isinstance(network, DSparkNetwork):
@@ -85,7 +87,8 @@ def widened_drafter(network: DraftNetwork, sizes: dict[str, int], factor: int) -
             inputs["confidence_head.proj.weight"] = [state, (network.config.markov_rank,) * 2]
     old = network.state_dict()
     wide.load_state_dict({
-        name: padded(old[name], new.shape, ratio**0.5, inputs.get(name)) if new.is_floating_point() else old[name]
+        name: padded(old[name], new.shape, 1.0 if name.endswith("bias") else ratio**0.5, inputs.get(name))
+        if new.is_floating_point() else old[name]
         for name, new in wide.state_dict().items()
     })  # fmt: skip
     return wide
@@ -105,7 +108,7 @@ def logit_gap(light: LlamaForCausalLM, written: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--drafter", type=Path, default=Path(eyas.assets.DEMO_DRAFTER))
+    parser.add_argument("--drafter", nargs="+", default=[str(eyas.assets.DEMO_DRAFTER)], metavar="[NAME=]PATH")
     parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--mlp", type=int, default=5600)
@@ -123,8 +126,11 @@ def main() -> None:
     heavy.save_pretrained(options.out / "target")
     load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
 
-    drafter = load_network(options.drafter, load_target(eyas.assets.DEMO_TARGET, device="cpu", dtype=torch.float32))
-    save_network(widened_drafter(drafter, sizes, factor).to(torch.bfloat16), options.out / "drafter")
+    target = load_target(eyas.assets.DEMO_TARGET, device="cpu", dtype=torch.float32)
+    for source in options.drafter:
+        name, _, path = source.rpartition("=")
+        drafter = widened_drafter(load_network(Path(path), target), sizes, factor)
+        save_network(drafter.to(torch.bfloat16), options.out / (name or Path(path).name))
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
     print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
     print(f"largest difference of a logit in float64: {logit_gap(light, options.out / 'target'):.1e}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.heavy_pair import logit_gap, widened_drafter, widened_target
+from eyas.drafters.kinds.medusa import MedusaNetwork
 
 from .. import tiny
+from ..drafters.cacheless import causal
 
 SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 16, "num_key_value_heads": 8}
 
@@ -35,6 +38,23 @@ def test_a_wide_drafter_drafts_from_wide_states_what_it_did_from_narrow_ones() -
     expected = light.double().fuse(states)
     torch.testing.assert_close(found[..., : tiny.HIDDEN], expected, rtol=1e-9, atol=1e-9)
     assert not found[..., tiny.HIDDEN :].any()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["medusa", "mtp"])
+def test_wide_drafters_of_the_final_state_guess_what_narrow_ones_did(kind: str) -> None:
+    settings = {"head_dim": 8} if kind == "mtp" else {}
+    light = tiny.network(kind, head="own", **settings).double()
+    wide = widened_drafter(light, SIZES, 1).double()
+    tokens, states = torch.tensor([tiny.prompts(5)[0]]), torch.randn(1, 5, tiny.HIDDEN, dtype=torch.float64)
+    more = (0, SIZES["hidden_size"] - tiny.HIDDEN)
+    positions = torch.arange(5)[None]
+    _, narrow = light.step(tokens, states, positions, causal)
+    _, padded = wide.step(tokens, torch.nn.functional.pad(states, more), positions, causal)
+    if isinstance(light, MedusaNetwork) and isinstance(wide, MedusaNetwork):
+        narrow, padded = light.guess(narrow, 2), wide.guess(padded, 2)
+    expected, found = (net.logits_at(state, 2) for net, state in ((light, narrow), (wide, padded)))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @torch.inference_mode()
