@@ -8,8 +8,8 @@ people use:
 
     python -m benchmarks.heavy_pair OUT_DIR --layers 32 --hidden 1024 --mlp 3072 --heads 16 --kv-heads 8
 
-`--drafter [NAME=]PATH ...` takes other drafters that were trained for the demo target: EAGLE-3, DFlash, DSpark, Medusa or
-MTP; each is written to the folder NAME, or its own folder's name.
+`--drafter [NAME=]PATH ...` takes other drafters that were trained for the demo target: EAGLE-3, DFlash, DSpark, Medusa
+or MTP; each is written to the folder NAME, or its own folder's name.
 
 In the wide pair states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are
 multiplied by its root and the epsilon by itself. The drafter is treated alike. So efficiency can be measured on a

@@ -39,6 +39,8 @@ def test_two_servers_side_by_side(run: Run, prompts: Path, tmp_path: Path) -> No
     assert (content["lines"][1]["same"], content["lines"][1]["compared"]) == (0, 4)
     assert {(body["ignore_eos"], body["max_tokens"]) for _, body in fast.asked} == {(True, 4)}
     assert plot.read_bytes().startswith(b"<?xml")
+    assert content["settings"]["repeated_requests"] == 15 - 4  # warm-up 1 + 2, then 2 + 4 requests, twice
+    assert "11 of 15 requests to a side repeat a prompt" in result.stderr
 
 
 def test_errors_are_told_and_fail(run: Run, prompts: Path) -> None:

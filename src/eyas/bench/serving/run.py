@@ -35,6 +35,10 @@ class ServePlan:
         """How many requests one run under a load has."""
         return load.requests(self.requests, self.per_client)
 
+    def total(self, loads: Sequence[Load]) -> int:
+        """How many requests a side gets in all, warm-up included."""
+        return sum(self.warmup * load.clients + self.repeats * self.count(load) for load in loads)
+
 
 Results = dict[Load, dict[str, list[LoadRun]]]
 """Load -> side -> its runs, repeat by repeat."""

@@ -99,6 +99,7 @@ def serve(
 
     plan = ServePlan(loads.repeats, loads.requests, loads.per_client, loads.warmup, loads.order_seed)
     items = read_items(prompt_file, limit, loads.order_seed, _tokenizer(tokenizer))
+    again = max(0, plan.total(levels) - len(items))
     names = [*servers, *(["off"] if sides.off else []), *(side.name for side in running)]
     baseline = sides.baseline or names[0]
     check_names(names, baseline)
@@ -127,6 +128,7 @@ def serve(
         "prompts": [path.name for path in prompt_file],
         "limit": limit,
         "plan": vars(plan),
+        "repeated_requests": again,
         "sampling": params.model_dump(mode="json"),
     }
     report = ServeReport(baseline, lines_of(results, baseline), settings, describe_machine(), idle.shares())
@@ -139,6 +141,11 @@ def serve(
         console.print(markdown_of(report) if markdown else table_of(report, f"{len(items)} prompts"))
         for sentence in (*report.verdicts(), *DEFINITIONS):
             console.print(sentence)
+    if again:
+        note(
+            f"warning: {again} of {again + len(items)} requests to a side repeat a prompt that it has answered: prefix "
+            "caches and methods that learn from finished answers (suffix) gain by that; give more prompts, or less load"
+        )
     for name, share in report.idle.items():
         if share > 0.02:
             note(f"warning: the server {name!r} used {share:.0%} of a core while another side was measured")
