@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -137,7 +138,9 @@ def try_type(kind: str, folder: Path) -> Row:
         return dataclasses.replace(row, reason=why)
     try:
         with _limited(), _quiet():
-            for made in (CONFIG_MAPPING[kind], lambda: tiny_config(kind)):  # the usual config may be refused already
+            usual = CONFIG_MAPPING[kind]
+            decodes = {"is_decoder": True} if "is_decoder" in {f.name for f in dataclasses.fields(usual)} else {}
+            for made in (partial(usual, **decodes), partial(tiny_config, kind)):  # the usual one may be refused already
                 config = made()
                 try:
                     refuse_unsupported(model_class(config), config)

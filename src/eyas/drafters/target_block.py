@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from eyas.drafters.network import Attend
 from eyas.errors import UnsupportedModelError
 from eyas.targets import Target
+from eyas.targets.architecture import text_decoder
 from eyas.targets.slots import KVShape
 
 _ATTENTION = "eyas_drafter"
@@ -58,7 +59,7 @@ class TargetBlock(nn.Module):
         AttentionInterface.register(_ATTENTION, _attention)
         cls, index = type(target.layers[-1]), target.num_layers
         config = _longer(target.config)
-        rotary: Any = getattr(target.model.get_decoder(), "rotary_emb", None)
+        rotary: Any = getattr(text_decoder(target.model), "rotary_emb", None)
         self._rotary = (rotary,)  # in a tuple: it is the target's, no part of this module
         try:
             if rotary is None or "layer_type" in signature(rotary.forward).parameters:

@@ -190,12 +190,19 @@ def context_limit(config: Any) -> int | None:
     return limit
 
 
+def text_decoder(model: Any) -> Any:
+    """The embedding and layers of a model, without its head; of a multimodal one those of its text model."""
+    base = model.get_decoder()
+    # some models call their head `decoder`, which transformers then takes for theirs
+    return model.base_model if base is model.get_output_embeddings() else base
+
+
 def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
     """The decoder layers: the one ModuleList of the text decoder with `count` members.
 
     Raises UnsupportedModelError if there is none.
     """
-    base: Any = model.get_decoder()  # type: ignore[operator]  # a multimodal model has other layers, too
+    base = text_decoder(model)  # a multimodal model has other layers, too
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     direct = [child for child in base.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     found = direct or lists

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.architecture import attention_plan, context_limit, decoder_layers
+from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
 from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, RopeTables, is_gelu
 
 _LOG = logging.getLogger("eyas")
@@ -47,7 +47,7 @@ def transformers_decoder(model: Any) -> NativeDecoder | None:
 
 
 def _transformers_decoder(model: Any) -> NativeDecoder:
-    base, config = model.get_decoder(), model.config.get_text_config()
+    base, config = text_decoder(model), model.config.get_text_config()
     layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
     types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
     _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
