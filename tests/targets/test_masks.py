@@ -39,10 +39,13 @@ def test_visible_is_the_definition(case: tuple[list[int], list[list[int]], int |
                 path.add(node)
             position = length + len(path) - 1
             for column in range(start + 1 + size):
-                if column < start:
-                    expected, at = column < length, column
+                staged = column - length
+                if staged < 0:
+                    expected, at = True, column
+                elif staged <= size:
+                    expected, at = staged in path, length + _depth(parents[row], staged)
                 else:
-                    expected, at = column - start in path, length + _depth(parents[row], column - start)
+                    expected, at = False, column
                 if window is not None:
                     expected = expected and position - at < window
                 assert bool(got[row, 0, query, column]) == expected

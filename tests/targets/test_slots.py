@@ -23,14 +23,14 @@ def make(slots: int, capacity: int = 4) -> SlotCache:
 
 def stage(cache: SlotCache, rows: range, values: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Write `values` [R, Q]: layer i's keys hold value + i / 10, its values minus that."""
-    start = cache.start(rows)
-    cache.reserve(start + values.shape[1])
+    cache.reserve(cache.start(rows) + values.shape[1])
+    staging = cache.staging(rows, values.shape[1])
     views = []
     for layer, (key, value) in enumerate(LAYERS):
         at = values[:, None, :, None] + layer / 10
         full_key = at.expand(-1, key.heads, -1, key.size)
         full_value = -at.expand(-1, value.heads, -1, value.size)
-        views.append(cache.write(layer, full_key, full_value, rows, start))
+        views.append(cache.write(layer, full_key, full_value, staging))
     return views
 
 
@@ -42,7 +42,7 @@ def held(cache: SlotCache, slot: int) -> list[int]:
     found: list[list[float]] = []
     for layer, (key, value) in enumerate(LAYERS):
         blank = (torch.zeros(1, key.heads, 1, key.size), torch.zeros(1, value.heads, 1, value.size))
-        k, v = (t[0, :, :length] for t in cache.write(layer, *blank, rows, length))
+        k, v = (t[0, :, :length] for t in cache.write(layer, *blank, cache.staging(rows, 1)))
         assert (k == k[:1, :, :1]).all()
         assert (v == v[:1, :, :1]).all()
         found += [(k[0, :, 0] - layer / 10).tolist(), (-v[0, :, 0] - layer / 10).tolist()]
@@ -73,7 +73,9 @@ class SlotMachine(RuleBasedStateMachine):
         views = stage(self.cache, rows, values)
         for layer, (keys, _) in enumerate(views):
             assert keys.shape[2] == start + width
-            assert torch.allclose(keys[:, 0, start:, 0], values + layer / 10)
+            for row, slot in enumerate(rows):
+                own = self.cache.lengths[slot]
+                assert torch.allclose(keys[row, 0, own : own + width, 0], values[row] + layer / 10)
         self.cache.commit(rows, paths)
         for row, (slot, path) in enumerate(zip(rows, paths, strict=True)):
             self.model[slot] += [int(values[row, column]) for column in path]
@@ -110,10 +112,25 @@ TestSlotMachine.settings = settings(max_examples=25, stateful_step_count=15, dea
 def test_what_a_pass_reads_is_a_view_not_a_copy() -> None:
     cache = make(3, capacity=16)
     views = stage(cache, range(1, 3), torch.ones(2, 2))
-    again = cache.write(0, torch.full((2, 2, 2, 3), 9.0), torch.full((2, 2, 2, 5), 9.0), range(1, 3), 0)
+    staging = cache.staging(range(1, 3), 2)
+    again = cache.write(0, torch.full((2, 2, 2, 3), 9.0), torch.full((2, 2, 2, 5), 9.0), staging)
     for before, now in zip(views[0], again, strict=True):
         assert before.data_ptr() == now.data_ptr()
         assert (before == 9.0).all()
+
+
+def test_rows_of_any_length_stage_behind_what_they_hold() -> None:
+    """A short row's pass writes nothing beyond its own columns, and a chain lies where it is committed."""
+    cache = make(3, capacity=16)
+    stage(cache, range(1), torch.arange(9.0)[None])
+    cache.commit(range(1), [range(9)])
+    views = stage(cache, range(3), torch.tensor([[20.0, 21], [30, 31], [40, 41]]))
+    for keys, _ in views:
+        assert not keys[1:, :, 2:].any()
+    cache.commit(range(3), [[0], [0, 1], []])
+    assert [held(cache, slot) for slot in range(3)] == [[*range(9), 20], [30, 31], []]
+    views = stage(cache, range(1, 3), torch.tensor([[50.0], [60]]))
+    assert [round(float(views[0][0][row, 0, at, 0])) for row, at in ((0, 2), (1, 0))] == [50, 60]
 
 
 def test_commit_reads_all_sources_before_it_writes() -> None:
@@ -180,8 +197,8 @@ def test_growth_keeps_what_is_staged() -> None:
     shape = KVShape(1, 2)
     cache = SlotCache([(shape, shape)], 1, torch.float32, torch.device("cpu"), capacity=4)
     first, second = torch.randn(1, 1, 4, 2), torch.randn(1, 1, 3, 2)
-    cache.write(0, first, first, range(1), 0)
-    cache.reserve(7)
-    keys, values = cache.write(0, second, second, range(1), 4)
+    cache.write(0, first, first, cache.staging(range(1), 4))
+    cache.reserve(7, 4)
+    keys, values = cache.write(0, second, second, cache.staging(range(1), 3, 4))
     assert torch.equal(keys, torch.cat((first, second), dim=2))
     assert torch.equal(values, keys)

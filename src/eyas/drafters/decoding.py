@@ -23,7 +23,7 @@ from eyas.drafters.heads import HeadLevels, HeadsNetwork
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import to_device
-from eyas.targets.attention import RaggedLayout, grouped_attention
+from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.native.decoder import Above, NativeDecoder, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
@@ -58,10 +58,9 @@ class Stage(NamedTuple):
     """Where a pass of the network's modules stages its keys and values, and what it sees there."""
 
     lengths: Tensor  # [R] pairs that were read
-    seen: Tensor  # [R or 1, S, F] bool: which columns from `start` on each sees, besides the row's own pairs
-    start: int
-    column: int
-    """The first column that is written."""
+    seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
+    before: int = 0
+    """Columns of each row that passes before this one staged."""
     layout: RaggedLayout | None = None
     """That of rows whose tokens lie end to end."""
 
@@ -190,11 +189,11 @@ class NetworkDrafter(Drafter):
         if isinstance(network, HeadsNetwork):
             block = HeadLevels(network, normed, depth)
             return block, block.first()
-        start, fed = self._cache.start(rows), self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
+        fed = self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:
-            return _ModuleLevels(self, rows, start, self._lengths(rows), fed), logits
-        return _NativeLevels(self._decoder, network, self._cache, rows, start, fed), logits
+            return _ModuleLevels(self, rows, self._lengths(rows), fed), logits
+        return _NativeLevels(self._decoder, network, self._cache, rows, fed), logits
 
     def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
         """Read what rows that are `drafting` (None = all) have deferred; [R] which of them can be drafted for."""
@@ -262,17 +261,16 @@ class NetworkDrafter(Drafter):
 
         Tokens [R, Q] and states [R, Q, H], or end to end in a `layout`; the results are [R * Q, H] in both forms.
         """
-        start = self._cache.start(rows)
         if self._decoder is None:
             steps, lengths = torch.arange(width, device=self._ids.device), self._lengths(rows)
             positions = lengths.unsqueeze(1) + steps
-            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), start, start, layout)
+            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout)
             positions = positions if layout is None else layout.gather(positions)
             fed, normed = self.run_modules(rows, tokens, hidden, positions, stage)
             return fed.flatten(0, 1), normed.flatten(0, 1)
-        self._cache.reserve(start + width)
+        self._cache.reserve(self._cache.start(rows) + width)
         cells = None if layout is None else layout.cell_index
-        staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None, start, start)
+        staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None)
         done = self._decoder.run(self._cache, staged, tokens, hidden.flatten(0, 1), final=True)
         assert done.final is not None
         return done.states, done.final
@@ -284,20 +282,19 @@ class NetworkDrafter(Drafter):
         self, rows: range, tokens: Tensor, hidden: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
         """`DraftNetwork.step` of tokens and positions [R, S] and states [R, S, H], with `rows` of the slot cache."""
-        self._cache.reserve(stage.start + stage.seen.shape[2])
+        self._cache.reserve(self._cache.start(rows) + stage.seen.shape[2], stage.before)
         return self.network.step(tokens, hidden, positions, self._attend(rows, stage))
 
     def _attend(self, rows: range, stage: Stage) -> Attend:
         """Attention that stages its keys and values where `stage` says."""
-        committed = torch.arange(stage.start, device=stage.lengths.device) < stage.lengths.unsqueeze(1)  # [R, start]
-        staged = stage.seen.expand(len(rows), -1, -1)
-        seen = torch.cat((committed.unsqueeze(1).expand(-1, staged.shape[1], -1), staged), dim=2).unsqueeze(1)
-        layout = stage.layout
+        staging = self._cache.staging(rows, stage.seen.shape[2] - stage.before, stage.before)
+        columns = torch.arange(staging.end, device=stage.lengths.device)
+        seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layout is not None:
                 q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
-            keys, values = self._cache.write(layer, k, v, rows, stage.column)
+            keys, values = self._cache.write(layer, k, v, staging)
             out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
             return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 
@@ -322,9 +319,8 @@ def best_children(
 class _ModuleLevels:
     """The levels of one draft, run by the network's modules."""
 
-    def __init__(self, drafter: NetworkDrafter, rows: range, start: int, lengths: Tensor, fed: Tensor) -> None:
+    def __init__(self, drafter: NetworkDrafter, rows: range, lengths: Tensor, fed: Tensor) -> None:
         self._drafter, self._rows, self._lengths = drafter, rows, lengths
-        self._start = self._column = start
         self._level, self._fed = 0, fed  # [R, W, H]
         self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=fed.device)  # [R, W, F]
 
@@ -340,9 +336,9 @@ class _ModuleLevels:
             fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
         self._seen = torch.cat((seen, itself), dim=2)
         positions = (self._lengths + self._level).unsqueeze(1).expand(-1, width)
-        stage = Stage(self._lengths, self._seen, self._start, self._column)
+        stage = Stage(self._lengths, self._seen, self._seen.shape[2] - width)
         self._fed, normed = self._drafter.run_modules(self._rows, frontier.tokens, fed, positions, stage)
-        self._level, self._column = self._level + 1, self._column + width
+        self._level += 1
         return self._drafter.network.logits(normed)
 
 
@@ -350,29 +346,29 @@ class _NativeLevels:
     """The levels of one draft, each run by one call of the native decoder."""
 
     def __init__(
-        self, decoder: NativeDecoder, network: DraftNetwork, cache: SlotCache, rows: range, start: int, fed: Tensor
+        self, decoder: NativeDecoder, network: DraftNetwork, cache: SlotCache, rows: range, fed: Tensor
     ) -> None:
         self._decoder, self._network, self._cache, self._rows = decoder, network, cache, rows
         self._lengths = cache.lengths[rows.start : rows.stop]
-        self._start = self._column = start
+        self._staged = 0
         self._above = Above(fed, -1)  # [R, W, H]
         self._parents: Tensor | None = None  # [R, F] as in `Staged`
 
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
-        width, staged = frontier.tokens.shape[1], self._column - self._start
+        width, staged = frontier.tokens.shape[1], self._staged
         if self._parents is not None or width > 1:
             parents = self._parents
             if parents is None:  # a chain until now
                 parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
             self._parents = torch.cat((parents, frontier.parents + self._above.first), dim=1)
-        where = Staged(self._rows, width, None, self._lengths, self._parents, self._start, self._column)
-        self._cache.reserve(self._column + width)
+        where = Staged(self._rows, width, None, self._lengths, self._parents, staged)
+        self._cache.reserve(max(self._lengths) + staged + width, staged)
         heads = bool(self._decoder.outputs)
         done = self._decoder.run(self._cache, where, frontier.tokens, self._above, final=not heads, logits=heads)
         shape = (*frontier.tokens.shape, -1)
         self._above = Above(done.states.view(shape), staged)
-        self._column += width
+        self._staged += width
         if done.logits is not None:
             return done.logits.view(shape)
         assert done.final is not None

@@ -35,26 +35,41 @@ from eyas.runtime import to_device
 from eyas.targets.native.linears import native_attention
 
 
+def columns_seen(lengths: Tensor, staged: Tensor, columns: Tensor) -> Tensor:
+    """[R, Q, K] bool: whether query q sees each of `columns` [K].
+
+    It sees its row's committed ones, which `lengths` [R] counts, and of the staged ones behind them those that `staged`
+    [R or 1, Q, S] says. What lies behind those is stale.
+    """
+    offsets = columns - lengths.unsqueeze(1)  # [R, K]
+    size = staged.shape[2]
+    at = offsets.clamp(0, max(size - 1, 0)).unsqueeze(1).expand(-1, staged.shape[1], -1)
+    behind = ((offsets >= 0) & (offsets < size)).unsqueeze(1)
+    if not size:
+        return (offsets < 0).unsqueeze(1).expand(-1, staged.shape[1], -1)
+    return (offsets < 0).unsqueeze(1) | (behind & staged.expand(len(lengths), -1, -1).gather(2, at))
+
+
 def visible(
     lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, window: int | None, staged: Tensor | None = None
 ) -> Tensor:
     """[R, 1, Q, K] bool: whether query q sees column k, in a pass over staged columns.
 
-    Column c < start of row r holds the token at position c if c < lengths[r] (else it is stale or another row's
-    staging); column start + i holds column i of the pass, which only its descendants may see. `lengths` [R] count
-    committed tokens; `ancestors` [R or 1, Q, Q] bool, each column an ancestor of itself; `positions` [R, Q]; `window`
-    is the number of latest positions, its own included, that a query sees (None = all). Where some columns were staged
-    by earlier passes, `ancestors` [R, Q, S] and the positions `staged` [R, S] are those of all of them.
+    Column c < lengths[r] of row r holds its token at position c; column lengths[r] + i holds column i of the pass,
+    which only its descendants may see. `lengths` [R] count committed tokens, `start` the longest row's; `ancestors`
+    [R or 1, Q, Q] bool, each column an ancestor of itself; `positions` [R, Q]; `window` is the number of latest
+    positions, its own included, that a query sees (None = all). Where some columns were staged by earlier passes,
+    `ancestors` [R, Q, S] and the positions `staged` [R, S] are those of all of them.
     """
-    rows, width = positions.shape
-    columns = torch.arange(start, device=positions.device)
-    committed = (columns < lengths.unsqueeze(1)).unsqueeze(1).expand(rows, width, start)
+    rows = len(positions)
+    columns = torch.arange(start + ancestors.shape[2], device=positions.device)
     seen = ancestors.expand(rows, -1, -1)
-    if window is not None:
-        oldest = positions.unsqueeze(2) - window  # [R, Q, 1]
-        committed = committed & (columns > oldest)
-        seen = seen & ((positions if staged is None else staged).unsqueeze(1) > oldest)
-    return torch.cat((committed, seen), dim=2).unsqueeze(1)
+    if window is None:
+        return columns_seen(lengths, seen, columns).unsqueeze(1)
+    oldest = positions.unsqueeze(2) - window  # [R, Q, 1]
+    seen = seen & ((positions if staged is None else staged).unsqueeze(1) > oldest)
+    late = (columns > oldest) | (columns >= lengths.unsqueeze(1)).unsqueeze(1)
+    return (columns_seen(lengths, seen, columns) & late).unsqueeze(1)
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

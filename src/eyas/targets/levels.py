@@ -39,7 +39,7 @@ class StagedLevels:
         """Run the next level's nodes; returns the logits [R, W, V] of what follows them."""
         first, width = self._parents.shape[1], frontier.tokens.shape[1]
         self._parents = torch.cat((self._parents, frontier.parents + self._above), dim=1)
-        self._target.cache.reserve(self._start + first + width)
+        self._target.cache.reserve(self._start + first + width, first)
         logits = self._native(frontier, first) if self._target.native is not None else self._modules(frontier, first)
         self._above = first
         return logits
@@ -48,9 +48,7 @@ class StagedLevels:
         target, tokens = self._target, frontier.tokens
         assert target.native is not None
         lengths = target.cache.lengths[self._rows.start : self._rows.stop]
-        where = Staged(
-            self._rows, tokens.shape[1], None, lengths, self._parents, self._start, self._start + first
-        )  # fmt: skip
+        where = Staged(self._rows, tokens.shape[1], None, lengths, self._parents, first)
         done = target.native.run(target.cache, where, tokens, logits=True)
         out: Tensor = target.finish(done.logits)
         return out.view(*tokens.shape, -1)
@@ -71,7 +69,7 @@ class StagedLevels:
             input_ids=tokens,
             attention_mask=target.masks(lengths, self._start, self._seen, positions, self._positions),
             position_ids=positions,
-            past_key_values=StagedCache(target.cache, self._rows, self._start + first),
+            past_key_values=StagedCache(target.cache, target.cache.staging(self._rows, width, first)),
             use_cache=True,
         )[0]
         return out

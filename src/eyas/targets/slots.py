@@ -1,9 +1,10 @@
 """The slot cache: preallocated keys and values for many sequences of different lengths.
 
-A pass writes its tokens into the *staging columns* `[start, start + Q)`, the same for every row, where `start` is
-the longest committed length among the rows: one slice copy per layer, no scatter. Committing then moves the kept
-path of each row to the row's own end, all layers in one operation. Nothing else is ever undone: what isn't
-committed is overwritten by the next pass. transformers sees a pass as a `StagedCache`.
+A pass writes its tokens into *staging columns*, which follow each row's committed ones: one slice copy per layer where
+rows are of one length. Committing then moves the kept path of each row to its end, all layers in one operation; a chain
+lies there already. Nothing else is ever undone: what isn't committed is overwritten by the next pass. So a short row
+beside a long one takes no memory for columns that only the long one has, as far as pages are the system's.
+transformers sees a pass as a `StagedCache`.
 
 On a CPU large buffers are mappings of their own (`mapped_zeros`), which the system gets back when they are freed. The
 allocator is told to keep freed memory (`eyas.runtime`), which is right for temporaries; but a cache that is reshaped
@@ -38,6 +39,17 @@ class KVShape(NamedTuple):
 
     heads: int
     size: int
+
+
+class Staging(NamedTuple):
+    """The columns that a pass writes: each row's, behind its committed ones and those that passes before it staged."""
+
+    rows: range
+    first: int
+    """The first column of the longest row."""
+    end: int
+    """Where the longest row's columns end."""
+    columns: Tensor | None  # [R, 1, Q, 1] the columns of each row; None = the same for all
 
 
 Saved = list[Tensor]
@@ -85,18 +97,21 @@ class SlotCache:
         return sum(group.nbytes for group in self._groups.values())
 
     def start(self, rows: range) -> int:
-        """The first staging column of a pass over `rows`."""
+        """The committed columns of the longest of `rows`, behind which it stages."""
         return max(self.lengths[rows.start : rows.stop], default=0)
 
-    def reserve(self, columns: int) -> None:
-        """Make room for `columns` columns, at least doubling the capacity so that growing seldom copies."""
+    def reserve(self, columns: int, staged: int = 0) -> None:
+        """Make room for `columns` columns, at least doubling the capacity so that growing seldom copies.
+
+        So many `staged` columns of each row are kept.
+        """
         if columns <= self._capacity:
             return
         wanted = max(columns, 2 * self._capacity)
-        self.reshape(self.slots, wanted + -wanted % _GRANULE)
+        self.reshape(self.slots, wanted + -wanted % _GRANULE, staged)
 
-    def reshape(self, slots: int, capacity: int) -> None:
-        """Change to `slots` x `capacity`, keeping what lies in both.
+    def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
+        """Change to `slots` x `capacity`, keeping what lies in both: committed columns and `staged` ones of each row.
 
         Raises CacheMemoryError, with nothing changed, if there is no memory for it.
         """
@@ -105,20 +120,34 @@ class SlotCache:
         made = {
             shape: self._allocate(old.shape[0], slots, shape, capacity) for shape, old in self._groups.items()
         }  # fmt: skip
-        both, columns = min(slots, self.slots), min(capacity, self._capacity)
-        for shape, new in made.items():
-            # staged columns too: a draft may be half-way
-            new[:, :both, :, :columns] = self._groups[shape][:, :both, :, :columns]
+        for slot, length in enumerate(self.lengths[:slots]):
+            kept = min(length + staged, capacity, self._capacity)
+            for shape, new in made.items():
+                new[:, slot, :, :kept] = self._groups[shape][:, slot, :, :kept]
         self._groups, self._capacity, self._addresses = made, capacity, None
-        self.lengths = [min(length, capacity) for length in self.lengths[:both]] + [0] * (slots - both)
+        self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
 
-    def write(self, layer: int, key: Tensor, value: Tensor, rows: range, start: int) -> tuple[Tensor, Tensor]:
+    def staging(self, rows: range, width: int, before: int = 0) -> Staging:
+        """The columns of a pass `width` wide over `rows`, of which passes before it staged `before` columns."""
+        lengths = self.lengths[rows.start : rows.stop]
+        first = max(lengths, default=0) + before
+        if all(length + before == first for length in lengths):
+            return Staging(rows, first, first + width, None)
+        columns = to_device(lengths, self._device).unsqueeze(1) + torch.arange(
+            before, before + width, device=self._device
+        )
+        return Staging(rows, first, first + width, columns[:, None, :, None])
+
+    def write(self, layer: int, key: Tensor, value: Tensor, staging: Staging) -> tuple[Tensor, Tensor]:
         """Stage one layer's key and value [R, Hkv, Q, D]; returns views of all columns up to the last staged one."""
-        end = start + key.shape[2]
+        rows, first, end, at = staging
         views = []
         for (shape, member), new in zip(self._where[layer], (key, value), strict=True):
             columns = self._groups[shape][member, rows.start : rows.stop, :, :end]  # [R, Hkv, end, D]
-            columns[:, :, start:] = new
+            if at is None:
+                columns[:, :, first:] = new
+            else:
+                columns.scatter_(2, at.expand_as(new), new.to(columns.dtype))
             views.append(columns)
         return views[0], views[1]
 
@@ -131,14 +160,13 @@ class SlotCache:
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's staged columns in `paths` (0 = the first staged one), in that order; drop the rest."""
-        start = self.start(rows)
         slots, sources, targets = [], [], []
         for slot, path in zip(rows, paths, strict=True):
             length = self.lengths[slot]
             for offset, column in enumerate(path):
-                if start + column != length + offset:
+                if column != offset:
                     slots.append(slot)
-                    sources.append(start + column)
+                    sources.append(length + column)
                     targets.append(length + offset)
             self.lengths[slot] = length + len(path)
         if not slots:
@@ -179,7 +207,9 @@ class SlotCache:
         size = (count, slots, shape.heads, capacity, shape.size)
         try:
             # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
-            return mapped_zeros(size, self._dtype, self._device)
+            # one large page may hold columns of several short rows, but not be most of what a short row has
+            huge = capacity * shape.size * self._dtype.itemsize < _HUGE_PAGE
+            return mapped_zeros(size, self._dtype, self._device, huge)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not out_of_memory(error):
                 raise
@@ -191,24 +221,24 @@ class SlotCache:
 
 
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
-    """A transformers cache that stages the keys and values of one pass over `rows` of a slot cache.
+    """A transformers cache that stages the keys and values of one pass over rows of a slot cache.
 
     It lives as long as the pass. `layout` is that of a ragged pass.
     """
 
-    def __init__(self, slots: SlotCache, rows: range, start: int, layout: RaggedLayout | None = None) -> None:
+    def __init__(self, slots: SlotCache, staging: Staging, layout: RaggedLayout | None = None) -> None:
         super().__init__(layers=[])
-        self._slots, self._rows, self._start, self._layout = slots, rows, start, layout
+        self._slots, self._staging, self._layout = slots, staging, layout
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if self._layout is not None:  # [1, Hkv, T, D]
             key_states, value_states = self._layout.pad_heads(key_states), self._layout.pad_heads(value_states)
-        return self._slots.write(layer_idx, key_states, value_states, self._rows, self._start)
+        return self._slots.write(layer_idx, key_states, value_states, self._staging)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        return self._start
+        return self._staging.first
 
 
 class ShapeProbe(Cache):  # type: ignore[misc]
@@ -245,12 +275,14 @@ def _shape(states: Tensor) -> KVShape:
     return KVShape(states.shape[1], states.shape[3])
 
 
+_HUGE_PAGE = 1 << 21
+"""Bytes of a large page of x86 processors."""
 _LEAST_MAPPED = 1 << 17
 """Bytes from which on a buffer gets a mapping of its own: glibc's default threshold."""
 
 
-def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`torch.zeros`, in which pages that nothing is written to take no memory.
+def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, huge: bool = True) -> Tensor:
+    """`torch.zeros`, in which pages that nothing is written to take no memory; `huge` asks for large ones.
 
     Raises RuntimeError if there is no memory.
     """
@@ -264,7 +296,7 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) 
     except OSError:  # no memory, which the allocator will report as well, or too many mappings
         return plain()
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        pages.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(*size)
 
 

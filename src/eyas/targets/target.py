@@ -312,6 +312,7 @@ class Target:
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
         start = self.cache.start(rows)
         self.cache.reserve(start + tokens.shape[1])
+        staging = self.cache.staging(rows, tokens.shape[1])
         lengths = to_device(self.cache.lengths[rows.start : rows.stop], self.device)
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and start + tokens.shape[1] > self.max_length:
@@ -326,7 +327,7 @@ class Target:
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=StagedCache(self.cache, rows, start, layout),
+                past_key_values=StagedCache(self.cache, staging, layout),
                 use_cache=True,
             )[0]
         return out, self.stacked(caught, tokens)
@@ -336,15 +337,15 @@ class Target:
         layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`_forward` in the native decoder."""
-        start, columns = self.cache.start(rows), tokens.shape[1]
-        self.cache.reserve(start + columns)
+        columns = tokens.shape[1]
+        self.cache.reserve(self.cache.start(rows) + columns)
         cells = None
         if layout is not None:
             tokens, cells = layout.gather(tokens), layout.cell_index
         lengths = self.cache.lengths[rows.start : rows.stop]
         # the columns that they follow; where there are but two, each follows the one before it
         parents = None if tree is None or tree.size < 2 else F.pad(tree.parents + 1, (1, 0), value=-1)
-        staged = Staged(rows, columns, cells, lengths, parents, start, start)
+        staged = Staged(rows, columns, cells, lengths, parents)
         done = native.run(self.cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
         out: Any = done.final if tree is None else self.finish(done.logits)
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])

@@ -67,7 +67,7 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
                 input_ids=piece,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=StagedCache(cache, range(rows), start),
+                past_key_values=StagedCache(cache, cache.staging(range(rows), piece.shape[1])),
                 use_cache=True,
             )[0]
         cache.commit(range(rows), [range(piece.shape[1])] * rows)

@@ -116,16 +116,15 @@ class BlockDrafter(NetworkDrafter):
         anchors = self._anchors[rows.start : rows.stop].unsqueeze(1)
         tokens = F.pad(anchors, (0, config.block_size - 1), value=config.mask_token_id)  # [R, B]
         steps = torch.arange(config.block_size, device=tokens.device)
-        start = self._cache.start(rows)
-        self._cache.reserve(start + len(steps))
+        self._cache.reserve(self._cache.start(rows) + len(steps))
         if self._decoder is not None:
-            staged = Staged(rows, len(steps), None, self._cache.lengths[rows.start : rows.stop], None, start, start)
+            staged = Staged(rows, len(steps), None, self._cache.lengths[rows.start : rows.stop], None)
             final = self._decoder.run(self._cache, staged, tokens, final=True, blocks=True).final
             assert final is not None
             return self._guessing(final.view(*tokens.shape, -1))
         lengths = self._lengths(rows)
         seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
-        attend = self._attend(rows, Stage(lengths, seen, start, start))
+        attend = self._attend(rows, Stage(lengths, seen))
         return self._guessing(self.network.block(tokens, lengths.unsqueeze(1) + steps, attend))
 
     def _guessing(self, states: Tensor) -> Tensor:
@@ -137,30 +136,31 @@ class BlockDrafter(NetworkDrafter):
         width = max(counts)
         if not width:
             return
-        taps, start = taps[:, :width], self._cache.start(rows)
+        taps = taps[:, :width]
         layout = None if sum(counts) == taps.shape[0] * width else RaggedLayout.of_counts(counts, taps.device)
         context = self.network.fuse(taps if layout is None else layout.gather(taps))
-        self._cache.reserve(start + width)
+        self._cache.reserve(self._cache.start(rows) + width)
         if self._decoder is not None:
             cells = None if layout is None else layout.cell_index
-            staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None, start, start)
+            staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None)
             self._decoder.read(self._cache, staged, context.flatten(0, 1))
         else:
-            self._run_read(rows, width, start, context, layout)
+            self._run_read(rows, width, context, layout)
         self._cache.commit(rows, [range(count) for count in counts])
         last = to_device([max(0, count - 1) for count in counts], taps.device).unsqueeze(1)
         kept = self._anchors[rows.start : rows.stop]
         changed = to_device([count > 0 for count in counts], taps.device)
         torch.where(changed, next_tokens.gather(1, last).squeeze(1), kept, out=kept)
 
-    def _run_read(self, rows: range, width: int, start: int, context: Tensor, layout: RaggedLayout | None) -> None:
+    def _run_read(self, rows: range, width: int, context: Tensor, layout: RaggedLayout | None) -> None:
         """Stage what the modules make of fused states: [R, width, H], or end to end in a `layout`."""
         positions = self._lengths(rows).unsqueeze(1) + torch.arange(width, device=context.device)
+        staging = self._cache.staging(rows, width)
 
         def store(layer: int, keys: Tensor, values: Tensor) -> None:
             if layout is not None:
                 keys, values = layout.pad_heads(keys), layout.pad_heads(values)
-            self._cache.write(layer, keys, values, rows, start)
+            self._cache.write(layer, keys, values, staging)
 
         self.network.read(context, positions if layout is None else layout.gather(positions), store)
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from eyas.drafters.decoding import Levels, NetworkDrafter
 from eyas.drafters.kinds.mtp import MtpModule
 from eyas.drafters.network import Attend, DraftNetwork
-from eyas.targets.attention import RaggedLayout, grouped_attention
-from eyas.targets.slots import KVShape
+from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
+from eyas.targets.slots import KVShape, Staging
 from eyas.tree import Frontier
 
 
@@ -72,53 +72,57 @@ class CascadeDrafter(NetworkDrafter):
     ) -> tuple[Tensor, Tensor]:
         if layout is not None:  # outputs move on by a token within each row
             tokens, hidden = layout.pad(tokens), layout.pad(hidden)
-        start, lengths = self._cache.start(rows), self._lengths(rows)
+        lengths = self._lengths(rows)
         steps = torch.arange(width, device=tokens.device)
         positions = lengths.unsqueeze(1) + steps  # [R, Q]
         before = self._before(rows, lengths)
-        self._cache.reserve(start + width)
+        self._cache.reserve(self._cache.start(rows) + width)
         causal = (steps.unsqueeze(1) >= steps).expand(len(rows), -1, -1)
         outputs: list[Tensor] = []
         for index, module in enumerate(self.network.in_order):
             # the first `index` pairs of a row have no output of the module before this one
             seen = causal & (positions >= index).unsqueeze(1) | torch.eye(width, dtype=torch.bool, device=tokens.device)
-            out, _ = module.step(tokens, hidden, positions, self.attend(rows, index, lengths, seen, start, start))
+            out, _ = module.step(tokens, hidden, positions, self.attend(rows, index, seen))
             outputs.append(out)
             if index < len(before):
                 hidden = torch.cat((before[index].unsqueeze(1), out[:, :-1]), dim=1)
-        self._keep(rows, outputs, start)
+        self._keep(rows, outputs)
         fed = torch.cat(outputs, dim=-1)
         if layout is not None:
             return layout.gather(fed).flatten(0, 1), layout.gather(outputs[0]).flatten(0, 1)
         return fed.flatten(0, 1), outputs[0].flatten(0, 1)
 
-    def _keep(self, rows: range, outputs: Sequence[Tensor], start: int) -> None:
-        """Stage what the modules put out, [R, Q, H] each, from column `start` on."""
+    def _keep(self, rows: range, outputs: Sequence[Tensor]) -> None:
+        """Stage what the modules put out, [R, Q, H] each."""
         stacked = torch.stack(list(outputs[:-1]), dim=1)  # [R, K - 1, Q, H]
         first, second = stacked.chunk(2, dim=-1)
-        self._cache.write(len(outputs), first, second, rows, start)
+        self._cache.write(len(outputs), first, second, self._cache.staging(rows, first.shape[2]))
 
     def _before(self, rows: range, lengths: Tensor) -> list[Tensor]:
         """The K - 1 outputs [R, H] at each row's last committed pair; of an empty row rubbish that nothing sees."""
         count, size = len(self.network.steps) - 1, self.network.config.hidden_size // 2
         nothing = torch.zeros(len(rows), count, 0, size, dtype=self.network.dtype, device=lengths.device)
-        start = max(1, self._cache.start(rows))
-        views = self._cache.write(count + 1, nothing, nothing, rows, start)
+        views = self._cache.write(
+            count + 1, nothing, nothing, Staging(rows, *(max(1, self._cache.start(rows)),) * 2, None)
+        )
         last = (lengths - 1).clamp(min=0).view(-1, 1, 1, 1).expand(-1, count, 1, size)
         both = torch.cat([view.gather(2, last) for view in views], dim=-1)  # [R, K - 1, 1, H]
         return list(both[:, :, 0].unbind(1))
 
-    def attend(self, rows: range, index: int, lengths: Tensor, seen: Tensor, start: int, column: int) -> Attend:
-        """Attention of module `index`, whose keys and values go to `column` and later ones.
+    def attend(self, rows: range, index: int, seen: Tensor, before: int = 0) -> Attend:
+        """Attention of module `index`, which stages its keys and values behind `before` others.
 
-        `seen` [R, S, F] says which columns from `start` on each sees, besides the row's own pairs.
+        `seen` [R, S, F] says which staged columns each sees, besides the row's own pairs.
         """
-        columns = torch.arange(start, device=seen.device)
-        committed = (columns >= index) & (columns < lengths.unsqueeze(1))  # [R, start]
-        mask = torch.cat((committed.unsqueeze(1).expand(-1, seen.shape[1], -1), seen), dim=2).unsqueeze(1)
+        staging = self._cache.staging(rows, seen.shape[2] - before, before)
+        columns = torch.arange(staging.end, device=seen.device)
+        lengths = self._lengths(rows)
+        # the first `index` pairs of a row have no output of the module before this one
+        real = (columns >= index) | (columns >= lengths.unsqueeze(1))  # [R, K]
+        mask = (columns_seen(lengths, seen, columns) & real.unsqueeze(1)).unsqueeze(1)
 
         def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self._cache.write(index, k, v, rows, column)
+            keys, values = self._cache.write(index, k, v, staging)
             return grouped_attention(q, keys, values, mask)
 
         return attend
@@ -132,16 +136,16 @@ class CascadeDrafter(NetworkDrafter):
 
         `fed` [R, W, K * H] are their parents' outputs; `seen` [R, W, F + W] the guesses each sees, itself included.
         """
-        modules, start = self.network.in_order, self._cache.start(rows)
-        column, last = start + seen.shape[2] - tokens.shape[1], len(self.network.steps) - 1
-        self._cache.reserve(start + seen.shape[2])
+        modules, last = self.network.in_order, len(self.network.steps) - 1
+        before = seen.shape[2] - tokens.shape[1]
+        self._cache.reserve(self._cache.start(rows) + seen.shape[2], before)
         lengths = self._lengths(rows)
         positions = (lengths + level).unsqueeze(1).expand(-1, tokens.shape[1])
         outputs = list(fed.chunk(len(modules), dim=-1))
         above = [outputs[0], *outputs[:-1]] if level < last else outputs
         first = min(level + 1, last)
         for index in range(first, len(modules)):
-            attend = self.attend(rows, index, lengths, seen, start, column)
+            attend = self.attend(rows, index, seen, before)
             outputs[index], _ = modules[index].step(tokens, above[index], positions, attend)
         return torch.cat(outputs, dim=-1), modules[first].logits(outputs[first])
 

@@ -54,12 +54,12 @@ class WindowCache(SlotCache):
         """The columns of a slot however long its row is."""
         return self.window.limit + STAGED
 
-    def reserve(self, columns: int) -> None:
+    def reserve(self, columns: int, staged: int = 0) -> None:
         if columns > self.capacity:
-            self.reshape(self.slots, max(columns, min(2 * self.capacity, self.most)))
+            self.reshape(self.slots, max(columns, min(2 * self.capacity, self.most)), staged)
 
-    def reshape(self, slots: int, capacity: int) -> None:
-        super().reshape(slots, capacity)
+    def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
+        super().reshape(slots, capacity, staged)
         self.dropped = self.dropped[:slots] + [0] * (slots - len(self.dropped))
         self._last_step = self._last_step[:slots] + [None] * (slots - len(self._last_step))
 

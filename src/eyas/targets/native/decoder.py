@@ -76,12 +76,10 @@ class Staged(NamedTuple):
     """Q, the cells of each row."""
     cells: Tensor | None  # [T] row * Q + column of each token; None = every cell has one
     lengths: Sequence[int]
-    """[R] committed columns."""
+    """[R] committed columns, behind which each row's staged ones lie."""
     parents: Tensor | None  # [R or 1, S] the staged column that each follows, -1 = none; None = the one before it
-    start: int
-    """The first staged column."""
-    first: int
-    """The first column that the pass writes; those from `start` on were staged before."""
+    before: int = 0
+    """Columns of each row that passes before this one staged."""
 
 
 class Above(NamedTuple):
@@ -250,7 +248,8 @@ class NativeDecoder:
     ) -> None:  # fmt: skip
         """Call the kernel for states x [T, H]; `made` are the taps, final states and logits that it writes."""
         parents = None if staged.parents is None else staged.parents.contiguous()
-        self._grow(staged.first + staged.columns + 1)
+        most = max(staged.lengths) + staged.before + staged.columns
+        self._grow(most + 1)
         keys, values = cache.addresses()
         lengths, boundaries = _integers(staged.lengths), _integers(taps)
         scratch = torch.empty(len(x) * self._scratch)
@@ -259,7 +258,7 @@ class NativeDecoder:
             NativePass(
                 mode, len(x), staged.columns, address(staged.cells), address(tokens), addressof(lengths),
                 address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1],
-                staged.start, staged.first, staged.rows.start, self._tables[0].data_ptr(),
+                staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
                 cache.capacity, x.data_ptr(), *above, addressof(boundaries), len(taps), *map(address, made),
                 scratch.data_ptr(), threads_for(len(x) * self._layer_weights),

@@ -96,7 +96,7 @@ class NativePass(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("mode", "tokens", "columns")),
         *((name, c_void_p) for name in ("cells", "ids", "lengths", "parents")),
-        *((name, c_int64) for name in ("parents_row", "start", "first", "slot")),
+        *((name, c_int64) for name in ("parents_row", "before", "most", "slot")),
         *((name, c_void_p) for name in ("cosines", "sines")),
         ("positions", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),

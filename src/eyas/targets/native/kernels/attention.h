@@ -36,14 +36,14 @@ struct Tree {
 };
 
 // The columns that staged column `column` sees, in the order of their positions: the committed ones, then its path among
-// the staged ones, which begin at `start`; with a window the latest of them. Returns the first of `count` columns in
-// `room`, and their number.
-inline const int64_t* visible(int64_t committed, int64_t start, const Tree& tree, int64_t column, int64_t window,
-                              int64_t* room, int64_t& count) {
+// the staged ones, which follow them; with a window the latest of them. Returns the first of `count` columns in `room`,
+// and their number.
+inline const int64_t* visible(int64_t committed, const Tree& tree, int64_t column, int64_t window, int64_t* room,
+                              int64_t& count) {
     count = 0;
     for (int64_t i = window && committed > window ? committed - window : 0; i < committed; i++) room[count++] = i;
     count += tree.depth(column);
-    for (int64_t at = count; column >= 0; column = tree.parent(column)) room[--at] = start + column;
+    for (int64_t at = count; column >= 0; column = tree.parent(column)) room[--at] = committed + column;
     if (!window || count <= window) return room;
     room += count - window;
     count = window;

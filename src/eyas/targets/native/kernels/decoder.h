@@ -35,7 +35,7 @@ struct Pass {
     const int64_t* lengths;              // [R] committed columns
     const int64_t* parents;              // [R, parents_row] see `Tree`
     int64_t parents_row;                 // from row to row of `parents`, 0 = the same for all
-    int64_t start, first;                // the first staged column, the first that this pass writes
+    int64_t before, most;                // columns of each row staged before this pass; more than any token sees
     int64_t slot;                        // of row 0
     const float *cosines, *sines;        // [ropes, positions, rotated]
     int64_t positions;
@@ -119,8 +119,7 @@ void run(const Decoder& d, const Pass& pass) {
         else
             std::memcpy(out, state, hidden * sizeof(float));
     };
-    const int64_t stage = pass.first - pass.start;  // staged columns of passes before this one
-    const int64_t most = pass.first + pass.columns, blocks = (tokens + BLOCK - 1) / BLOCK;
+    const int64_t stage = pass.before, most = pass.most, blocks = (tokens + BLOCK - 1) / BLOCK;
     auto tree_of = [&](int64_t row) { return Tree{pass.parents ? pass.parents + row * pass.parents_row : nullptr}; };
     const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm, context = pass.mode == CONTEXT;
     const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
@@ -180,9 +179,9 @@ void run(const Decoder& d, const Pass& pass) {
             T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * slot_stride;
             T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * slot_stride;
             region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
-                const int64_t cell = cell_of(t), column = pass.first + cell % pass.columns;
+                const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
                 const int64_t row = cell / pass.columns;
-                int64_t position = pass.lengths[row] + tree_of(row).depth(column - pass.start) - 1;
+                int64_t position = pass.lengths[row] + tree_of(row).depth(column) - 1;
                 if (d.limit) position = std::min(position, d.limit - 1);
                 const int64_t entry = (std::max<int64_t>(layer.rope, 0) * pass.positions + position) * d.rotated;
                 auto turn = [&](float* head) {
@@ -196,7 +195,7 @@ void run(const Decoder& d, const Pass& pass) {
                 for (int64_t h = 0; h < d.kv_heads; h++) {
                     float* key = k + t * kv_size + h * d.size;
                     turn(key);
-                    const int64_t at = row * slot_stride + h * head_stride + column * d.size;
+                    const int64_t at = row * slot_stride + h * head_stride + (pass.lengths[row] + column) * d.size;
                     write(keys + at, key, d.size);
                     write(values + at, v + t * kv_size + h * d.size, d.size);
                 }
@@ -214,7 +213,7 @@ void run(const Decoder& d, const Pass& pass) {
                         const int64_t last = pass.mode == BLOCKS ? pass.columns - 1 : cell_of(t + count) % pass.columns;
                         const int64_t column = stage + last;
                         const int64_t* found =
-                            visible(pass.lengths[row], pass.start, tree_of(row), column, layer.window, next, length);
+                            visible(pass.lengths[row], tree_of(row), column, layer.window, next, length);
                         if (count && (length < counts[count - 1] || std::memcmp(found, list, counts[count - 1] * sizeof(int64_t))))
                             break;
                         counts[count] = length;
