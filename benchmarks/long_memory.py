@@ -1,4 +1,5 @@
-"""Memory of long contexts: what reading a prompt, tracing a chat and a mixed batch take, with random weights.
+"""Memory of long contexts: what reading a prompt, tracing a chat and a mixed batch take, with random weights; and the
+tokens per second of the mixed batch.
 
 Each case runs in a process of its own; its figure is the highest resident size above that after loading, in MiB. A
 prompt takes its keys and values, which grow with its length, and the pass over a chunk, which must not. `cache` is the
@@ -16,8 +17,10 @@ import json
 import mmap
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -37,8 +40,8 @@ SHAPES = {
 }
 """The second is the demo target's shape with an eighth of its layers: passes hold one layer's states at a time."""
 VOCAB, CHUNK = 4096, 512
-CASES = ("prefill", "modules", "trace", "batch", "small-pages")
-"""A prompt read by native passes and by the modules, a chat traced, and a batch, the last also without huge pages."""
+CASES = ("prefill", "modules", "trace", "batch", "small-pages", "rounds")
+"""A prompt read by native passes and by the modules, a chat traced, a batch, also without huge pages, and its speed."""
 MIXED = {"long": [16_384] + [256] * 15, "even": [1200] * 16}
 
 
@@ -88,6 +91,25 @@ def batch(target: Target, which: str) -> dict[str, Any]:
     return {"tokens": sum(lengths), "cache": sum(lengths) * each, "allocated": most * each}
 
 
+def rounds(target: Target) -> dict[str, Any]:
+    """Tokens per second of plain rounds: fifteen rows of 256 tokens, alone and beside one of 16k, in turns."""
+    found: dict[str, list[float]] = {}
+    for _ in range(3):
+        for name, lengths in (("short", MIXED["long"][1:]), ("mixed", MIXED["long"])):
+            engine = Engine(target, batch_size=16, prefill_chunk=CHUNK)
+            for length in lengths:
+                engine.submit(Request(prompt(length), SamplingParams(max_tokens=96, ignore_eos=True)))
+            while engine.state().running < len(lengths):
+                engine.step()
+            took = []
+            for _ in range(24):
+                began = time.perf_counter()
+                engine.step()
+                took.append(time.perf_counter() - began)
+            found.setdefault(name, []).append(len(lengths) / median(took))
+    return {name: median(speeds) for name, speeds in found.items()}
+
+
 def cache_bytes(target: Target) -> int:
     """Bytes of a token's keys and values."""
     return target.empty_cache(1, 256).nbytes() // 256
@@ -103,9 +125,11 @@ def measured(case: str, shape: str, size: str) -> dict[str, Any]:
     """One case, in this process."""
     if case == "small-pages":
         del mmap.MADV_HUGEPAGE  # a page that a short row touches is then no larger than it needs
-    mixed = case in ("batch", "small-pages")
+    mixed = case in ("batch", "small-pages", "rounds")
     length = max(MIXED["long"]) if mixed else int(size)
     target = target_of(shape, length, native=mixed or case == "prefill")
+    if case == "rounds":
+        return {name: round(value, 1) for name, value in rounds(target).items()}
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the highest so far becomes the present one
     before = status("VmRSS")
     run: Callable[..., dict[str, Any]] = batch if mixed else {"trace": trace}.get(case, prefill)
@@ -129,7 +153,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for case in args.cases:
         for shape in args.shapes:
-            for size in MIXED if case in ("batch", "small-pages") else args.lengths:
+            sizes = list(MIXED) if case in ("batch", "small-pages") else args.lengths
+            for size in ["tokens/s"] if case == "rounds" else sizes:
                 command = [sys.executable, "-m", "benchmarks.long_memory", "--one", case, shape, size]
                 line = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
                 found.setdefault(case, {}).setdefault(shape, {})[size] = line

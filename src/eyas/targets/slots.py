@@ -207,9 +207,8 @@ class SlotCache:
         size = (count, slots, shape.heads, capacity, shape.size)
         try:
             # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
-            # one large page may hold columns of several short rows, but not be most of what a short row has
-            huge = capacity * shape.size * self._dtype.itemsize < _HUGE_PAGE
-            return mapped_zeros(size, self._dtype, self._device, huge)
+            # in wide buffers rows differ in length, and a short one would fill large pages with what it doesn't have
+            return mapped_zeros(size, self._dtype, self._device, huge=capacity <= _DENSE)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not out_of_memory(error):
                 raise
@@ -275,8 +274,8 @@ def _shape(states: Tensor) -> KVShape:
     return KVShape(states.shape[1], states.shape[3])
 
 
-_HUGE_PAGE = 1 << 21
-"""Bytes of a large page of x86 processors."""
+_DENSE = 4096
+"""Columns of the widest buffers that get large pages (2 MiB on x86), which are read a little faster."""
 _LEAST_MAPPED = 1 << 17
 """Bytes from which on a buffer gets a mapping of its own: glibc's default threshold."""
 
