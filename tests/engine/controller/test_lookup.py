@@ -70,7 +70,9 @@ def _network_s(tree: DraftTree) -> DraftTree:
 
 @dataclass
 class Lookups(Simulation):
-    """Rounds whose drafts cost nothing where nothing but copies is drafted."""
+    """Rounds whose drafts cost `searching` seconds a row where nothing but copies is drafted."""
+
+    searching: float = 0.0
 
     def round(self, spec: TreeSpec | None) -> RoundRecord:
         if not isinstance(spec, SharedTree) or not spec.found_only:
@@ -81,10 +83,12 @@ class Lookups(Simulation):
         paths = self.text.walk(tree)
         tokens, emitted = rows + int(tree.valid.sum()), sum(map(len, paths))
         passing = self.machine.pass_seconds(tokens, rows, lengths)
-        self.seconds, self.tokens, self.rounds = self.seconds + passing, self.tokens + emitted, self.rounds + 1
+        drafting = self.searching * rows
+        whole = drafting + passing
+        self.seconds, self.tokens, self.rounds = self.seconds + whole, self.tokens + emitted, self.rounds + 1
         self.deferred += 1
         draft = VerifiedDraft(tree, paths)
-        return RoundRecord(rows, lengths, spec, draft, 0.0, passing, tokens, emitted, passing)
+        return RoundRecord(rows, lengths, spec, draft, drafting, passing, tokens, emitted, whole)
 
 
 def looks_up(**options: object) -> Controller:
@@ -145,3 +149,26 @@ def test_a_network_that_does_not_pay_leaves_the_copies() -> None:
     rate = simulation.run(made, 200)
     assert made.snapshot().depth == 0
     assert rate > 1.5 * plain_rate(4)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_looking_up_in_vain_costs_next_to_nothing(rows: int) -> None:
+    """The search takes a tenth of a round, finds nothing, and is tried again now and then."""
+    simulation = Lookups(MACHINE, CopiedText([1.0] * rows, [1.0] * rows))
+    simulation.searching = 0.1 / plain_rate(rows)
+    made = looks_up(computes=False)
+    simulation.run(made, 60)
+    assert simulation.run(made, 1000) >= 0.985 * plain_rate(rows)
+    simulation.text = CopiedText([1.0] * rows, [1.0] * rows, seed=7, share=0.5, sure=0.95)
+    simulation.run(made, 300)  # found again within a rest
+    assert simulation.run(made, 100) > 1.3 * plain_rate(rows)
+
+
+def test_a_search_that_takes_time_goes_on_where_copies_pay() -> None:
+    simulation = Lookups(MACHINE, CopiedText([1.0] * 4, [1.0] * 4, seed=8, share=0.3, sure=0.95))
+    simulation.searching = 0.05 / plain_rate(4)
+    made = looks_up(computes=False)
+    simulation.run(made, 60)
+    before = made.snapshot()
+    assert simulation.run(made, 300) > 1.4 * plain_rate(4)
+    assert made.snapshot().mean_nodes > 0.8 * before.mean_nodes

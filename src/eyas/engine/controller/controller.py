@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.engine.controller.costs import CostModel, CostTable
-from eyas.engine.controller.explore import Explorer, Pace, Probe
+from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.round import VerifiedDraft
@@ -60,7 +60,7 @@ class Controller:
 
         `counts_freely`: whether nodes can be counted, and drafting stopped, without a device sync, as on a CPU.
         Elsewhere only the budget limits a tree. `computes`: whether the drafter has a network, whose levels take time;
-        `looks_up`: whether it finds continuations on the host, which takes next to none.
+        `looks_up`: whether it finds continuations on the host.
         """
         self._costs, self._gain = costs, GainModel(widths, depth, len(Source) if looks_up else 1)
         self._computes, self._looks_up = computes, looks_up
@@ -68,7 +68,7 @@ class Controller:
         self._counts_freely, self._clock = counts_freely, clock
         self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_ANALYSING, least=1, most=64)
-        self._explorer = Explorer()
+        self._explorer, self._lookups = Explorer(), LookupTrials()
         self._prospects: Prospects | None = None
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
@@ -84,7 +84,8 @@ class Controller:
     def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
         """The tree for a round of `rows` rows that hold `lengths` committed tokens each; None = plain.
 
-        A drafter that looks up is asked to in every round but probes: where it finds nothing, the round is plain.
+        A drafter that looks up is asked to in every round but probes, unless that turned out to cost more than it
+        gains; where it finds nothing, the round is plain.
 
         `sampled` says which rows have a temperature above 0; None = none has.
         """
@@ -104,7 +105,7 @@ class Controller:
         if self._probe is None and self._computes:
             self._probe = self._new_probe(rows, lengths)
         if self._probe is None and self._choice is None and self._looks_up:
-            return self._found_spec(rows, groups)
+            return self._found_spec(rows, groups) if self._lookups.looking else None
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
@@ -133,6 +134,9 @@ class Controller:
         self._planning.round(whole)
         self._analysing.round(whole)
         self._explorer.earn(whole, speculating=self._choice is not None)
+        self._lookups.earn(whole)
+        if self._prospects is not None and isinstance(record.spec, SharedTree) and record.spec.found_only:
+            self._lookups.learn(record.emitted / self._prospects.plain_rate - whole, whole)
         if self._probe is not None:
             self._count_probe(record, whole)
 

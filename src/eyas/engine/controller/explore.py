@@ -20,6 +20,10 @@ _FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
 """Shares of all time that each kind of probe may lose, while speculating and (second line) while not."""
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
+_FOR_LOOKING_UP = 0.005
+"""The share of all time that looking up in vain may lose."""
+_LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 16, 1.0 - 1.0 / 50.0, 0.01, 256
+"""Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
 predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
@@ -122,6 +126,36 @@ class Explorer:
         loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)
         loss = max(loss, _LEAST * larger.seconds) + reading
         return Probe(larger, 2, 0.0, self._speculating) if self._speculating.affords(loss) else None
+
+
+class LookupTrials:
+    """Decides whether rounds in which nothing is drafted look for copies, which takes the host's time.
+
+    What such rounds gained over plain ones is averaged over the latest of them. Where it is a loss beyond noise, rounds
+    are plain until trials afford to lose that much again, as a share of all time.
+    """
+
+    def __init__(self) -> None:
+        self._allowance = Allowance(_FOR_LOOKING_UP)
+        self._gained = self._seconds = self._lost = 0.0
+        self._tried, self.looking = 0, True
+
+    def earn(self, seconds: float) -> None:
+        """Account for a round of any kind that took `seconds`."""
+        self._allowance.earn(seconds)
+        if not self.looking and self._allowance.affords(self._lost):
+            self._allowance.spend(self._lost)
+            self._tried, self.looking = 0, True
+
+    def learn(self, gained: float, seconds: float) -> None:
+        """Learn from a round that looked up: `gained` is the time of its tokens in plain rounds, less its `seconds`."""
+        self._gained = self._gained * _LOOKUP_FADE + gained
+        self._seconds = self._seconds * _LOOKUP_FADE + seconds
+        self._tried += 1
+        if self._tried >= _LOOKUPS and self._gained < -_NOISE * self._seconds:
+            share = -self._gained / self._seconds
+            self._lost = min(share * _LOOKUPS, _LONGEST_REST * _FOR_LOOKING_UP) * seconds
+            self.looking = False
 
 
 class Pace:
