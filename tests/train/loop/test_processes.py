@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from eyas.errors import ConfigError
 from eyas.files import TEMPORARY
@@ -22,11 +24,20 @@ PLATEAU = {"kind": "constant", "warmup": 0}  # the same learning rate however lo
 SCRIPT = Path(__file__).parent / "process.py"
 
 
-def recipe(target: Path, chats: Path, output: Path, **loop: Any) -> dict[str, Any]:
+ONE_PASS: dict[str, dict[str, Any]] = {
+    "dflash": {"shape": {"taps": [1, 2], "block_size": 5}, "loss": {"unroll": 4, "anchors": 3}},
+    "dspark": {"shape": {"taps": [1, 2], "block_size": 4, "markov_rank": 4}, "loss": {"unroll": 4, "anchors": 3}},
+    "peagle": {"shape": {"layers": 2, "num_depths": 4}, "loss": {"down_sample_ratio": 0.6}},
+}
+"""Kinds that draw what they are trained on: the anchors of a batch, or the chains of each step."""
+
+
+def recipe(target: Path, chats: Path, output: Path, kind: str = "eagle3.1", **loop: Any) -> dict[str, Any]:
     """A tiny drafter; every step is logged."""
+    own = ONE_PASS.get(kind, {"shape": {}, "loss": {"unroll": 3}})
     return {
         "target": str(target), "chats": str(chats), "held_out_share": 0.2, "output": str(output), "device": "cpu",
-        "target_dtype": "float32", "shape": {"kind": "eagle3.1", "draft_vocab_size": 64}, "loss": {"unroll": 3},
+        "target_dtype": "float32", "shape": {"kind": kind, "draft_vocab_size": 64, **own["shape"]}, "loss": own["loss"],
         "batch_tokens": 256, "max_length": 128,
         "validation": {"batches": 3, "prompts": 2, "max_tokens": 8, "tree": "chain:2"},
         "loop": {"log_every": 1, "bf16": False, "optimizer": {"lr": 0.01}, "schedule": PLATEAU, **loop},
@@ -85,6 +96,36 @@ def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -
             assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-4)
             assert ours["decoded_accept_length"] == pytest.approx(theirs["decoded_accept_length"], abs=0.3)
         assert len(list((tmp_path / name / "checkpoints").iterdir())) == 2
+
+
+def test_drafters_of_one_pass_train_alike_on_two_processes(sure_target: Path, chats: Path, tmp_path: Path) -> None:
+    """Each process draws the anchors and chains of its own micro-batches, which are those that one process draws."""
+
+    def made(kind: str, parallel: str) -> dict[str, Any]:
+        output = tmp_path / f"{kind}-{parallel}"
+        loop = {"steps": 6, "accumulate": 2, "validate_every": 3, "parallel": parallel}
+        values = recipe(sure_target, chats, output, kind, **loop)
+        return {**values, "validation": {"batches": 3, "decode": False}}
+
+    together(2, *(write(made(kind, parallel)) for kind in ONE_PASS for parallel in ("ddp", "fsdp")))
+    for kind in ONE_PASS:
+        train_drafter(DrafterTrainConfig.model_validate(made(kind, "none")))
+        one = tmp_path / f"{kind}-none"
+        whole = losses(one)
+        assert whole[-1] < whole[0] - 0.1, kind
+        weights = load_file(one / "drafter" / "model.safetensors")
+        for parallel in ("ddp", "fsdp"):
+            two = tmp_path / f"{kind}-{parallel}"
+            assert losses(two) == pytest.approx(whole, abs=1e-4), two.name
+            judged, expected = (
+                [line["validation_loss"] for line in metrics(folder) if "validation_loss" in line]
+                for folder in (two, one)
+            )
+            assert judged == pytest.approx(expected, abs=1e-4), two.name
+            found = load_file(two / "drafter" / "model.safetensors")
+            assert found.keys() == weights.keys()
+            for name, weight in weights.items():
+                torch.testing.assert_close(found[name], weight, atol=2e-3, rtol=0, msg=f"{two.name} {name}")
 
 
 def test_micro_batches_must_share_out(

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
+from eyas.data.tokens.batches import ChatBatches, SegmentConfig
+from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.block.decoding import BlockDrafter
 from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.kinds.dflash import DFlashConfig
@@ -127,6 +130,48 @@ def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
             if block >= 0:
                 found.add((answer // 14, answer % 14 + 1, step, block))
     assert found == expected
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_blocks_of_segments_are_those_of_the_whole_chat(name: str) -> None:
+    """Every anchor that has a guess within its segment, once; logits of the chat's, if the context is all of it."""
+    network, steps, length = build(name).eval().requires_grad_(False), 4, 30
+    draw = torch.Generator().manual_seed(5)
+    tokens = torch.randint(3, tiny.VOCAB, (1, length), generator=draw)
+    taps = torch.randn(1, length, 2, tiny.HIDDEN, generator=draw)
+    mask = torch.zeros(1, length, dtype=torch.bool)
+    mask[0, 5:27] = True
+
+    def logits(cut: slice, counted: int) -> dict[int, tuple[list[int], Tensor, Tensor]]:
+        """By anchor: its block's positions, its guesses' logits [K, Vd], and which of them count [K]."""
+        loss_mask = mask[:, cut] & (torch.arange(length)[cut] >= counted)
+        anchors, starts = sampled_anchors(loss_mask, None, (0,)), torch.tensor([cut.start])
+        blocks = blocks_at(network.config, tokens[:, cut], loss_mask, anchors, steps, starts)
+        attention = BlockAttention(anchors)
+        read_context(network, taps[:, cut], attention.store, starts)
+        states = guessed(network, network.embed(blocks.masked), blocks, attention)
+        found = network.joined_logits(network.joined(states, blocks.before))
+        rows = zip(anchors.positions, blocks.positions.tolist(), found, blocks.alive, strict=True)
+        return {cut.start + at + 1: (positions, each, alive) for at, positions, each, alive in rows}
+
+    whole = logits(slice(0, length), 0)
+    assert sorted(whole) == list(range(5, 26))
+    row = TokenRow(tokens[0].numpy(), mask[0].numpy(), "chat")
+    seen: list[int] = []
+    for context in (length, 6):
+        made = ChatBatches([row], 1, length, 0, SegmentConfig(length=8, context=context)).segments
+        for part in made:
+            for anchor, (positions, found, alive) in logits(slice(part.start, part.stop), part.counted).items():
+                expected, ours, theirs = whole[anchor]
+                assert part.counted <= anchor < part.stop - 1
+                assert positions == expected
+                assert torch.equal(alive, theirs & (anchor + 1 + torch.arange(steps) < part.stop))
+                if context == length:
+                    torch.testing.assert_close(found[alive], ours[alive])
+                    seen.append(anchor)
+                elif part.start:
+                    assert not torch.allclose(found[alive], ours[alive])
+    assert sorted(seen) == [anchor for anchor in range(5, 26) if anchor % 8 != 7]
 
 
 def test_anchors_are_drawn_by_their_key() -> None:

@@ -192,15 +192,16 @@ def test_each_kind_has_its_papers_loss() -> None:
         assert (config.token, config.feature, config.unroll, config.decay) == ("ce", "none", 7, 0.8)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "mla", "eagle1"])
+@pytest.mark.parametrize("name", ["eagle3", "mla", "eagle1", "peagle"])
 def test_positions_begin_where_the_rows_do(name: str) -> None:
     """At the batch's true starts, or at starts drawn by seed and batch; validation draws none."""
     seen: list[list[list[int]]] = []
-    _, head, given = objective(name, LossConfig(unroll=2))
+    unroll = network(name).config.guesses or 2
+    _, head, given = objective(name, LossConfig(unroll=unroll))
     given = given._replace(starts=torch.tensor([40, 7]))
 
     def made(random_start: int | None, seed: int = 5) -> DraftObjective:
-        config = LossConfig(unroll=2, random_start=random_start)
+        config = LossConfig(unroll=unroll, random_start=random_start)
         found = DraftObjective(network(name), head, VOCAB, lambda _: given, config, False, seed)
         step = found.model.step
 
