@@ -226,8 +226,8 @@ def main() -> None:
             engine = load(model, source, method=method, rule=rule, limits=limits, **options)  # type: ignore[arg-type]
             for pieces in sets[name]:
                 stats.merge(run(engine, rule, pieces))
+                print(name, method, json.dumps(figures(stats)), flush=True)
             found.setdefault(name, {})[method] = figures(stats)
-            print(name, method, json.dumps(found[name][method]), flush=True)
             content = {"machine": describe_machine(), "settings": settings, "accept_length": found}
             write_json(args.output, content)
 

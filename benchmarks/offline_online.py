@@ -34,7 +34,7 @@ def capture(options: argparse.Namespace, chats: Path, folder: Path) -> tuple[flo
     target = load_target(options.model, dtype=options.dtype, device=options.device)
     rows = read_rows(load_tokenizer(options.model), chats, options.share, options.max_length, target.vocab_size)
     config = CaptureConfig(
-        states=options.states, longest=options.max_length, batch_tokens=options.batch_tokens,
+        states=options.states, batch_tokens=options.batch_tokens,
         final="all" if options.kind in ("eagle1", "mlp") else "answers",
     )  # fmt: skip
     began = time.perf_counter()

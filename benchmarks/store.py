@@ -59,7 +59,7 @@ def teacher_loss(target: Target, stored: StoreSource, exact: OnlineSource, batch
 
 
 def measure(target: Target, found: CaptureRows, options: dict[str, Any], folder: Path) -> dict[str, float]:
-    config = CaptureConfig(**options, longest=LONGEST, batch_tokens=BATCH_TOKENS)
+    config = CaptureConfig(**options, batch_tokens=BATCH_TOKENS)
     capture = Capture(target, found, config, folder, name="demo", chats="chats")
     tokens = sum(split.tokens for split in capture.settings.splits.values())
     start = time.perf_counter()

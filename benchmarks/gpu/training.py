@@ -139,7 +139,7 @@ def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
 
 def _captured(target: Target, chats: Path, store: Path) -> Row:
     found = read_rows(load_tokenizer(DEMO), chats, 0.05, 128, target.vocab_size)
-    config = CaptureConfig(longest=128, batch_tokens=4096)
+    config = CaptureConfig(batch_tokens=4096)
     capture = Capture(target, found, config, store, name=DEMO, chats=chats.name)
     began = time.perf_counter()
     with capture.begun():

@@ -95,8 +95,8 @@ def regenerate(pair: Pair, chats: Path, output: Path) -> Words:
     )  # fmt: skip
 
 
-def sweep(pair: Pair, chats: Path, output: Path) -> Words:
-    """A sweep of three tiny trials."""
+def sweep(pair: Pair, chats: Path, output: Path, **settings: Any) -> Words:
+    """A sweep of three tiny trials; `settings` are further ones of its file."""
     drafter = {
         "target": str(pair.model), "chats": str(chats), "held_out_share": 0.2, "output": "unused", "device": "cpu",
         "target_dtype": "float32", "shape": {"kind": "eagle3", "draft_vocab_size": 64}, "loss": {"unroll": 2},
@@ -109,10 +109,15 @@ def sweep(pair: Pair, chats: Path, output: Path) -> Words:
     config = {
         "recipe": str(recipe), "output": str(output), "knobs": {"drafter.loop.optimizer.lr": [0.03, 0.01, 0.003]},
         "score": {"prompts": 3, "max_tokens": 12, "tree": "dynamic:2,25,50"}, "threads": 1,
-        "timing": {"best": 1, "repeats": 1, "warmup": 0},
+        "timing": {"best": 1, "repeats": 1, "warmup": 0}, **settings,
     }  # fmt: skip
     file.write_text(yaml.safe_dump(config))
     return ("sweep", file)
+
+
+def halving(pair: Pair, chats: Path, output: Path) -> Words:
+    """The same, of which the best third is trained to the end."""
+    return sweep(pair, chats, output, halving={"rungs": 2})
 
 
 def bytes_of(output: Path) -> dict[str, bytes]:

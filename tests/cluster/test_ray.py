@@ -10,12 +10,12 @@ import pytest
 
 from ..pairs import Pair, write_rows
 from ..runs import save_run
-from .nodes import Nodes, Words, bytes_of, capture, regenerate, run, start, sweep, write_questions
+from .nodes import Nodes, Words, bytes_of, capture, halving, regenerate, run, start, sweep, write_questions
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 
-@pytest.mark.parametrize("verb", [capture, regenerate, sweep], ids=["capture", "regenerate", "sweep"])
+@pytest.mark.parametrize("verb", [capture, regenerate, sweep, halving], ids=lambda verb: verb.__name__)
 def test_the_same_bytes_as_in_one_process(verb: Any, nodes: Nodes, pair: Pair, tmp_path: Path) -> None:
     chats = write_questions(tmp_path / "chats.jsonl", 40)
     run(*verb(pair, chats, tmp_path / "one"), log=tmp_path / "one.log")

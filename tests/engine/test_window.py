@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
+import torch
 
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.window.decoding import WindowDrafter
 from eyas.engine import Engine, Speculation
+from eyas.targets import Target
+from eyas.targets.linears import prepack_linears
+from eyas.targets.native.architectures import transformers_decoder
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import NativeLinear
 from eyas.tree import parse_tree
 from eyas.types import Completion, Limits, Request, SamplingParams
 
@@ -45,6 +51,22 @@ def test_seeded_output_is_the_target_s(kind: str, temperature: float) -> None:
     speculation = Speculation(drafter(kind=kind), parse_tree(TREE))
     engine = Engine(tiny.target(), None, speculation, batch_size=3, prefill_chunk=32)
     assert tokens(engine.generate(requests(temperature))) == plain(temperature)
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+@pytest.mark.parametrize("temperature", [0.9, 0.0])
+def test_seeded_output_is_the_target_s_in_bf16(temperature: float) -> None:
+    """In native passes, where a token's results are the same bits in any pass."""
+    model = tiny.build_model("llama", head_dim=16).to(torch.bfloat16)
+    network = tiny.network("eagle3", head_dim=16).to(torch.bfloat16)
+    for each in (model, network):
+        prepack_linears(each, NativeLinear)
+    target = Target(model, native=transformers_decoder(model))
+    windowed = drafter_of(network, network.config.taps_of(tiny.LAYERS), 12)
+    alone = tokens(Engine(target, None, batch_size=3).generate(requests(temperature)))
+    done = Engine(target, None, Speculation(windowed, parse_tree(TREE)), batch_size=3).generate(requests(temperature))
+    assert tokens(done) == alone
+    assert all(one.stats.drafted_depth for one in done)
 
 
 def test_preempted_sequences_draft_as_if_they_had_not_been() -> None:

@@ -121,6 +121,25 @@ def test_bad_options(run: Run, options: Options, whole: Path, tmp_path: Path) ->
     )
 
 
+def test_chats_beyond_the_context_are_refused_unless_they_are_to_be_cut(run: Run, pair: Pair, tmp_path: Path) -> None:
+    chats, store = tmp_path / "chats.jsonl", tmp_path / "store"
+    words = ("data", "capture", "--model", pair.model, "--chats", chats, "--held-out-share", 0, "--output", store)
+    long, whole = (exchange(name, "Clips in May?", "clips " * count) for name, count in (("long", 300), ("whole", 60)))
+    write_chats(chats, [long, whole])
+    for asked in ((), ("--max-length", 257)):
+        refused = run(*words, *asked)
+        assert refused.exit_code == 1, refused.output
+        assert "1 of the 2 chats in" in refused.stderr
+        assert "more tokens than the target's context of 256, the longest " in refused.stderr
+        assert "`eyas data prepare --max-length 256`, with --too-long cut" in refused.stderr
+        assert not store.exists()
+    cut = run(*words, "--max-length", 256)
+    assert cut.exit_code == 0, cut.output
+    assert "1 chats have more than 256 tokens (--max-length): the rest isn't stored" in cut.stderr
+    lengths = [len(row.tokens) for row in FeatureStore.open(store).rows("train")]
+    assert lengths[0] == 256 > lengths[1] > 60
+
+
 def test_a_store_behind_a_url(
     run: Run, options: Options, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

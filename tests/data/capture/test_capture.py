@@ -84,7 +84,7 @@ def test_a_folder_that_is_something_else(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "store")
     other = prepare(tmp_path / "store", states="bf16", longest=20)
     with pytest.raises(
-        StoreError, match=r"layout.states was 'fp8', is 'bf16' \(--states\); longest was 2048, is 20 \(--max"
+        StoreError, match=r"layout.states was 'fp8', is 'bf16' \(--states\); longest was 100, is 20 \(--max"
     ):
         other.begun().__enter__()
     (tmp_path / "notes").write_text("mine")

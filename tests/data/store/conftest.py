@@ -31,15 +31,13 @@ def token_row(length: int, seed: int) -> TokenRow:
 def rows(longest: int = 100) -> CaptureRows:
     train = [cut_row(token_row(6 + (i * 7) % 23, i), longest) for i in range(24)]
     return CaptureRows({"train": train, "validation": [token_row(9 + i, 100 + i) for i in range(5)]},
-                       {"train": 1, "validation": 0})  # fmt: skip
+                       {"train": 1, "validation": 0}, longest=longest)  # fmt: skip
 
 
-def prepare(folder: Path, rank: int = 0, world: int = 1, **options: Any) -> Capture:
+def prepare(folder: Path, rank: int = 0, world: int = 1, longest: int = 100, **options: Any) -> Capture:
     """A capture of `rows()` in five or so small shards."""
     config = CaptureConfig(**{"taps": (1, 2, 4), "shard_bytes": 14_000, "batch_tokens": 60, **options})
-    return Capture(
-        tiny.target(), rows(config.longest), config, folder, name="tiny", chats="rows", rank=rank, world=world
-    )
+    return Capture(tiny.target(), rows(longest), config, folder, name="tiny", chats="rows", rank=rank, world=world)
 
 
 def captured(folder: Path, **options: Any) -> FeatureStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -115,6 +116,34 @@ def test_native_passes_draft_what_modules_do(kind: str) -> None:
         observe(drafter, range(2), rows)
         trees.append(draft(drafter, 2))
     same(*trees)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "3.1", "mla"])
+def test_keys_in_bf16_that_move_guess_the_same(name: str) -> None:
+    """Every step of the window rotates a row's keys and rounds them again: at most doubling the error that bf16 has.
+
+    Errors are those of log-probabilities, against the same weights and states in float32.
+    """
+    best = parse_tree("dynamic:1,40,40")
+    kind, own = KINDS[name]
+    network = tiny.network(kind, **own).to(torch.bfloat16)
+    made = [drafter_of(each, each.config.taps_of(tiny.LAYERS), 64) for each in (deepcopy(network).float(), network)]
+    exact, moved, unmoved = *made, drafter_of(deepcopy(network), made[0].taps, 64)
+    window = Window(64)
+    rows = [(ids, taps.bfloat16().float()) for ids, taps in history(exact, *range(150, 270, 5))]
+    found = []
+    for drafter, read in ((exact, rows), (moved, rows), (unmoved, [seen(row, window) for row in rows])):
+        dtype = drafter.network.dtype
+        drafter.resize(len(rows))
+        for slot, (ids, taps) in enumerate(read):
+            drafter.observe(range(slot, slot + 1), ids[None, 1:], taps[None].to(dtype), [len(taps)])
+        tree = drafter.draft(range(len(rows)), best, coupling(len(rows)))
+        found.append(torch.full((len(rows), tiny.VOCAB), torch.nan).scatter(1, tree.tokens, tree.logprob.float()))
+    true, *others = found
+    after_moving, without = ((each - true).square().nanmean().sqrt() for each in others)
+    assert 0 < after_moving < 2 * without
+    firsts = [each.nan_to_num(-torch.inf).argmax(1) for each in found]
+    assert int((firsts[1] == firsts[0]).sum()) >= len(rows) - 1
 
 
 @pytest.mark.parametrize("layers", [1, 2])

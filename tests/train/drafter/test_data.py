@@ -63,7 +63,7 @@ def store(sure_target: Path, chats: Path, tmp_path_factory: pytest.TempPathFacto
 def capture_store(target: Path, chats: Path, folder: Path, taps: tuple[int, ...], rows: slice = slice(None)) -> Path:
     found = read_rows(load_tokenizer(target), chats, 0.2, 128, 512)
     found.rows["train"] = found.rows["train"][rows]
-    config = CaptureConfig(taps=taps, states="float32", longest=128)
+    config = CaptureConfig(taps=taps, states="float32")
     capture = Capture(load_target(target), found, config, folder, name="t", chats="c")
     with capture.begun():
         capture.run()

@@ -44,6 +44,14 @@ def test_another_vocabulary_is_mapped_by_target_ids() -> None:
     assert torch.equal(fresh.layers[0].mlp.up_proj.weight, source.layers[0].mlp.up_proj.weight)
 
 
+def test_a_window_is_no_difference() -> None:
+    """It changes what is seen, not what is learnt with: a drafter gets one for longer contexts."""
+    source, fresh = network(1), network(2, draft_window=16)
+    fresh.set_vocabulary(source.target_ids)
+    assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
+    assert torch.equal(fresh.lm_head.weight, source.lm_head.weight)
+
+
 def test_every_difference_is_listed() -> None:
     source = network(1, intermediate_size=32, norm_output=True)
     with pytest.raises(DrafterMismatchError, match="old") as error:

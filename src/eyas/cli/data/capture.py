@@ -40,7 +40,10 @@ def capture(
     taps: Taps = "auto",
     states: States = "fp8",
     final: Final = "answers",
-    max_length: Annotated[int, Option(min=3, help="Rows are cut to this many tokens.")] = 2048,
+    max_length: Annotated[
+        int | None,
+        Option(min=3, help="Cut rows to this many tokens (default: whole chats, as far as the target's context holds)."),
+    ] = None,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass through the target, padding counted.")] = 8192,
     shard_mib: Annotated[float, Option(min=0.001, help="Most MiB of a shard.")] = 512,
     held_out_share: Annotated[float, Option(min=0, max=1, help="Validation's share of a .jsonl file.")] = 0.02,
@@ -67,15 +70,16 @@ def capture(
 
     config = CaptureConfig(
         taps=boundaries, states=states, final=kind, top=top,
-        longest=max_length, batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20),
+        batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20),
     )  # fmt: skip
     if shared:
         with cluster.executor() as executor:
-            prepared = _prepare(model, chats, store, config, held_out_share, dtype, "cpu")  # the workers compute
+            # on this process's CPU: the workers compute
+            prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu")
             _announce(prepared)
             _run_on(executor, cluster.workers, prepared, model, dtype, device)
         return
-    prepared = _prepare(model, chats, store, config, held_out_share, dtype, device)
+    prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, device)
     first = _process()[0] == 0
     if first:
         _announce(prepared)
@@ -140,10 +144,7 @@ def _announce(prepared: Capture) -> None:
             f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.taught:,} taught, {split.dropped:,} dropped"
         )
     if prepared.cut:
-        note(
-            f"{prepared.cut:,} chats have more than {settings.longest:,} tokens, the rest of which isn't stored: "
-            "--max-length sets how many, up to the target's context"
-        )
+        note(f"{prepared.cut:,} chats have more than {settings.longest:,} tokens (--max-length): the rest isn't stored")
     note(prepared.why_taps)
     total, classic = prepared.total_bytes, classic_bytes(tokens, settings.layout.hidden)
     note(
@@ -161,8 +162,9 @@ def _duration(prepared: Capture) -> str:
 
 
 def _prepare(
-    model: str, chats: Path, output: AnyPath, config: CaptureConfig, share: float, dtype: str, device: str | None
-) -> Capture:
+    model: str, chats: Path, output: AnyPath, config: CaptureConfig, longest: int | None, share: float, dtype: str,
+    device: str | None,
+) -> Capture:  # fmt: skip
     from eyas.cli.common.build import quiet
     from eyas.data.capture.capture import Capture
     from eyas.data.capture.rows import read_rows
@@ -172,9 +174,7 @@ def _prepare(
     rank, world, local = _process()
     on = f"cuda:{local}" if device is None and world > 1 and _has_cuda() else device
     target = load_target(model, dtype=dtype, device=on)
-    longest = min(config.longest, target.max_length or config.longest)
-    config = config.model_copy(update={"longest": longest})
-    found = read_rows(load_tokenizer(model), chats, share, longest, target.vocab_size)
+    found = read_rows(load_tokenizer(model), chats, share, longest, target.vocab_size, target.max_length)
     name = Path(model).name if Path(model).exists() else model
     return Capture(target, found, config, output, name=name, chats=chats.name, rank=rank, world=world)
 

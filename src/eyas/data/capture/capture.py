@@ -60,8 +60,6 @@ class CaptureConfig(StrictModel):
     states: StateEncoding = "fp8"
     final: FinalKind = "answers"
     top: int | None = Field(default=None, gt=0)
-    longest: int = Field(default=2048, gt=2)
-    """Tokens to which rows are cut."""
     batch_tokens: int = Field(default=8192, gt=0)
     """Tokens of a batch of the target, padding included."""
     shard_bytes: int = Field(default=SHARD_BYTES, gt=0)
@@ -258,7 +256,7 @@ def capture_settings(
         taps=taps,
         layout=layout,
         chats=chats,
-        longest=config.longest,
+        longest=found.longest,
         batch_tokens=config.batch_tokens,
         shard_bytes=config.shard_bytes,
         splits=splits,

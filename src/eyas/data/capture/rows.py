@@ -26,42 +26,64 @@ class CaptureRows:
     dropped: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
     """Chats of each split with more tokens than rows have."""
+    longest: int = 0
+    """The most tokens of a row: what was asked for or the target's context; without either those of the longest."""
     reasons: list[str] = field(default_factory=list)
     """One line for each chat that couldn't be tokenized."""
 
 
-def read_rows(tokenizer: Any, chats: Path, held_out_share: float, longest: int, vocab: int) -> CaptureRows:
-    """Tokenize a chat folder or file and cut every row to `longest` tokens.
+def read_rows(
+    tokenizer: Any, chats: Path, held_out_share: float, longest: int | None, vocab: int, context: int | None = None
+) -> CaptureRows:
+    """Tokenize a chat folder or file and cut every row to `longest` tokens, if that is given.
 
     Chats that can't be tokenized, or have no answer token to learn from, are dropped and counted. Raises DataError if
-    no training row is left.
+    no training row is left, or if a row would have more tokens than the target's `context`.
     """
     found = CaptureRows()
+    whole_lengths: list[int] = []
     for split, members in splits(chats, held_out_share).items():
         kept: list[TokenRow] = []
         dropped = cut = 0
         for chat in members:
             try:
                 whole = tokenize_chat(tokenizer, chat)
-                row = cut_row(whole, longest)
+                row = whole if longest is None else cut_row(whole, longest)
                 _check_ids(row, vocab)
             except DataError as error:
                 found.reasons.append(str(error))
                 dropped += 1
                 continue
-            cut += len(whole.tokens) > longest
+            whole_lengths.append(len(whole.tokens))
+            cut += len(row.tokens) < len(whole.tokens)
             if learnable(row):
                 kept.append(row)
             else:
                 dropped += 1
         found.rows[split], found.dropped[split], found.cut[split] = kept, dropped, cut
+    if context is not None and (longest is None or longest > context):
+        _check_context(whole_lengths, context, chats)
+    limits = [limit for limit in (longest, context) if limit is not None]
+    found.longest = min(limits) if limits else max(whole_lengths, default=0)
     if not found.rows["train"]:
         why = f"; the first of them: {found.reasons[0]}" if found.reasons else ""
         raise DataError(
-            f"{chats} has no training chat with an answer token within its first {longest} tokens "
+            f"{chats} has no training chat with an answer token within its first {found.longest} tokens "
             f"({found.dropped['train']} were dropped{why})"
         )
     return found
+
+
+def _check_context(lengths: Sequence[int], context: int, chats: Path) -> None:
+    """Raise DataError if any chat has more tokens than the target's context: what is beyond would be lost."""
+    beyond = [length for length in lengths if length > context]
+    if beyond:
+        raise DataError(
+            f"{len(beyond):,} of the {len(lengths):,} chats in {chats} have more tokens than the target's context of "
+            f"{context:,}, the longest {max(beyond):,}. To leave them out, or to cut them after an answer: `eyas data "
+            f"prepare --max-length {context}`, with --too-long cut. To store the first {context:,} tokens of each: "
+            f"--max-length {context}"
+        )
 
 
 def _check_ids(row: TokenRow, vocab: int) -> None:

@@ -30,7 +30,7 @@ from eyas.train.loop.distributed import ProcessGroup, join_processes
 from eyas.train.loop.loop import check_loop, resolved, train
 from eyas.train.loss.objective import DraftObjective
 
-_FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings"}
+_FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings", "draft_window"}
 """Config fields that may differ in a warm start: they affect no weights but the head's, whose rows are matched."""
 
 
