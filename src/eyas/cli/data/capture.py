@@ -42,7 +42,9 @@ def capture(
     final: Final = "answers",
     max_length: Annotated[
         int | None,
-        Option(min=3, help="Cut rows to this many tokens (default: whole chats, as far as the target's context holds)."),
+        Option(
+            min=3, help="Cut rows to this many tokens (default: whole chats, as far as the target's context holds)."
+        ),
     ] = None,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass through the target, padding counted.")] = 8192,
     shard_mib: Annotated[float, Option(min=0.001, help="Most MiB of a shard.")] = 512,
