@@ -145,10 +145,10 @@ def test_pickles_are_read_only_when_named(decode: Run, tmp_path: Path) -> None:
 def test_no_memory_for_the_cache(decode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = slots.mapped_zeros
 
-    def scarce(size: Any, *options: Any) -> Any:
+    def scarce(size: Any, *options: Any, **named: Any) -> Any:
         if len(size) == 5 and size[1]:  # keys and values of some slots
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-        return zeros(size, *options)
+        return zeros(size, *options, **named)
 
     load = Target.__post_init__
 
