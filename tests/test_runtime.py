@@ -83,9 +83,11 @@ def test_what_was_loaded_moves_into_huge_pages_where_the_system_can() -> None:
 
 @pytest.fixture
 def _measured_anew() -> Iterator[None]:
-    runtime.cpu_computes_in.cache_clear()
+    for measured in (runtime.cpu_computes_in, runtime.cpu_trains_in):
+        measured.cache_clear()
     yield
-    runtime.cpu_computes_in.cache_clear()
+    for measured in (runtime.cpu_computes_in, runtime.cpu_trains_in):
+        measured.cache_clear()
 
 
 @pytest.mark.usefixtures("_measured_anew")
@@ -101,6 +103,22 @@ def test_half_precision_may_be_half_as_slow_again_as_float32(
     assert [runtime.cpu_computes_in(torch.bfloat16) for _ in range(3)] == [fast] * 3
     warnings = [f"this CPU is {half:.1f} times slower in bfloat16 than in float32"] * (not fast)
     assert [record.getMessage().split(",")[0] for record in caplog.records if record.name == "eyas"] == warnings
+
+
+@pytest.mark.usefixtures("_measured_anew")
+@pytest.mark.parametrize(
+    ("few", "many", "trains"), [(0.7, 0.6, True), (0.7, 1.9, False), (1.2, 1.0, True), (9.0, 0.5, False)]
+)
+def test_training_is_in_half_precision_only_where_that_is_no_slower(
+    few: float, many: float, trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens wait for memory, many for arithmetic: a CPU may be fast at one and slow at the other."""
+    half = {8: few, 256: many}
+    monkeypatch.setattr(
+        runtime, "_product_seconds", lambda dtype, count=8: half[count] if dtype == torch.bfloat16 else 1.0
+    )
+    assert runtime.cpu_trains_in(torch.float32)
+    assert runtime.cpu_trains_in(torch.bfloat16) == trains
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -119,6 +119,8 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
 
 _SLOWDOWN = 1.5
 """How many times slower than float32 half precision may be and still be worth its smaller memory."""
+_MANY = 256
+"""Tokens of a product that is bound by arithmetic."""
 
 
 @cache
@@ -145,14 +147,28 @@ def cpu_computes_in(dtype: torch.dtype) -> bool:
     return False
 
 
-def _product_seconds(dtype: torch.dtype) -> float:
-    """Best time of multiplying 8 tokens by a weight of 1024 x 1024, on one thread, as other cores may be busy."""
+@cache
+def cpu_trains_in(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies many tokens, as in training, at least as fast in `dtype` as in float32.
+
+    Decoding reads weights, of which half precision has fewer bytes; training multiplies. Some CPUs with bfloat16
+    instructions do that at half the speed of float32 (Intel's without AMX). Measured once in a process, in some 50 ms.
+    """
+    import torch
+
+    if dtype == torch.float32 or not cpu_computes_in(dtype):
+        return dtype == torch.float32
+    return _product_seconds(dtype, _MANY) <= _product_seconds(torch.float32, _MANY)
+
+
+def _product_seconds(dtype: torch.dtype, count: int = 8) -> float:
+    """Best time of multiplying `count` tokens by a weight of 1024 x 1024, on one thread, as other cores may be busy."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        weight, tokens = torch.ones(1024, 1024, dtype=dtype), torch.ones(8, 1024, dtype=dtype)
+        weight, tokens = torch.ones(1024, 1024, dtype=dtype), torch.ones(count, 1024, dtype=dtype)
         times = []
         for _ in range(8):  # the first prepares the kernel
             began = time.perf_counter()

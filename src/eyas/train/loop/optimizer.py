@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from eyas.config import StrictModel
-from eyas.runtime import cpu_computes_in
+from eyas.runtime import cpu_trains_in
 
 
 class OptimizerConfig(StrictModel):
@@ -139,8 +139,8 @@ def orthogonalised(
 
 
 def computes_in_bf16(device: torch.device) -> bool:
-    """Whether `device` multiplies bfloat16 matrices about as fast as float32 ones; measured on CPUs."""
-    return device.type != "cpu" or cpu_computes_in(torch.bfloat16)
+    """Whether `device` multiplies bfloat16 matrices at least as fast as float32 ones; measured on CPUs."""
+    return device.type != "cpu" or cpu_trains_in(torch.bfloat16)
 
 
 class ScheduleConfig(StrictModel):
