@@ -125,7 +125,7 @@ def test_large_matrices_go_alone_and_small_ones_together(monkeypatch: pytest.Mon
 def test_a_gpu_computes_in_bf16_and_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert computes_in_bf16(torch.device("cuda"))
     for answer in (True, False):
-        monkeypatch.setattr(optimizer, "cpu_computes_in", lambda _, answer=answer: answer)
+        monkeypatch.setattr(optimizer, "cpu_trains_in", lambda _, answer=answer: answer)
         assert computes_in_bf16(torch.device("cpu")) is answer
 
 
