@@ -11,7 +11,7 @@ import pytest
 
 from .source import FILES, SOURCE, ids, importers, lines, parsed
 
-FOUNDATION = frozenset({"types", "errors", "config", "files", "urls", "runtime", "assets", "hub", "recipes"})
+FOUNDATION = frozenset({"types", "errors", "config", "files", "urls", "runtime", "machine", "assets", "hub", "recipes"})
 ENGINE = FOUNDATION | {"tree", "verify", "targets", "drafters", "engine"}
 ABOVE = ENGINE | {"__init__"}  # `import eyas` and its public names
 ALLOWED: dict[str, frozenset[str]] = {
@@ -21,6 +21,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "urls": frozenset({"errors"}),
     "files": frozenset({"errors", "urls"}),
     "runtime": frozenset(),
+    "machine": frozenset({"files"}),
     "assets": frozenset(),
     "hub": frozenset({"errors"}),
     "recipes": frozenset({"config", "errors"}),

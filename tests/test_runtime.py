@@ -1,11 +1,10 @@
-"""What a process keeps (few compiled kernels, huge pages) and what its CPU computes in."""
+"""What a process keeps: few compiled kernels, huge pages."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -79,61 +78,3 @@ def test_what_was_loaded_moves_into_huge_pages_where_the_system_can() -> None:
     if done[0] == "False":
         pytest.skip("this system has no huge pages on demand")
     assert int(done[2]) >= int(done[1]) + 24
-
-
-@pytest.fixture
-def _measured_anew() -> Iterator[None]:
-    for measured in (runtime.cpu_computes_in, runtime.cpu_trains_in):
-        measured.cache_clear()
-    yield
-    for measured in (runtime.cpu_computes_in, runtime.cpu_trains_in):
-        measured.cache_clear()
-
-
-@pytest.mark.usefixtures("_measured_anew")
-@pytest.mark.parametrize(("half", "fast"), [(0.7, True), (1.5, True), (1.6, False), (28.0, False)])
-def test_half_precision_may_be_half_as_slow_again_as_float32(
-    half: float, fast: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Measured once, and reported once where it is slow; float32 is never measured."""
-    seconds = {torch.bfloat16: [half], torch.float32: [1.0]}
-    monkeypatch.setattr(runtime, "_product_seconds", lambda dtype: seconds[dtype].pop())
-    assert runtime.cpu_computes_in(torch.float32)
-    assert seconds[torch.float32]
-    assert [runtime.cpu_computes_in(torch.bfloat16) for _ in range(3)] == [fast] * 3
-    warnings = [f"this CPU is {half:.1f} times slower in bfloat16 than in float32"] * (not fast)
-    assert [record.getMessage().split(",")[0] for record in caplog.records if record.name == "eyas"] == warnings
-
-
-@pytest.mark.usefixtures("_measured_anew")
-@pytest.mark.parametrize(
-    ("few", "many", "trains"), [(0.7, 0.6, True), (0.7, 1.9, False), (1.2, 1.0, True), (9.0, 0.5, False)]
-)
-def test_training_is_in_half_precision_only_where_that_is_no_slower(
-    few: float, many: float, trains: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few tokens wait for memory, many for arithmetic: a CPU may be fast at one and slow at the other."""
-    half = {8: few, 256: many}
-    monkeypatch.setattr(
-        runtime, "_product_seconds", lambda dtype, count=8: half[count] if dtype == torch.bfloat16 else 1.0
-    )
-    assert runtime.cpu_trains_in(torch.float32)
-    assert runtime.cpu_trains_in(torch.bfloat16) == trains
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_measurement_is_its_best_run_and_leaves_the_threads_as_they_were(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 9.0] * 5 + [20.0, 20.25] + [30.0, 31.0] * 2)
-    monkeypatch.setattr("eyas.runtime.time.perf_counter", lambda: next(clock))
-    before = torch.get_num_threads()
-    assert runtime._product_seconds(dtype) == 0.25
-    assert torch.get_num_threads() == before
-
-
-@pytest.mark.usefixtures("_measured_anew")
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="another CPU than the one this is about")
-@pytest.mark.skipif(torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has bfloat16 kernels")
-def test_a_cpu_of_plain_avx2_does_not_compute_in_bfloat16() -> None:
-    assert not runtime.cpu_computes_in(torch.bfloat16)

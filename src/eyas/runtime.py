@@ -1,4 +1,4 @@
-"""The process and its machine: settings that decide CPU speed, what the CPU computes in, versions of libraries.
+"""The process: settings that decide its speed on a CPU, how busy the machine is, versions of libraries.
 
 torch is imported inside functions: command lines import this module before they know that they need it.
 """
@@ -6,12 +6,9 @@ torch is imported inside functions: command lines import this module before they
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import sys
-import time
 from collections.abc import Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-_LOG = logging.getLogger("eyas")
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -115,68 +110,6 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
-
-
-_SLOWDOWN = 1.5
-"""How many times slower than float32 half precision may be and still be worth its smaller memory."""
-_MANY = 256
-"""Tokens of a product that is bound by arithmetic."""
-
-
-@cache
-def cpu_computes_in(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices in `dtype` at most 1.5 times slower than in float32.
-
-    CPUs without kernels for bfloat16 or float16 convert on the fly, which makes decoding several times and training up
-    to 28 times slower. Measured once in a process, in some 30 ms; a slow dtype is reported in the log then. Wherever a
-    dtype is `auto`, float32 takes the place of a slow one.
-    """
-    import torch
-
-    if dtype == torch.float32:
-        return True
-    slowdown = _product_seconds(dtype) / _product_seconds(torch.float32)
-    if slowdown <= _SLOWDOWN:
-        return True
-    name = str(dtype).removeprefix("torch.")
-    _LOG.warning(
-        "this CPU is %.1f times slower in %s than in float32, so dtype auto means float32 here, which takes twice "
-        "the memory; choose dtype %s to keep it",
-        slowdown, name, name,
-    )  # fmt: skip
-    return False
-
-
-@cache
-def cpu_trains_in(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies many tokens, as in training, at least as fast in `dtype` as in float32.
-
-    Decoding reads weights, of which half precision has fewer bytes; training multiplies. Some CPUs with bfloat16
-    instructions do that at half the speed of float32 (Intel's without AMX). Measured once in a process, in some 50 ms.
-    """
-    import torch
-
-    if dtype == torch.float32 or not cpu_computes_in(dtype):
-        return dtype == torch.float32
-    return _product_seconds(dtype, _MANY) <= _product_seconds(torch.float32, _MANY)
-
-
-def _product_seconds(dtype: torch.dtype, count: int = 8) -> float:
-    """Best time of multiplying `count` tokens by a weight of 1024 x 1024, on one thread, as other cores may be busy."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        weight, tokens = torch.ones(1024, 1024, dtype=dtype), torch.ones(count, 1024, dtype=dtype)
-        times = []
-        for _ in range(8):  # the first prepares the kernel
-            began = time.perf_counter()
-            torch.nn.functional.linear(tokens, weight)
-            times.append(time.perf_counter() - began)
-        return min(times)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def machine_load() -> dict[str, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
 import eyas
+from eyas.machine import processor_model
 from eyas.runtime import machine_load
 
 
 def describe_machine() -> dict[str, Any]:
     """What decides the speed of this machine, for JSON: processor, cores, threads, load, GPU, versions."""
     machine: dict[str, Any] = {
-        "cpu": _cpu_model(),
+        "cpu": processor_model(),
         **machine_load(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -27,12 +27,3 @@ def describe_machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     return machine
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

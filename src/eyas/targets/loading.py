@@ -20,7 +20,8 @@ from transformers.utils import logging as transformers_logging
 from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.hub import find_model
-from eyas.runtime import cpu_computes_in, keep_freed_memory, use_huge_pages
+from eyas.machine import cpu_computes_in
+from eyas.runtime import keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import (
     auto_class,
@@ -313,7 +314,7 @@ def resolve_dtype(
 
     `auto` is what the checkpoint of `model` (a directory, a Hub id or `demo`) says: its config's dtype, else its
     tensors'. Two exceptions are float32: the embedded demo, and half precision on a CPU that has no kernels for it
-    (`eyas.runtime.cpu_computes_in`), unless the weights are quantised and so made for their dtype. `device` None is
+    (`eyas.machine.cpu_computes_in`), unless the weights are quantised and so made for their dtype. `device` None is
     the accelerator if there is one. Raises UsageError for unknown names and ModelError for unreadable checkpoints.
     """
     if isinstance(dtype, torch.dtype):

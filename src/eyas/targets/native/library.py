@@ -11,10 +11,8 @@ import ctypes
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from enum import IntEnum
@@ -26,6 +24,7 @@ import torch
 from torch import Tensor
 
 from eyas.files import writing_path
+from eyas.machine import cache_directory, processor_flags
 
 _LOG = logging.getLogger("eyas")
 _SOURCES = Path(__file__).parent / "kernels"
@@ -115,6 +114,7 @@ class Kernels:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        self.name = path.stem
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
         self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
@@ -161,7 +161,7 @@ def kernels() -> Kernels | None:
     """The kernels of this machine, compiled at the first call if need be; None where there are none."""
     if os.environ.get(DISABLE) == "0":
         return None
-    flags = _processor_flags()
+    flags = processor_flags()
     if not {"avx2", "fma"} <= flags:
         return None
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
@@ -199,23 +199,3 @@ def _compiled(compiler: str, flags: frozenset[str]) -> Path:
 def _openmp() -> list[str]:
     """torch's own OpenMP library, if it brings one: a second one would have threads that fight for the cores."""
     return [str(path) for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))]
-
-
-def cache_directory() -> Path:
-    """Where files are kept that can be made again: `$XDG_CACHE_HOME/eyas`, `~/.cache/eyas`."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(home) if home else Path.home() / ".cache") / "eyas"
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / f"eyas-{os.getuid()}"
-
-
-def _processor_flags() -> frozenset[str]:
-    """The features of an x86 processor as Linux names them; empty elsewhere."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return frozenset()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), ()))

@@ -6,7 +6,6 @@ same to the bit alone and in a batch, in a plain pass and in a tree.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from ctypes import byref
 from functools import cache
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
+from eyas.machine import clock, measured_once
 from eyas.targets.linears import PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, PANEL, Kernels, Linear, kernels
 
@@ -41,17 +41,18 @@ def threads_for(multiplications: int) -> int:
 def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinear] | None:
     """The fastest layout of weights on a device: native, oneDNN's or (None) PyTorch's own row-major one.
 
-    Measured once in a process, in some 100 ms: native weights are taken unless oneDNN's multiply 1, 4 and 16 tokens
+    Measured once on a machine, in some 100 ms: native weights are taken unless oneDNN's multiply 1, 4 and 16 tokens
     faster by more than 5 %, or a prompt's 256 more than 1.5 times as fast.
     """
     if device.type != "cpu" or dtype not in KINDS:
         return None
-    prepacked = can_prepack(device, dtype)
-    if kernels() is None:
+    prepacked, found = can_prepack(device, dtype), kernels()
+    if found is None:
         return PrepackedLinear if prepacked else None
     if not prepacked:
         return NativeLinear
-    native, other = _seconds((NativeLinear, PrepackedLinear), dtype)
+    name = f"layouts-{str(dtype).removeprefix('torch.')}-{found.name}"
+    native, other = measured_once(name, lambda: _seconds((NativeLinear, PrepackedLinear), dtype))
     slower = sum(native[:3]) > 1.05 * sum(other[:3]) or native[3] > 1.5 * other[3]
     return PrepackedLinear if slower else NativeLinear
 
@@ -59,7 +60,7 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
 def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> list[list[float]]:
     """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024.
 
-    They take turns, on one thread: on a busy machine threads wait for each other, and the choice would be one of luck.
+    They take turns, on one thread, in the time that it runs: on a busy machine the choice would be one of luck.
     """
     linears = [nn.Linear(1024, 1024, bias=False, dtype=dtype).requires_grad_(False) for _ in range(6)]
     weights = [tuple(layout(linear, False) for layout in layouts) for linear in linears]
@@ -72,9 +73,9 @@ def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> li
             times: list[list[float]] = [[] for _ in layouts]
             for each in weights * repeats:
                 for weight, seconds in zip(each, times, strict=True):
-                    began = time.perf_counter()
+                    began = clock()
                     weight.multiply(x)
-                    seconds.append(time.perf_counter() - began)
+                    seconds.append(clock() - began)
             for best, seconds in zip(found, times, strict=True):
                 best.append(min(seconds))
     finally:

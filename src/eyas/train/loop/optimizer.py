@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from eyas.config import StrictModel
-from eyas.runtime import cpu_trains_in
+from eyas.machine import cpu_trains_in
 
 
 class OptimizerConfig(StrictModel):
