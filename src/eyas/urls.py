@@ -57,7 +57,7 @@ class UrlPath:
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the URL, behind its last slash."""
         return self._url.rpartition("/")[2]
 
     @property
@@ -66,7 +66,7 @@ class UrlPath:
         return self._url.partition(":")[0] in ONE_PROCESS
 
     def absolute(self) -> UrlPath:
-        """Itself: URLs are absolute."""
+        """This path itself: URLs are always absolute."""
         return self
 
     def is_file(self) -> bool:

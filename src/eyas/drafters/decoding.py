@@ -59,10 +59,11 @@ class Stage(NamedTuple):
 
     lengths: Tensor  # [R] pairs that were read
     seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
-    before: int = 0
-    """Columns of each row that passes before this one staged."""
-    layout: RaggedLayout | None = None
-    """That of rows whose tokens lie end to end."""
+    before: int = 0  # columns of each row that passes before this one staged
+    layout: RaggedLayout | None = None  # of rows whose tokens lie end to end
+    layer: int = 0  # the slot cache's layer that is the network's first
+    first: int = 0  # the first of a row's own pairs that is seen
+    level: int = 0  # of a draft: 0 is that of the root's children
 
 
 class NetworkDrafter(Drafter):
@@ -266,7 +267,7 @@ class NetworkDrafter(Drafter):
             positions = lengths.unsqueeze(1) + steps
             stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout)
             positions = positions if layout is None else layout.gather(positions)
-            fed, normed = self.run_modules(rows, tokens, hidden, positions, stage)
+            fed, normed = self.network.step(tokens, hidden, positions, self.attend(rows, stage))
             return fed.flatten(0, 1), normed.flatten(0, 1)
         self._cache.reserve(self._cache.start(rows) + width)
         cells = None if layout is None else layout.cell_index
@@ -278,23 +279,26 @@ class NetworkDrafter(Drafter):
     def _lengths(self, rows: range) -> Tensor:
         return to_device(self._cache.lengths[rows.start : rows.stop], self._ids.device)
 
-    def run_modules(
-        self, rows: range, tokens: Tensor, hidden: Tensor, positions: Tensor, stage: Stage
+    def run_level(
+        self, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
-        """`DraftNetwork.step` of tokens and positions [R, S] and states [R, S, H], with `rows` of the slot cache."""
-        self._cache.reserve(self._cache.start(rows) + stage.seen.shape[2], stage.before)
-        return self.network.step(tokens, hidden, positions, self._attend(rows, stage))
+        """Run a level's nodes: their states [R, W, H], made of their parents' `fed`, and the logits of what follows."""
+        fed, normed = self.network.step(tokens, fed, positions, self.attend(rows, stage))
+        return fed, self.network.logits(normed)
 
-    def _attend(self, rows: range, stage: Stage) -> Attend:
+    def attend(self, rows: range, stage: Stage) -> Attend:
         """Attention that stages its keys and values where `stage` says."""
+        self._cache.reserve(self._cache.start(rows) + stage.seen.shape[2], stage.before)
         staging = self._cache.staging(rows, stage.seen.shape[2] - stage.before, stage.before)
         columns = torch.arange(staging.end, device=stage.lengths.device)
         seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
+        if stage.first:
+            seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layout is not None:
                 q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
-            keys, values = self._cache.write(layer, k, v, staging)
+            keys, values = self._cache.write(stage.layer + layer, k, v, staging)
             out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
             return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 
@@ -336,10 +340,10 @@ class _ModuleLevels:
             fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
         self._seen = torch.cat((seen, itself), dim=2)
         positions = (self._lengths + self._level).unsqueeze(1).expand(-1, width)
-        stage = Stage(self._lengths, self._seen, self._seen.shape[2] - width)
-        self._fed, normed = self._drafter.run_modules(self._rows, frontier.tokens, fed, positions, stage)
+        stage = Stage(self._lengths, self._seen, self._seen.shape[2] - width, level=self._level)
+        self._fed, logits = self._drafter.run_level(self._rows, frontier.tokens, fed, positions, stage)
         self._level += 1
-        return self._drafter.network.logits(normed)
+        return logits
 
 
 class _NativeLevels:

@@ -19,11 +19,12 @@ from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.targets import Target, load_target
 from eyas.tree import parse_tree
-from eyas.types import Limits, Request, SamplingParams
+from eyas.types import Request, SamplingParams
 
 from ... import tiny
 from ..cacheless import causal
 from . import checkpoints
+from .equality import equal_to_plain
 
 CASES = {"deepseek": ("deepseek3", "deepseek"), "glm": ("glm4moe", "deepseek"), "mimo": ("qwen2", "mimo")}
 MODULES = 3
@@ -134,23 +135,9 @@ def test_guesses_are_those_of_transformers_modules(case: Any, name: str, monkeyp
     tiny.sample([*CASES], [0.0, 0.7, 1.0], ["chain:5", "dynamic:5,3,9", "shared:3,3,7"]),
 )
 def test_output_is_that_of_plain_decoding(case: Any, name: str, temperature: float, tree: str) -> None:
-    batch = 1 if tree == "chain:5" else 4
     made = case(name)
-    requests = [
-        Request(prompt, SamplingParams(max_tokens=9, temperature=temperature, seed=seed))
-        for seed, prompt in enumerate(tiny.prompts(1, 11, 5, 20, 6)[: batch + 2])
-    ]
-    plain = [done.token_ids for done in Engine(made.target, batch_size=batch).generate(requests)]
-    speculation = Speculation(made.drafter, parse_tree(tree))
-    engine = Engine(made.target, None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
-    accepted = []
-    for _ in range(2):  # the second time with prefixes from the cache
-        done = engine.generate(requests)
-        assert [one.token_ids for one in done] == plain
-        engine.check_invariants()
-        accepted.append([one.stats.accepted_histogram for one in done])
-        assert sum(one.stats.drafted_depth for one in done) > 0
-    assert accepted[0] == accepted[1]  # what the modules put out came back with the prefix
+    first, second = equal_to_plain(made.target, made.drafter, temperature, tree)
+    assert first == second  # what the modules put out came back with the prefix
 
 
 def test_modules_are_found_in_order(case: Any) -> None:

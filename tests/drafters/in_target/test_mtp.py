@@ -21,11 +21,12 @@ from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target
 from eyas.tree import parse_tree
-from eyas.types import Limits, Request, SamplingParams
+from eyas.types import Request, SamplingParams
 
 from ... import tiny
 from ..cacheless import causal
 from . import checkpoints
+from .equality import equal_to_plain
 
 CASES = {
     "deepseek": ("deepseek3", "deepseek"),
@@ -155,20 +156,8 @@ def test_logits_are_those_written_out_by_hand(case: Any, name: str) -> None:
     tiny.sample([*CASES], [0.0, 0.7, 1.0], ["chain:3", "dynamic:3,3,7", "shared:3,3,7"]),
 )
 def test_output_is_that_of_plain_decoding(case: Any, name: str, temperature: float, tree: str) -> None:
-    batch = 1 if tree == "chain:3" else 4
     made = case(name)
-    requests = [
-        Request(prompt, SamplingParams(max_tokens=9, temperature=temperature, seed=seed))
-        for seed, prompt in enumerate(tiny.prompts(1, 11, 5, 20, 6)[: batch + 2])
-    ]
-    plain = [done.token_ids for done in Engine(made.target, batch_size=batch).generate(requests)]
-    speculation = Speculation(made.drafter, parse_tree(tree))
-    engine = Engine(made.target, None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
-    for _ in range(2):  # the second time with prefixes from the cache
-        done = engine.generate(requests)
-        assert [one.token_ids for one in done] == plain
-        engine.check_invariants()
-        assert sum(one.stats.drafted_depth for one in done) > 0
+    equal_to_plain(made.target, made.drafter, temperature, tree)
 
 
 @pytest.mark.parametrize("name", CASES)

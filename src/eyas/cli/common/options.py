@@ -43,6 +43,12 @@ Coupled = Annotated[
     bool | None,
     Option("--coupled/--no-coupled", help="Rank draft tokens with the sampler's own noise (default: yes)."),
 ]
+EngineCommand = Annotated[
+    str | None, Option(help="The program, such as ENV/bin/vllm serve (default: what is installed).")
+]
+EngineArguments = Annotated[
+    list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
+]
 Json = Annotated[bool, Option("--json", help="Write JSON to standard output.")]
 
 

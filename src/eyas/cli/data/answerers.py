@@ -15,7 +15,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetOptions
+from eyas.cli.common.options import DraftOptions, EngineArguments, EngineCommand, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,12 +88,8 @@ class WorkerEngineOptions:
     engine: Annotated[
         Literal["eyas", "vllm"], Option(help="With --on: vllm has each worker start a server of vLLM's for itself.")
     ] = "eyas"
-    engine_command: Annotated[
-        str | None, Option(help="The program, such as ENV/bin/vllm serve (default: what is installed).")
-    ] = None
-    engine_option: Annotated[
-        list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
-    ] = field(default_factory=list)
+    engine_command: EngineCommand = None
+    engine_option: EngineArguments = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typer import Option
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import quiet, tree_text
 from eyas.cli.common.display import note
-from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.cli.common.options import DraftOptions, EngineArguments, EngineCommand, TargetOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 
@@ -40,12 +40,8 @@ class EngineOptions:
     print_command: Annotated[bool, Option("--print-command", help="Print another engine's command, don't run it.")] = (
         False
     )
-    engine_command: Annotated[
-        str | None, Option(help="The program, such as ENV/bin/vllm serve (default: what is installed).")
-    ] = None
-    engine_option: Annotated[
-        list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
-    ] = field(default_factory=list)
+    engine_command: EngineCommand = None
+    engine_option: EngineArguments = field(default_factory=list)
     export_to: Annotated[
         Path | None, Option(file_okay=False, help="Where the drafter is exported if the engine can't read it as it is.")
     ] = None

@@ -124,7 +124,7 @@ class BlockDrafter(NetworkDrafter):
             return self._guessing(final.view(*tokens.shape, -1))
         lengths = self._lengths(rows)
         seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
-        attend = self._attend(rows, Stage(lengths, seen))
+        attend = self.attend(rows, Stage(lengths, seen))
         return self._guessing(self.network.block(tokens, lengths.unsqueeze(1) + steps, attend))
 
     def _guessing(self, states: Tensor) -> Tensor:

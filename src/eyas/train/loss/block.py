@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     loss_mask: Tensor  # [C, S] of the whole batch
 
     def part(self, chosen: slice) -> Blocks:
-        """Some of the blocks."""
+        """The `chosen` blocks alone, with all that is said of them."""
         return self._replace(
             anchors=self.anchors.part(chosen),
             masked=self.masked[chosen],
