@@ -43,6 +43,8 @@ def padded(
 
     The inputs of a matrix may be several parts side by side, each with an old and a new width.
     """
+    if old.dim() == 3:
+        return padded(old[0], shape[1:], factor, inputs).unsqueeze(0)
     if old.dim() == 1:
         new = torch.zeros(shape, dtype=old.dtype)
         new[: len(old)] = old * (factor if old.shape != shape else 1.0)
@@ -77,7 +79,7 @@ def widened_drafter(network: DraftNetwork, sizes: dict[str, int], factor: int) -
     }
     own = {name: value for name, value in changed.items() if name in type(network.config).model_fields}
     wide = type(network)(network.config.model_copy(update=own))
-    inputs = {"fc.weight": [state] * len(taps), "eh_proj.weight": [state] * 2}
+    inputs = {"fc.weight": [state] * len(taps), "mask_hidden": [state] * len(taps), "eh_proj.weight": [state] * 2}
     if isinstance(network, Eagle3Network):
         inputs |= {f"layers.0.self_attn.{part}_proj.weight": [state] * 2 for part in "qkv"}
     if isinstance(network, DSparkNetwork):

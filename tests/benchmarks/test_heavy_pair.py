@@ -10,6 +10,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.heavy_pair import logit_gap, widened_drafter, widened_target
 from eyas.drafters.kinds.medusa import MedusaNetwork
+from eyas.drafters.kinds.peagle import PEagleNetwork
 
 from .. import tiny
 from ..drafters.cacheless import causal
@@ -38,6 +39,17 @@ def test_a_wide_drafter_drafts_from_wide_states_what_it_did_from_narrow_ones() -
     expected = light.double().fuse(states)
     torch.testing.assert_close(found[..., : tiny.HIDDEN], expected, rtol=1e-9, atol=1e-9)
     assert not found[..., tiny.HIDDEN :].any()
+
+
+@torch.inference_mode()
+def test_a_wide_p_eagle_drafter_has_the_masked_pair_of_the_narrow_one() -> None:
+    light = tiny.network("peagle", head_dim=8, taps=(1, 2, 4)).double()
+    wide = widened_drafter(light, SIZES, 1).double()
+    assert isinstance(light, PEagleNetwork)
+    assert isinstance(wide, PEagleNetwork)
+    narrow, padded = light.masked_pair().state, wide.masked_pair().state
+    torch.testing.assert_close(padded[..., : tiny.HIDDEN], narrow, rtol=1e-9, atol=1e-9)
+    assert not padded[..., tiny.HIDDEN :].any()
 
 
 @torch.inference_mode()
