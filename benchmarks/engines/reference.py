@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 import eyas
 from benchmarks.engines.counts import Counts, Round, full_chains
 from eyas.bench.offline.certificate import scores_after
+from eyas.drafters import decoding
+from eyas.drafters.block import decoding as block
+from eyas.drafters.decoding import best_children
 from eyas.engine import run_round
 from eyas.verify import Sampler
 
@@ -23,6 +31,8 @@ class Reference:
     """The end mark included."""
     rounds: Mapping[int, tuple[Round, ...]]
     """By K, from the answer's second token on."""
+    leads: Mapping[int, float]
+    """By K, the least by which a guess was better than the next best, in the drafter's logits."""
     ended: bool
     """By its end mark, not its limit."""
 
@@ -35,12 +45,29 @@ def references(
     plain = eyas.load(model, dtype=torch.float32)
     answers = [tuple(done.token_ids) for done in plain.generate([eyas.Request(prompt, params) for prompt in prompts])]
     rounds: list[dict[int, tuple[Round, ...]]] = [{} for _ in prompts]
+    leads: list[dict[int, float]] = [{} for _ in prompts]
     for chain in chains:
         engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32)
-        for prompt, answer, found in zip(prompts, answers, rounds, strict=True):
-            found[chain] = _rounds(engine, prompt, answer, tokens, chain)
+        for prompt, answer, found, least in zip(prompts, answers, rounds, leads, strict=True):
+            with _recorded_leads() as recorded:
+                found[chain] = _rounds(engine, prompt, answer, tokens, chain)
+            least[chain] = min(recorded, default=math.inf)
     ended = [answer[-1] in plain.eos_ids for answer in answers]
-    return [Reference(*each) for each in zip(prompts, answers, rounds, ended, strict=True)]
+    return [Reference(*each) for each in zip(prompts, answers, rounds, leads, ended, strict=True)]
+
+
+@contextmanager
+def _recorded_leads() -> Iterator[list[float]]:
+    """The leads of all guesses of the block, of one row."""
+    found: list[float] = []
+
+    def recorded(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        best, second = logits[0, 0].float().topk(2).values
+        found.append(float(best - second))
+        return best_children(logits, *rest)
+
+    with patch.object(decoding, "best_children", recorded), patch.object(block, "best_children", recorded):
+        yield found
 
 
 def _rounds(

@@ -62,6 +62,8 @@ def _outcome(result: Result) -> str:
     if result.equal < result.prompts:
         ties = sum(parting.tie for parting in result.partings)
         answers += f", {ties} parted at a tie, {len(result.partings) - ties} DIFFERENT"
+    if result.draft_ties:
+        answers += f", {result.draft_ties} of them not counted: two guesses of the drafter tie"
     ours, theirs = (", ".join(map(str, counts.accepted)) for counts in (result.ours, result.theirs))
     if result.ours == result.theirs:
         return f"{answers}; accepted {theirs}, as in eyas"

@@ -16,8 +16,8 @@ from eyas.interop.export.consumers import CONSUMERS
 
 RUN: dict[str, Any] = {"engine": "vLLM", "version": "0.32.0", "form": "vllm", "way": "over HTTP", "date": "2026-11-21"}
 REFERENCE = [
-    Reference((1, 2), (3, 4, 5, 6), {3: (Round(2, 3),)}, ended=False),
-    Reference((7,), (8, 9, 1), {3: (Round(0, 3), Round(3, 2, 0))}, ended=True),
+    Reference((1, 2), (3, 4, 5, 6), {3: (Round(2, 3),)}, {3: 0.5}, ended=False),
+    Reference((7,), (8, 9, 1), {3: (Round(0, 3), Round(3, 2, 0))}, {3: 0.5}, ended=True),
 ]
 SAME = [
     Answer((3, 4, 5, 6), full_chains(REFERENCE[0].rounds[3], 3)),
@@ -25,9 +25,9 @@ SAME = [
 ]
 
 
-def run(answers: list[Answer], gap: float = 2.0, **more: Any) -> Result:
+def run(answers: list[Answer], gap: float = 2.0, reference: list[Reference] = REFERENCE, **more: Any) -> Result:
     return compare(
-        RUN | more, answers, REFERENCE, 3, lambda reference: full_chains(reference.rounds[3], 3), lambda *_: gap
+        RUN | more, answers, reference, 3, lambda reference: full_chains(reference.rounds[3], 3), lambda *_: gap
     )
 
 
@@ -60,6 +60,18 @@ def test_counts_that_are_off_fail_unless_the_form_is_for_another_engine() -> Non
     assert run(off).same_counts == 1
     assert run(off, misfit="it reads it wrong").passed
     assert not run(SAME, misfit="it reads it wrong").passed
+
+
+def test_other_counts_where_two_guesses_were_equally_good_are_a_tie_of_the_drafter() -> None:
+    off = [SAME[0], Answer((8, 9, 1), Counts(2, 6, (0, 0, 0)))]
+    tied = [REFERENCE[0], replace(REFERENCE[1], leads={3: 5e-5, 5: 0.5})]
+    result = run(off, reference=tied)
+    assert result.passed
+    assert (result.equal, result.same_counts, result.draft_ties) == (2, 1, 1)
+    assert result.ours == result.theirs == SAME[0].counts
+    assert not run(off, reference=[tied[0], replace(tied[1], leads={3: 5e-4})]).passed
+    assert run(SAME, reference=tied).draft_ties == 0
+    assert "1 of them not counted: two guesses of the drafter tie" in table([result])
 
 
 def test_results_survive_json() -> None:
