@@ -30,6 +30,9 @@ inline vec times_power_of_two(vec a, vec n) {
     __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
     return mul(a, _mm512_castsi512_ps(exponent));
 }
+inline vec zero_below(vec a, vec x, float least) {  // 0 where x is less than `least`
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(least), _CMP_NLT_UQ), a);
+}
 inline vec load(const uint16_t* p) {  // bf16
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -67,6 +70,9 @@ inline vec times_power_of_two(vec a, vec n) {
     __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return mul(a, _mm256_castsi256_ps(exponent));
 }
+inline vec zero_below(vec a, vec x, float least) {  // 0 where x is less than `least`
+    return _mm256_and_ps(a, _mm256_cmp_ps(x, all(least), _CMP_NLT_UQ));
+}
 inline vec load(const uint16_t* p) {  // bf16
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -103,9 +109,13 @@ inline __m256 sums(const vec (&a)[8]) {
     return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
 
-// e to the power of x, within 2 units in the last place; 0 below -87. Cody and Waite's reduction, Cephes' polynomial.
-inline vec exponential(vec x) {
-    x = larger(smaller(x, all(88.0f)), all(-87.5f));
+// Below this a power of e counts as 0: it is nothing beside the 1 that it is added to wherever it is used, and products
+// of still smaller ones would be subnormal numbers, with which some processors compute a hundred times as slowly.
+constexpr float LEAST_POWER = -60.0f;
+
+// e to the power of x, within 2 units in the last place; 0 below -60. Cody and Waite's reduction, Cephes' polynomial.
+inline vec exponential(vec power) {
+    vec x = larger(smaller(power, all(88.0f)), all(LEAST_POWER));
     vec n = nearest(mul(x, all(1.44269504088896341f)));
     vec r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);
@@ -115,7 +125,7 @@ inline vec exponential(vec x) {
     p = fma(p, r, all(4.1665795894e-2f));
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
-    return times_power_of_two(add(fma(mul(r, r), p, r), all(1.0f)), n);
+    return zero_below(times_power_of_two(add(fma(mul(r, r), p, r), all(1.0f)), n), power, LEAST_POWER);
 }
 
 // The hyperbolic tangent.
