@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from eyas.targets import load_target
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import native_attention
+
+from ... import tiny
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no native kernels here")
 
@@ -33,3 +38,33 @@ def test_weights_that_would_be_subnormal_are_zero(first: bool) -> None:
 def test_weights_of_likelier_keys_are_not(apart: float) -> None:
     expected = torch.tensor([0.0, -apart], dtype=torch.float64).softmax(0)[1]
     assert mixed([0.0, -apart], [0.0, 1.0]) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_many_keys_are_those_of_the_softmax(dtype: torch.dtype) -> None:
+    """More than one tile of them, and queries of which some see fewer."""
+    heads, keys, size = 6, 1100, 48
+    query, key, value = (torch.randn(1, n, s, size).to(dtype) for n, s in ((heads, 2), (2, keys), (2, keys)))
+    seen = torch.ones(1, 1, 2, keys, dtype=torch.bool)
+    seen[..., 1, 5::7] = False
+    out = native_attention(query, key, value, seen, None)
+    assert out is not None
+    shared = (part.double().repeat_interleave(heads // 2, 1) for part in (key, value))
+    expected = torch.nn.functional.scaled_dot_product_attention(query.double(), *shared, attn_mask=seen)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(out.double(), expected.transpose(1, 2), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+def test_a_long_prompt_is_read_alike_in_passes_of_any_size(heads: int, tmp_path: Path) -> None:
+    """Blocks of tokens and tiles of keys change no sum: 8 heads of a group are more than 32 queries in a block."""
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 2048}
+    tiny.build_model("llama", **sizes).save_pretrained(tmp_path)
+    target, tokens = load_target(tmp_path, dtype=torch.float32, device="cpu"), tiny.prompts(1090)[0]
+    assert target.native is not None
+    found = []
+    for chunk in (1089, 512, 37, 4):
+        target.resize(1)
+        found.append(torch.cat([piece.final for piece in target.prefill(range(1), [tokens], (), chunk)], dim=1))
+    for other in found[1:]:
+        assert torch.equal(found[0], other)

@@ -8,7 +8,9 @@
 // Shapes: C capacity of the cache.
 #pragma once
 
+#include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "vector.h"
 
@@ -86,19 +88,19 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap) 
     return 1.0f / sum(total);
 }
 
-// N queries side by side, which read each key and value once; every sum is the one that a query has alone.
-// `scores` has room for N times the longest count + 2 * LANES.
+constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
+constexpr int64_t QUERIES = 32;  // queries that share such a reading
+
+// Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
 template <int N, class T>
-void attend_together(const Context<T>& context, const Query* query, float* scores) {
-    constexpr int KEYS = 8 / N, WIDE = 8 / N;  // keys and vectors of values that are worked on at once
-    int64_t longest = 0;
-    for (int n = 0; n < N; n++) longest = query[n].count > longest ? query[n].count : longest;
-    const int64_t padded = (longest + LANES - 1) / LANES * LANES, stride = padded + LANES;
-    for (int64_t j = 0; j < longest; j += KEYS) {
+void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
+                    int64_t stride) {
+    constexpr int KEYS = 8 / N;  // keys that are worked on at once
+    for (int64_t j = first; j < stop; j += KEYS) {
         vec products[8] = {};
         const T* key[KEYS];
         for (int i = 0; i < KEYS; i++)
-            key[i] = context.keys + context.columns[j + i < longest ? j + i : longest - 1] * context.size;
+            key[i] = context.keys + context.columns[j + i < stop ? j + i : stop - 1] * context.size;
         for (int64_t d = 0; d < context.size; d += LANES)
             for (int i = 0; i < KEYS; i++) {
                 vec of_key = load(key[i] + d);
@@ -110,56 +112,103 @@ void attend_together(const Context<T>& context, const Query* query, float* score
         for (int n = 0; n < N; n++)
             for (int i = 0; i < KEYS; i++) scores[n * stride + j + i] = found[n * KEYS + i];
     }
-    vec inverse[N];
-    for (int n = 0; n < N; n++) inverse[n] = all(weigh(scores + n * stride, query[n].count, padded, context.softcap));
+}
+
+// Add the values of keys `first` to `stop`, by their weights, to what N queries have of the keys before; the last time
+// the sums are multiplied by `inverse`.
+template <int N, class T>
+void mix_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, const float* weights,
+                  int64_t stride, const float* inverse, bool last) {
+    constexpr int WIDE = 8 / N;  // vectors of values that are worked on at once
     for (int64_t d = 0; d < context.value_size; d += WIDE * LANES) {
         const int64_t rest = (context.value_size - d) / LANES;
+        const int parts = rest < WIDE ? static_cast<int>(rest) : WIDE;
         vec mixed[N][WIDE] = {};
         auto mix = [&](int parts) __attribute__((always_inline)) {
-            for (int64_t j = 0; j < longest; j++) {
+            if (first)
+                for (int n = 0; n < N; n++)
+                    for (int p = 0; p < parts; p++) mixed[n][p] = load(query[n].out + d + p * LANES);
+            for (int64_t j = first; j < stop; j++) {
                 const T* value = context.values + context.columns[j] * context.value_size + d;
                 for (int p = 0; p < parts; p++) {
                     vec part = load(value + p * LANES);
-                    for (int n = 0; n < N; n++) mixed[n][p] = fma(all(scores[n * stride + j]), part, mixed[n][p]);
+                    for (int n = 0; n < N; n++) mixed[n][p] = fma(all(weights[n * stride + j]), part, mixed[n][p]);
                 }
             }
         };
-        const int parts = rest < WIDE ? static_cast<int>(rest) : WIDE;
         if (parts == WIDE)
             mix(WIDE);
         else
             mix(parts);
         for (int n = 0; n < N; n++)
             for (int p = 0; p < parts; p++) {
-                vec done = mul(mixed[n][p], inverse[n]);
-                store(query[n].out + d + p * LANES, context.bf16 ? rounded(done) : done);
+                vec done = last ? mul(mixed[n][p], all(inverse[n])) : mixed[n][p];
+                store(query[n].out + d + p * LANES, last && context.bf16 ? rounded(done) : done);
             }
     }
 }
 
-// Queries of one context, which are attended as many at once as fit into the registers.
+// Floats that `total` queries need for their scores of at most `most` keys.
+inline int64_t score_room(int64_t total, int64_t most) { return ((total < QUERIES ? total : QUERIES) + 3) * (most + 2 * LANES); }
+
+// Queries of one context. Up to 32 of them go through keys and values together, a tile at a time, so that these are read
+// from memory once; as many at once as fit into the registers. Every sum is the one that a query has alone.
 template <class T>
 class Queries {
   public:
     Queries(const Context<T>& context, float* scores) : context_(context), scores_(scores) {}
 
     void add(const float* state, float* out, int64_t count) {
+        if (total_ == QUERIES) finish();
         waiting_[total_++] = {state, out, count};
-        if (total_ == 4) attend_together<4>(context_, waiting_, scores_), total_ = 0;
     }
 
     // Attend those that are left.
     void finish() {
-        if (total_ >= 2) attend_together<2>(context_, waiting_, scores_);
-        if (total_ % 2) attend_together<1>(context_, waiting_ + total_ - 1, scores_);
+        int64_t most = 0;
+        for (int64_t i = 0; i < total_; i++) most = std::max(most, waiting_[i].count);
+        const int64_t padded = (most + LANES - 1) / LANES * LANES, stride = padded + LANES;
+        for (int64_t first = 0; first < most; first += TILE)
+            groups([&](auto size, int64_t at, int64_t longest) {
+                constexpr int N = decltype(size)::value;
+                if (first < longest)
+                    score_together<N>(context_, waiting_ + at, first, std::min(longest, first + TILE), scores_ + at * stride, stride);
+            });
+        float inverse[QUERIES];
+        groups([&](auto size, int64_t at, int64_t longest) {
+            for (int64_t i = at; i < at + decltype(size)::value; i++)
+                inverse[i] = weigh(scores_ + i * stride, waiting_[i].count, (longest + LANES - 1) / LANES * LANES, context_.softcap);
+        });
+        for (int64_t first = 0; first < most; first += TILE)
+            groups([&](auto size, int64_t at, int64_t longest) {
+                constexpr int N = decltype(size)::value;
+                const int64_t stop = std::min(longest, first + TILE);
+                if (first < longest)
+                    mix_together<N>(context_, waiting_ + at, first, stop, scores_ + at * stride, stride, inverse + at, stop == longest);
+            });
         total_ = 0;
     }
 
   private:
+    // Call `work` with the size, the first and the longest count of each group of 4, 2 or 1 queries.
+    template <class Work>
+    void groups(const Work& work) {
+        int64_t at = 0;
+        auto next = [&](auto size) {
+            int64_t longest = 0;
+            for (int64_t i = at; i < at + size; i++) longest = std::max(longest, waiting_[i].count);
+            work(size, at, longest);
+            at += size;
+        };
+        while (total_ - at >= 4) next(std::integral_constant<int, 4>());
+        if (total_ - at >= 2) next(std::integral_constant<int, 2>());
+        if (total_ - at) next(std::integral_constant<int, 1>());
+    }
+
     Context<T> context_;
     float* scores_;
-    Query waiting_[4];
-    int total_ = 0;
+    Query waiting_[QUERIES];
+    int64_t total_ = 0;
 };
 
 }  // namespace eyas

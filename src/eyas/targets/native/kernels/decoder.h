@@ -55,7 +55,8 @@ struct Pass {
 };
 
 constexpr int64_t PIECE = 4;  // panels that a thread takes at once
-constexpr int64_t BLOCK = 4;  // tokens whose attention it takes at once
+constexpr int64_t BLOCK = 16;  // the most tokens whose attention it takes at once
+constexpr int64_t UNITS = 4;   // blocks of tokens for each thread, so that none waits long for the last
 
 class Region {  // the threads of a pass
   public:
@@ -119,7 +120,9 @@ void run(const Decoder& d, const Pass& pass) {
         else
             std::memcpy(out, state, hidden * sizeof(float));
     };
-    const int64_t stage = pass.before, most = pass.most, blocks = (tokens + BLOCK - 1) / BLOCK;
+    const int64_t stage = pass.before, most = pass.most;
+    const int64_t block = std::clamp<int64_t>(tokens * d.kv_heads / (UNITS * pass.threads), 4, BLOCK);
+    const int64_t blocks = (tokens + block - 1) / block;
     auto tree_of = [&](int64_t row) { return Tree{pass.parents ? pass.parents + row * pass.parents_row : nullptr}; };
     const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm, context = pass.mode == CONTEXT;
     const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
@@ -129,7 +132,7 @@ void run(const Decoder& d, const Pass& pass) {
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
     {
         int64_t phase = 0;
-        std::vector<float> scores(4 * (most + 2 * LANES));
+        std::vector<float> scores(score_room(std::min(block, tokens) * group, most));
         std::vector<int64_t> columns(2 * most);
 
         region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
@@ -204,8 +207,8 @@ void run(const Decoder& d, const Pass& pass) {
 
             // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
             region.share(phase++, d.kv_heads * blocks, 1, [&](int64_t unit, int64_t) {
-                const int64_t h = unit / blocks, stop = std::min(tokens, (unit % blocks + 1) * BLOCK);
-                for (int64_t t = unit % blocks * BLOCK; t < stop;) {
+                const int64_t h = unit / blocks, stop = std::min(tokens, (unit % blocks + 1) * block);
+                for (int64_t t = unit % blocks * block; t < stop;) {
                     const int64_t row = cell_of(t) / pass.columns;
                     int64_t *held = columns.data(), *next = columns.data() + most, counts[BLOCK], count = 0, length = 0;
                     const int64_t* list = nullptr;

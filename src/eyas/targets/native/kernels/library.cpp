@@ -59,7 +59,7 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
         Region region(1);
 #pragma omp parallel num_threads(static_cast<int>(threads))
         {
-            std::vector<float> scores(4 * (most + 2 * LANES));
+            std::vector<float> scores(score_room(group, most));
             std::vector<int64_t> list(most);
             region.share(0, rows * kv_heads * columns, 1, [&](int64_t unit, int64_t) {
                 const int64_t column = unit % columns, h = unit / columns % kv_heads, row = unit / columns / kv_heads;
