@@ -28,10 +28,10 @@ def fingerprint(model: nn.Module) -> str:
 def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes | None = None) -> None:
     """Fix both fingerprints of a model: those of now, mixed with the hash of a `change` that is about to be made.
 
-    Those of changed weights would depend on the dtype in which they were changed. Without a change the fingerprints stay
-    as they are; weights that are about to be sharded can't be read afterwards.
+    Those of changed weights would depend on the dtype in which they were changed. Without a change both stay as they
+    are, for weights that are about to be sharded, so that no process can read them any more.
     """
-    found = (fingerprint(model), embedding_head_fingerprint(model, layers))
+    found: tuple[str, ...] = (fingerprint(model), embedding_head_fingerprint(model, layers))
     if change is not None:
         found = tuple(hashlib.sha256(one.encode() + change).hexdigest()[:16] for one in found)
     setattr(model, _KEPT, found)

@@ -49,11 +49,11 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     with join_processes(config.loop.parallel, resolve_device(config.device)) as processes:
         check_loop(config.loop, processes)
         dtype = resolved_dtype(config, processes)
-        target = _loaded(config, dtype, processes)
+        target = load_for(config, dtype, processes)
         return _train(config, sized(config, target.target, dtype), processes, target, load_tokenizer(config.target))
 
 
-def _loaded(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> RunTarget:
+def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> RunTarget:
     """The target as the run needs it: sharded if it computes under FSDP, whole, or nothing but embedding and head."""
     sharded = processes.mode == "fsdp"
     decodes = config.validation.decode and (sharded or processes.is_main)
@@ -64,8 +64,8 @@ def _loaded(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> 
     method = quantized_by(read_config(config.target))
     if method is not None:
         raise ConfigError(
-            f"{config.target} is quantised by {method}, and fsdp shards no quantised weights: set loop.parallel to ddp, "
-            "with which every process holds the whole target"
+            f"{config.target} is quantised by {method}, and fsdp shards no quantised weights: set loop.parallel to "
+            "ddp, with which every process holds the whole target"
         )
     return RunTarget.sharded(partial(load_target, config.target, dtype=dtype, device="cpu", prepacked=False), processes)
 
@@ -101,7 +101,9 @@ def _train(
         decoding = HeldOutDecoding(loaded, tokenizer, data.rows["validation"], config.validation)
     run = DrafterRun(objective, judged, held_out.per_epoch, origin, decoding, config, processes)
     if processes.is_main:
-        announce(Outlook(written, config, loop, target, network, vocabulary, train_batches, started))
+        announce(
+            Outlook(written, config, loop, target, network, vocabulary, train_batches, started, data.cut, data.left_out)
+        )
         recipe = {"drafter": config.model_dump(mode="json", exclude={"loop": {"epochs"}})}  # resolved to steps
         write_text(config.output / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity

@@ -69,9 +69,7 @@ class HeldOutDecoding:
         longest, processes = target.target.max_length, target.processes
         prompts = choose_prompts(rows, config.prompts, None if longest is None else longest - 1)
         params = SamplingParams(max_tokens=config.max_tokens)
-        self._requests = [
-            Request(ids, params, chat=True) for ids in prompts[processes.rank :: processes.world_size]
-        ]
+        self._requests = [Request(ids, params, chat=True) for ids in prompts[processes.rank :: processes.world_size]]
 
     def __call__(self, network: DraftNetwork) -> Stats:
         """Decode all prompts with a copy of `network`; returns the merged statistics of all processes that decode."""
