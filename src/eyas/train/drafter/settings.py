@@ -137,7 +137,10 @@ class Outlook:
             yield Setting("default tree", network.default_tree, "recipe")
         yield Setting("parameters", f"{trained:,} trained, {frozen:,} frozen", "")
         held = trained * _ADAM_BYTES + frozen * 4
-        yield Setting("memory", f"{held / 2**20:,.0f} MiB, activations and the target on top", "")
+        on_top = "activations and the target on top"
+        if self.loop.parallel == "fsdp":
+            on_top = "shared by the processes as the target's layers are, activations on top"
+        yield Setting("memory", f"{held / 2**20:,.0f} MiB, {on_top}", "")
         if self.started is not None:
             yield Setting("starts from", self.started, "recipe")
 
