@@ -25,13 +25,16 @@ def fingerprint(model: nn.Module) -> str:
     return _digest(_samples(model)) if kept is None else kept[0]
 
 
-def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes) -> None:
-    """Fix both fingerprints of a model whose weights are about to change: those of now, mixed with a `change`'s hash.
+def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes | None = None) -> None:
+    """Fix both fingerprints of a model: those of now, mixed with the hash of a `change` that is about to be made.
 
-    Those of the changed weights would depend on the dtype in which they were changed.
+    Those of changed weights would depend on the dtype in which they were changed. Without a change both stay as they
+    are, for weights that are about to be sharded, so that no process can read them any more.
     """
-    found = (fingerprint(model), embedding_head_fingerprint(model, layers))
-    setattr(model, _KEPT, tuple(hashlib.sha256(one.encode() + change).hexdigest()[:16] for one in found))
+    found: tuple[str, ...] = (fingerprint(model), embedding_head_fingerprint(model, layers))
+    if change is not None:
+        found = tuple(hashlib.sha256(one.encode() + change).hexdigest()[:16] for one in found)
+    setattr(model, _KEPT, found)
 
 
 def embedding_head_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:

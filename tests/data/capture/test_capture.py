@@ -220,6 +220,17 @@ def test_rows_that_teach_nothing_are_dropped_and_counted(tmp_path: Path) -> None
         read_rows(tokenizer(), path, 0.0, 64, 400)
 
 
+def test_chats_and_tokens_that_are_cut_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    write_chats(path, [exchange(f"c{i}", "In May?", "24 clips " * (i + 1)) for i in range(6)])
+    whole = [len(row.tokens) for row in read_rows(tokenizer(), path, 0.0, None, 400).rows["train"]]
+    longest = whole[3]
+    found = read_rows(tokenizer(), path, 0.0, longest, 400)
+    assert found.cut == {"train": 2, "validation": 0}
+    assert found.lost == {"train": whole[4] + whole[5] - 2 * longest, "validation": 0}
+    assert sum(found.lost.values()) == sum(whole) - sum(len(row.tokens) for row in found.rows["train"])
+
+
 def test_states_that_overflow_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: Capture = prepare(tmp_path)
     trace = tiny.target().trace

@@ -112,6 +112,24 @@ def test_a_store_of_another_target_is_refused(target: Path, sure_target: Path, s
     assert "decoded_accept_length" in json.loads((drafter / "config.json").read_text())["eyas"]["validation"]
 
 
+@pytest.mark.parametrize("source", ["online", "offline"])
+def test_it_says_how_much_of_the_chats_is_cut(
+    source: str, sure_target: Path, chats: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = [len(row.tokens) for row in read_rows(load_tokenizer(sure_target), chats, 0.2, None, 512).rows["train"]]
+    longest = sorted(lengths)[len(lengths) // 2]
+    beyond = [length - longest for length in lengths if length > longest]
+    assert 0 < len(beyond) < len(lengths)
+    data: dict[str, Any] = {"store": store} if source == "offline" else {"chats": chats, "held_out_share": 0.2}
+    train_drafter(recipe(sure_target, tmp_path, source=source, max_length=longest, **data))
+    words = (
+        f"warning: {len(beyond)} training chats have more than {longest} tokens (max_length), "
+        f"and the {sum(beyond)} tokens"
+    )
+    assert words in capsys.readouterr().err
+    assert words in (tmp_path / "settings.txt").read_text()
+
+
 def test_a_store_needs_no_more_than_the_ends_of_its_target(
     sure_target: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import ConfigError
 from eyas.train.drafter import resolve
 from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.data import CutOff
 from eyas.train.drafter.resolve import resolved_dtype, sized
 from eyas.train.drafter.settings import Outlook, announce
 from eyas.train.drafter.shape import fresh_network
@@ -119,6 +121,19 @@ def test_settings_of_another_model_are_warned_of(
     announce(view)
     assert f"warning: {warning}" in capsys.readouterr().err
     assert f"warning: {warning}" in (tmp_path / "settings.txt").read_text()
+
+
+def test_chats_that_are_cut_are_warned_of_with_what_helps(tmp_path: Path) -> None:
+    shorter, longest = outlook(written(tmp_path, max_length=200)), outlook(written(tmp_path))
+    assert not list(shorter.warnings())
+    [warning] = replace(shorter, cut=CutOff(3, 1200)).warnings()
+    assert "3 training chats have more than 200 tokens (max_length), and the 1,200 tokens after that" in warning
+    assert "raise max_length" in warning
+    [warning] = replace(longest, cut=CutOff(1, 9)).warnings()
+    assert "more than 256 tokens" in warning
+    assert "the target's context: `eyas data prepare --too-long cut`" in warning
+    [warning] = replace(shorter, left_out=("chat a: no answer", "chat b: no answer")).warnings()
+    assert warning == "2 chats can't be used; the first of them: chat a: no answer"
 
 
 def test_chats_longer_than_the_context_are_refused(tmp_path: Path) -> None:

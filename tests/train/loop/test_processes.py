@@ -62,12 +62,12 @@ def without_time(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k not in ("seconds", "per_second")} for line in metrics(folder)]
 
 
-def together(world_size: int, *recipes: str) -> None:
-    """Run recipes on `world_size` processes, as torchrun starts them."""
-    shared = {**os.environ, "WORLD_SIZE": str(world_size), "MEETING": f"{recipes[0]}.meeting"}
-    errors = [Path(f"{recipes[0]}.errors-{rank}") for rank in range(world_size)]
+def together(world_size: int, *arguments: str, script: Path = SCRIPT) -> None:
+    """Run a script, or else recipes, on `world_size` processes, as torchrun starts them."""
+    shared = {**os.environ, "WORLD_SIZE": str(world_size), "MEETING": f"{arguments[-1]}.meeting"}
+    errors = [Path(f"{arguments[-1]}.errors-{rank}") for rank in range(world_size)]
     started = [
-        Fork([SCRIPT, *recipes], env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors[rank])
+        Fork([script, *arguments], env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors[rank])
         for rank in range(world_size)
     ]
     assert [process.wait(100) for process in started] == [0] * world_size, "\n".join(

@@ -26,6 +26,8 @@ class CaptureRows:
     dropped: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
     """Chats of each split with more tokens than rows have."""
+    lost: dict[str, int] = field(default_factory=dict)
+    """Tokens of each split that are cut off them."""
     longest: int = 0
     """The most tokens of a row: what was asked for or the target's context; without either those of the longest."""
     reasons: list[str] = field(default_factory=list)
@@ -44,7 +46,7 @@ def read_rows(
     whole_lengths: list[int] = []
     for split, members in splits(chats, held_out_share).items():
         kept: list[TokenRow] = []
-        dropped = cut = 0
+        dropped = cut = lost = 0
         for chat in members:
             try:
                 whole = tokenize_chat(tokenizer, chat)
@@ -56,11 +58,13 @@ def read_rows(
                 continue
             whole_lengths.append(len(whole.tokens))
             cut += len(row.tokens) < len(whole.tokens)
+            lost += len(whole.tokens) - len(row.tokens)
             if learnable(row):
                 kept.append(row)
             else:
                 dropped += 1
-        found.rows[split], found.dropped[split], found.cut[split] = kept, dropped, cut
+        found.rows[split], found.dropped[split] = kept, dropped
+        found.cut[split], found.lost[split] = cut, lost
     if context is not None and (longest is None or longest > context):
         _check_context(whole_lengths, context, chats)
     limits = [limit for limit in (longest, context) if limit is not None]

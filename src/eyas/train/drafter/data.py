@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from eyas.data.capture.rows import read_rows
 from eyas.data.chats.folder import SPLITS
@@ -28,6 +28,15 @@ HELD_OUT_SHARE = 0.02
 """Share of a single chat file that is held out for validation, unless the recipe gives one."""
 
 
+class CutOff(NamedTuple):
+    """What a run doesn't learn from, because its chats are cut to a length."""
+
+    chats: int
+    """Training chats that are longer."""
+    tokens: int
+    """Their tokens beyond it."""
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """Rows of both splits, and `features(batches, taps)`, which makes the source of their features."""
@@ -35,6 +44,7 @@ class TrainingData:
     rows: dict[str, list[TokenRow]]
     left_out: tuple[str, ...]
     """One line for each chat that couldn't be used."""
+    cut: CutOff
     served_taps: tuple[int, ...]
     """The taps (aux hidden states) that the store holds; empty without a store."""
     fingerprint: str
@@ -76,11 +86,14 @@ def open_data(
         if opened is None:
             raise DataError("the recipe names neither a store nor chats")
         rows = {name: opened.rows(name) for name in SPLITS}
-        return TrainingData(rows, (), served, opened.settings.target.fingerprint, features)
+        beyond = [len(row.tokens) - longest for row in rows["train"] if len(row.tokens) > longest]
+        cut = CutOff(len(beyond), sum(beyond))
+        return TrainingData(rows, (), cut, served, opened.settings.target.fingerprint, features)
     if chats.is_dir() and share is not None:
         raise ConfigError(f"{chats} is a chat folder, which has a validation split of its own: remove held_out_share")
     found = read_rows(tokenizer, chats, HELD_OUT_SHARE if share is None else share, longest, target.vocab_size)
-    return TrainingData(found.rows, tuple(found.reasons), served, fingerprint(target.model), features)
+    cut = CutOff(found.cut["train"], found.lost["train"])
+    return TrainingData(found.rows, tuple(found.reasons), cut, served, fingerprint(target.model), features)
 
 
 def with_taps(shape: DrafterShape, target: Target, served: tuple[int, ...]) -> DrafterShape:

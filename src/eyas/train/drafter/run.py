@@ -58,7 +58,7 @@ class DrafterRun:
     def validate(self, progress: TrainingProgress) -> dict[str, float]:
         """Score held-out batches, decode, save `checkpoints/step-N` and update `best`.
 
-        All processes call it; rank 0 decodes and saves.
+        All processes call it; rank 0 saves, and those that have a `decoding` decode.
         """
         network = self._objective.model
         network.eval()

@@ -19,6 +19,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.window.window import SINKS
 from eyas.files import write_text
 from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.data import CutOff
 from eyas.train.drafter.resolve import SizedConfig
 from eyas.train.drafter.shape import DRAFT_VOCABULARY, TargetModel, mlp_width
 from eyas.train.drafter.vocab_map import DraftVocabulary
@@ -61,6 +62,9 @@ class Outlook:
     batches: ChatBatches
     started: str | None = None
     """The drafter of a warm start and how much of it was used; None without a warm start."""
+    cut: CutOff | None = None
+    left_out: tuple[str, ...] = ()
+    """One line for each chat that couldn't be used."""
 
     def settings(self) -> Iterator[Setting]:
         """The rows of the table: everything that decides the drafter, the training time and the memory."""
@@ -133,7 +137,10 @@ class Outlook:
             yield Setting("default tree", network.default_tree, "recipe")
         yield Setting("parameters", f"{trained:,} trained, {frozen:,} frozen", "")
         held = trained * _ADAM_BYTES + frozen * 4
-        yield Setting("memory", f"{held / 2**20:,.0f} MiB, activations and the target on top", "")
+        on_top = "activations and the target on top"
+        if self.loop.parallel == "fsdp":
+            on_top = "shared by the processes as the target's layers are, activations on top"
+        yield Setting("memory", f"{held / 2**20:,.0f} MiB, {on_top}", "")
         if self.started is not None:
             yield Setting("starts from", self.started, "recipe")
 
@@ -161,6 +168,16 @@ class Outlook:
                 f"chats are cut to {config.max_length:,} tokens, so the drafter doesn't learn from longer contexts "
                 "(set max_length to auto)"
             )
+        if self.cut is not None and self.cut.chats:
+            advice = "raise max_length; segments keep a step's memory as it is"
+            if config.max_length == target.max_length:
+                advice = "it is the target's context: `eyas data prepare --too-long cut` cuts chats after an answer"
+            yield (
+                f"{self.cut.chats:,} training chats have more than {config.max_length:,} tokens (max_length), and the "
+                f"{self.cut.tokens:,} tokens after that are not trained on ({advice})"
+            )
+        if self.left_out:
+            yield f"{len(self.left_out):,} chats can't be used; the first of them: {self.left_out[0]}"
         if isinstance(network, FusedTapsConfig):
             highest = max(network.taps_of(target.num_layers))
             if highest < _LEAST_DEPTH * target.num_layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError, DrafterMismatchError
 from eyas.files import write_text
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.loading import load_embedding_and_head, resolve_device
+from eyas.targets.architecture import quantized_by
+from eyas.targets.loading import load_embedding_and_head, read_config, resolve_device
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
 from eyas.train.drafter.data import open_data, with_taps
 from eyas.train.drafter.provenance import Origin
@@ -24,6 +26,7 @@ from eyas.train.drafter.resolve import SizedConfig, resolved_dtype, sized
 from eyas.train.drafter.run import DrafterRun
 from eyas.train.drafter.settings import Outlook, announce
 from eyas.train.drafter.shape import fresh_network
+from eyas.train.drafter.target import RunTarget
 from eyas.train.drafter.validation import HeldOutDecoding
 from eyas.train.drafter.vocab_map import DraftVocabulary
 from eyas.train.loop.distributed import ProcessGroup, join_processes
@@ -45,16 +48,32 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     """
     with join_processes(config.loop.parallel, resolve_device(config.device)) as processes:
         check_loop(config.loop, processes)
-        computes = config.source != "offline" or (config.validation.decode and processes.is_main)
-        load = load_target if computes else load_embedding_and_head
         dtype = resolved_dtype(config, processes)
-        target = load(config.target, dtype=dtype, device=processes.device)
-        return _train(config, sized(config, target, dtype), processes, target, load_tokenizer(config.target))
+        target = load_for(config, dtype, processes)
+        return _train(config, sized(config, target.target, dtype), processes, target, load_tokenizer(config.target))
+
+
+def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> RunTarget:
+    """The target as the run needs it: sharded if it computes under FSDP, whole, or nothing but embedding and head."""
+    sharded = processes.mode == "fsdp"
+    decodes = config.validation.decode and (sharded or processes.is_main)
+    if config.source == "offline" and not decodes:
+        return RunTarget(load_embedding_and_head(config.target, dtype=dtype, device=processes.device))
+    if not sharded:
+        return RunTarget(load_target(config.target, dtype=dtype, device=processes.device))
+    method = quantized_by(read_config(config.target))
+    if method is not None:
+        raise ConfigError(
+            f"{config.target} is quantised by {method}, and fsdp shards no quantised weights: set loop.parallel to "
+            "ddp, with which every process holds the whole target"
+        )
+    return RunTarget.sharded(partial(load_target, config.target, dtype=dtype, device="cpu", prepacked=False), processes)
 
 
 def _train(
-    written: DrafterTrainConfig, config: SizedConfig, processes: ProcessGroup, target: Target, tokenizer: Any
+    written: DrafterTrainConfig, config: SizedConfig, processes: ProcessGroup, loaded: RunTarget, tokenizer: Any
 ) -> Path:
+    target = loaded.target
     data = open_data(
         config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
     )
@@ -71,17 +90,20 @@ def _train(
     taps = network.config.taps_of(target.num_layers)
     check_positions(config, network)
     started = _started(network, taps, config, target)
+    learnt, judged = (loaded.in_step_with(data.features(batches, taps)) for batches in (train_batches, held_out))
     objective = DraftObjective(
-        network, target.head, target.vocab_size, data.features(train_batches, taps), config.loss, loop.bf16, loop.seed,
+        network, target.head, target.vocab_size, learnt, config.loss, loop.bf16, loop.seed,
         by_context=config.max_length > FIRST_RANGE,
     )  # fmt: skip
     origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
     decoding = None
-    if config.validation.decode and processes.is_main:
-        decoding = HeldOutDecoding(target, tokenizer, data.rows["validation"], config.validation)
-    run = DrafterRun(objective, data.features(held_out, taps), held_out.per_epoch, origin, decoding, config, processes)
+    if config.validation.decode and (processes.is_main or loaded.is_sharded):
+        decoding = HeldOutDecoding(loaded, tokenizer, data.rows["validation"], config.validation)
+    run = DrafterRun(objective, judged, held_out.per_epoch, origin, decoding, config, processes)
     if processes.is_main:
-        announce(Outlook(written, config, loop, target, network, vocabulary, train_batches, started))
+        announce(
+            Outlook(written, config, loop, target, network, vocabulary, train_batches, started, data.cut, data.left_out)
+        )
         recipe = {"drafter": config.model_dump(mode="json", exclude={"loop": {"epochs"}})}  # resolved to steps
         write_text(config.output / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity

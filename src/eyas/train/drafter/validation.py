@@ -22,7 +22,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
 from eyas.errors import DataError
-from eyas.targets import Target
+from eyas.train.drafter.target import RunTarget
 from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.metrics import Means, MicroBatchLoss
 from eyas.tree import parse_tree
@@ -59,17 +59,32 @@ def scored(
 
 
 class HeldOutDecoding:
-    """Decodes the same held-out prompts greedily at every validation."""
+    """Decodes the same held-out prompts greedily at every validation.
 
-    def __init__(self, target: Target, tokenizer: Any, rows: Sequence[TokenRow], config: ValidationConfig) -> None:
+    The processes that share a sharded target divide the prompts.
+    """
+
+    def __init__(self, target: RunTarget, tokenizer: Any, rows: Sequence[TokenRow], config: ValidationConfig) -> None:
         self._target, self._tokenizer, self._config = target, tokenizer, config
-        room = None if target.max_length is None else target.max_length - 1
+        longest, processes = target.target.max_length, target.processes
+        prompts = choose_prompts(rows, config.prompts, None if longest is None else longest - 1)
         params = SamplingParams(max_tokens=config.max_tokens)
-        self._requests = [Request(ids, params, chat=True) for ids in choose_prompts(rows, config.prompts, room)]
+        self._requests = [Request(ids, params, chat=True) for ids in prompts[processes.rank :: processes.world_size]]
 
     def __call__(self, network: DraftNetwork) -> Stats:
-        """Decode all prompts with a copy of `network` and return their merged statistics."""
-        config, target = self._config, self._target
+        """Decode all prompts with a copy of `network`; returns the merged statistics of all processes that decode."""
+        own = Stats()
+        with self._target.in_step():
+            if self._requests:
+                own = self._decoded(network)
+        pooled = Stats()
+        for stats in self._target.processes.all_gather(own):
+            pooled.merge(stats)
+        return pooled
+
+    def _decoded(self, network: DraftNetwork) -> Stats:
+        """The merged statistics of this process's prompts."""
+        config, target = self._config, self._target.target
         served = copy.deepcopy(network).to(device=target.device, dtype=target.dtype).eval()
         if "shared" in (network.config.embedding, network.config.head):
             served.borrow(target)

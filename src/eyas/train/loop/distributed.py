@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -40,6 +41,22 @@ class ProcessGroup:
         """Whether this process writes files and to the console."""
         return self.rank == 0
 
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """All processes in one dimension, over which parameters are sharded; all must ask for it."""
+        return init_device_mesh(self.device.type, (self.world_size,))
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Run the block in one process of each machine after the other. All processes must enter it."""
+        own = int(os.environ.get("LOCAL_RANK", "0"))
+        turns = max(self.all_gather(own)) + 1
+        for _ in range(own):
+            self.all_gather(None)
+        yield
+        for _ in range(own, turns):
+            self.all_gather(None)
+
     def wrap(self, module: nn.Module) -> nn.Module:
         """Wrap `module` so that gradients are reduced over the processes; call the result instead of `module`.
 
@@ -49,7 +66,7 @@ class ProcessGroup:
             trains = any(p.requires_grad for p in module.parameters())
             module = DistributedDataParallel(module, broadcast_buffers=False) if trains else module
         elif self.mode == "fsdp":
-            fully_shard(module, mesh=init_device_mesh(self.device.type, (self.world_size,)))
+            fully_shard(module, mesh=self.mesh)
         self._wrapped = module
         return module
 
