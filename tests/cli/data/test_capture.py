@@ -69,7 +69,7 @@ def test_killed_and_resumed_ends_the_same(options: Options, whole: Path, tmp_pat
     """Resumed by one process, or by two."""
     store, errors = tmp_path / "store", tmp_path / "errors"
     assert killed(options, store, lambda files: files > 20)
-    assert 20 < len(contents(store)) < len(contents(whole))
+    assert 10 < len(contents(store)) < len(contents(whole))  # a file that is renamed may be counted twice
     resumed = Fork([*by, *options, store], stderr=errors)
     assert resumed.wait(100) == 0, errors.read_text()
     assert " shards at " in errors.read_text()  # what is left, not all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ def test_the_process_that_compiles_grammars_inherits_no_keys(monkeypatch: pytest
         def __init__(self, *arguments: Any, **given: Any) -> None:
             super().__init__(*arguments, **given)
             folder = Path(f"/proc/{self.pid}")
-            started.append(((folder / "environ").read_bytes(), (folder / "cmdline").read_bytes()))
+            while not (environment := (folder / "environ").read_bytes()):  # as long as the kernel sets it up
+                time.sleep(0.001)
+            started.append((environment, (folder / "cmdline").read_bytes()))
 
     monkeypatch.setattr(subprocess, "Popen", Watched)
     body = {"model": "tiny", "prompt": "a", "guided_choice": ["Natalia"]}
