@@ -13,7 +13,7 @@
 // Shapes: T tokens, `in` features of a token, `out` outputs.
 #pragma once
 
-#include <type_traits>
+#include <algorithm>
 
 #include "vector.h"
 
@@ -67,11 +67,12 @@ struct Fetch {
     int64_t distance, pace;
 };
 
-// The sums of T tokens x [T, ldx] with P panels.
+// The sums [T, P, PARTS] of T tokens x [T, ldx] with P panels.
 template <int64_t KIND, int T, int P>
-inline __attribute__((always_inline)) void tile(const float* x, int64_t ldx, const char* const (&panel)[P],
-                                                int64_t in, Fetch fetch, vec (&result)[T][P][PARTS]) {
+void tile(const float* x, int64_t ldx, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t step = PANEL * bytes_of(KIND);
+    const char* panel[P];
+    for (int p = 0; p < P; p++) panel[p] = panels + p * in * step;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
     for (int64_t i = 0; i < in; i++) {
         for (int p = 0; p < P; p++) {
@@ -85,6 +86,23 @@ inline __attribute__((always_inline)) void tile(const float* x, int64_t ldx, con
         }
     }
     std::memcpy(result, sum, sizeof(sum));
+}
+
+using Tile = void (*)(const float*, int64_t, const char*, int64_t, Fetch, vec*);
+
+// The tile of so many tokens, of as many panels as go together with them or of one. They are compiled once for all that
+// is done with their sums.
+template <int64_t KIND, int T = MOST>
+Tile tile_of(int64_t tokens, bool one) {
+    if constexpr (T > 1)
+        if (tokens < T) return tile_of<KIND, T - 1>(tokens, one);
+    return one ? tile<KIND, T, 1> : tile<KIND, T, together(T)>;
+}
+
+inline Tile tile_of(int64_t kind, int64_t tokens, bool one) {
+    return kind == FLOAT32    ? tile_of<FLOAT32>(tokens, one)
+           : kind == BFLOAT16 ? tile_of<BFLOAT16>(tokens, one)
+                              : tile_of<INT8>(tokens, one);
 }
 
 // Sums with their scale and bias, the model's own rounding included.
@@ -102,69 +120,35 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
     }
 }
 
-// Tokens that go through the panels together, one of `count` groups.
-struct Group {
-    int64_t token, index, count;
-};
-
-template <int64_t KIND, int T, int P, class Emit>
-void multiply_tile(const Linear& linear, const float* x, int64_t ldx, Group group, int64_t first, bool bf16,
-                   const Emit& emit) {
-    constexpr int64_t step = PANEL * bytes_of(KIND);
-    const char* panel[P];
-    for (int p = 0; p < P; p++) panel[p] = linear.weight + (first + p) * linear.in * step;
-    // tokens in several groups: each of them fetches its part of the panels that come next
-    Fetch fetch{AHEAD, step};
-    if (group.count > 1) fetch = {(P * group.count + group.index) * linear.in * step / group.count, step / group.count};
-    const int64_t token = group.token;
-    vec sum[T][P][PARTS];
-    tile<KIND, T, P>(x + token * ldx, ldx, panel, linear.in, fetch, sum);
-    for (int t = 0; t < T; t++)
-        for (int p = 0; p < P; p++) {
-            finish(linear, (first + p) * PANEL, bf16, sum[t][p]);
-            emit(token + t, (first + p) * PANEL, sum[t][p]);
-        }
-}
-
-template <int64_t KIND, int T, class Emit>
-void multiply_group(const Linear& linear, const float* x, int64_t ldx, Group group, int64_t first, int64_t stop,
-                    bool bf16, const Emit& emit) {
-    constexpr int P = together(T);
-    for (; first + P <= stop; first += P) multiply_tile<KIND, T, P>(linear, x, ldx, group, first, bf16, emit);
-    for (; first < stop; first++) multiply_tile<KIND, T, 1>(linear, x, ldx, group, first, bf16, emit);
-}
-
-template <int64_t KIND, int T, class Emit>
-void multiply_count(int64_t count, const Linear& linear, const float* x, int64_t ldx, Group group, int64_t first,
-                    int64_t stop, bool bf16, const Emit& emit) {
-    if (count == T)
-        multiply_group<KIND, T>(linear, x, ldx, group, first, stop, bf16, emit);
-    else if constexpr (T > 1)
-        multiply_count<KIND, T - 1>(count, linear, x, ldx, group, first, stop, bf16, emit);
-}
-
 // Multiply x [tokens, ldx] by panels [first, stop); `emit(token, output, sum)` gets 16 outputs at a time.
-// All tokens go through a few panels before the next few, which then come from the cache.
+// All tokens go, in groups, through a few panels before the next few, which then come from the cache.
 template <class Emit>
 void multiply(const Linear& linear, const float* x, int64_t ldx, int64_t tokens, int64_t first, int64_t stop,
               bool bf16, const Emit& emit) {
-    int64_t groups = (tokens + MOST - 1) / MOST;
-    int64_t stride = groups > 1 ? together(MOST) : stop - first;
-    for (; first < stop; first += stride) {
-        int64_t last = first + stride < stop ? first + stride : stop;
+    const int64_t row = PANEL * bytes_of(linear.kind), groups = (tokens + MOST - 1) / MOST;
+    const int64_t stride = groups > 1 ? together(MOST) : stop - first;
+    vec sums[MOST * together(MOST) * PARTS];
+    for (; first < stop; first += stride)
         for (int64_t index = 0; index < groups; index++) {
-            const Group group{tokens * index / groups, index, groups};
-            const int64_t count = tokens * (index + 1) / groups - group.token;
-            auto run = [&](auto kind) {
-                multiply_count<decltype(kind)::value, MOST>(count, linear, x, ldx, group, first, last, bf16, emit);
-            };
-            switch (linear.kind) {
-                case FLOAT32: run(std::integral_constant<int64_t, FLOAT32>()); break;
-                case BFLOAT16: run(std::integral_constant<int64_t, BFLOAT16>()); break;
-                default: run(std::integral_constant<int64_t, INT8>());
+            const int64_t last = std::min(first + stride, stop), token = tokens * index / groups;
+            const int64_t count = tokens * (index + 1) / groups - token, most = together(static_cast<int>(count));
+            for (int64_t panel = first, step; panel < last; panel += step) {
+                step = last - panel < most ? 1 : most;
+                // tokens in several groups: each of them fetches its part of the panels that come next
+                Fetch fetch{AHEAD, row};
+                if (groups > 1) fetch = {(step * groups + index) * linear.in * row / groups, row / groups};
+                tile_of(linear.kind, count, step < most)(x + token * ldx, ldx, linear.weight + panel * linear.in * row,
+                                                         linear.in, fetch, sums);
+                vec* at = sums;
+                for (int64_t t = token; t < token + count; t++)
+                    for (int64_t p = panel; p < panel + step; p++, at += PARTS) {
+                        vec sum[PARTS];
+                        std::memcpy(sum, at, sizeof(sum));
+                        finish(linear, p * PANEL, bf16, sum);
+                        emit(t, p * PANEL, sum);
+                    }
             }
         }
-    }
 }
 
 // Store 16 outputs of a row that has `out` of them.
