@@ -6,9 +6,12 @@ torch is imported inside functions: command lines import this module before they
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +69,10 @@ def use_huge_pages() -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    libc = ctypes.CDLL(None)
+    if trim := getattr(libc, "malloc_trim", None):
+        trim(ctypes.c_size_t(0))  # what loading has freed
+    madvise = getattr(libc, "madvise", None)
     heap = next((line for line in _maps() if line.rstrip().endswith("[heap]")), None)
     if madvise is None or heap is None:
         return False
@@ -86,6 +92,41 @@ def _maps() -> list[str]:
         return Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:  # not every container shows them
         return []
+
+
+_LEAST_MAPPED = 1 << 17
+"""Bytes from which on a buffer gets a mapping of its own: glibc's default threshold."""
+
+
+def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, huge: bool = True) -> Tensor:
+    """`torch.zeros` in a mapping of its own, whose pages take no memory until they are written to.
+
+    The system gets it back when it is freed. Freed memory of the allocator's is kept, which is right for temporaries;
+    but a cache that is reshaped again and again, or copies that come and go, would leave holes in which small buffers
+    settle, so that the next large buffer doesn't fit any more. `huge` asks for pages of 2 MiB, in which a processor
+    reads faster (see `use_huge_pages`).
+
+    Raises RuntimeError if there is no memory.
+    """
+    import torch
+
+    nbytes = math.prod(size) * dtype.itemsize
+    plain = partial(torch.zeros, *size, dtype=dtype, device=device)
+    if device.type != "cpu" or nbytes < _LEAST_MAPPED:
+        return plain()
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    try:
+        pages = mmap.mmap(-1, nbytes, **private)
+    except OSError:  # no memory, which the allocator will report as well, or too many mappings
+        return plain()
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(*size)
+
+
+def mapped_copy(tensor: Tensor) -> Tensor:
+    """A contiguous clone, as `mapped_zeros` allocates it. Raises RuntimeError if there is no memory."""
+    return mapped_zeros(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
 def keep_few_kernels() -> None:

@@ -11,8 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from eyas.runtime import to_device
-from eyas.targets.slots import mapped_copy, mapped_zeros
+from eyas.runtime import mapped_copy, mapped_zeros, to_device
 
 _GRANULE = 64
 """Columns of the smallest buffers of deferred pairs; larger ones hold a multiple of it."""

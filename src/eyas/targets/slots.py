@@ -6,21 +6,13 @@ lies there already. Nothing else is ever undone: what isn't committed is overwri
 beside a long one takes no memory for columns that only the long one has, as far as pages are the system's.
 transformers sees a pass as a `StagedCache`.
 
-On a CPU large buffers are mappings of their own (`mapped_zeros`), which the system gets back when they are freed. The
-allocator is told to keep freed memory (`eyas.runtime`), which is right for temporaries; but a cache that is reshaped
-again and again, or copies that come and go, would leave holes in which small buffers settle, so that the next large
-buffer doesn't fit any more.
-
 Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size,
 G tensors of one shape (keys or values of some layers).
 """
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +20,12 @@ from torch import Tensor
 from transformers import Cache
 
 from eyas.errors import CacheMemoryError, UnsupportedModelError
-from eyas.runtime import out_of_memory, to_device
+from eyas.runtime import mapped_copy, mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 
 _GRANULE = 256
+_DENSE = 4096
+"""Columns of the widest buffers that get large pages (2 MiB on x86), which are read a little faster."""
 
 
 class KVShape(NamedTuple):
@@ -272,33 +266,3 @@ class ShapeProbe(Cache):  # type: ignore[misc]
 
 def _shape(states: Tensor) -> KVShape:
     return KVShape(states.shape[1], states.shape[3])
-
-
-_DENSE = 4096
-"""Columns of the widest buffers that get large pages (2 MiB on x86), which are read a little faster."""
-_LEAST_MAPPED = 1 << 17
-"""Bytes from which on a buffer gets a mapping of its own: glibc's default threshold."""
-
-
-def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, huge: bool = True) -> Tensor:
-    """`torch.zeros`, in which pages that nothing is written to take no memory; `huge` asks for large ones.
-
-    Raises RuntimeError if there is no memory.
-    """
-    nbytes = math.prod(size) * dtype.itemsize
-    plain = partial(torch.zeros, *size, dtype=dtype, device=device)
-    if device.type != "cpu" or nbytes < _LEAST_MAPPED:
-        return plain()
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    try:
-        pages = mmap.mmap(-1, nbytes, **private)
-    except OSError:  # no memory, which the allocator will report as well, or too many mappings
-        return plain()
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(*size)
-
-
-def mapped_copy(tensor: Tensor) -> Tensor:
-    """A contiguous clone, as `mapped_zeros` allocates it. Raises RuntimeError if there is no memory."""
-    return mapped_zeros(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)

@@ -1,9 +1,9 @@
 """Start-up calibration: measures the seconds of passes, draft levels and observations with this target and drafter.
 
 Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn;
-the first run of each is not counted, because kernels are prepared for a new shape then, and the fastest run counts,
-because noise only adds. The remaining noise is bounded by two facts: less work takes no longer than more, and no work
-takes longer than doing it in pieces.
+the first run of each is not counted, because kernels are prepared for a new shape then (but where none are, and it is
+long), and the fastest run counts, because noise only adds. The remaining noise is bounded by two facts: less work takes
+no longer than more, and no work takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -45,9 +45,16 @@ _HOPELESS = 5.0
 """A pass that takes this many times as long as one over a single token is the largest that is measured."""
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
+_SLOW = 1 / 40
+"""The share of the time that a run takes which isn't repeated where passes are native: nothing is prepared for them,
+and noise is small beside it."""
 
-Runs = dict[tuple[str, int], list[float]]
-"""(curve, size) -> seconds of each run, the first one uncounted."""
+Size = tuple[str, int]
+"""What is measured: a curve, and a size on it."""
+Work = dict[Size, Callable[[], float]]
+"""For every size that is timed a function that returns the seconds of one run."""
+Runs = dict[Size, list[float]]
+"""Seconds of each run, the first one uncounted if there are more."""
 
 
 def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 16, seconds: float = 4.0) -> CostTable:
@@ -94,18 +101,30 @@ class _Bench:
         self._draw = torch.Generator().manual_seed(0)
         longest = _LONG if target.max_length is None else max(1, min(_LONG, target.max_length - 64))
         self._long = max(longest, min(_SHORT, longest))
-        target.resize(batch_size)
-        drafter.resize(batch_size)
-        target.cache.reserve(self._long + 64)
         self._sampler = Sampler(batch_size, target.vocab_size, target.device)
-        for slot in range(batch_size):
-            drafter.begin(slot, [0], "")
-        self._read(range(batch_size), 1)
 
     def measure(self, seconds: float) -> Runs:
+        """Time every size, in short contexts of many rows and in long ones of few: many long ones would take GiB."""
+        self._resize(self._together, self._long)
+        runs = self._turns(dict(self._of_few_rows()), seconds / 2)
+        self._resize(self._rows[-1], min(_SHORT, self._long))
+        return runs | self._turns(dict(self._of_all_rows()), seconds / 2)
+
+    def _resize(self, slots: int, columns: int) -> None:
+        """Make slots of at least so many columns, in which nothing is held but a pair of the drafter's."""
+        for part in (self._target, self._drafter):
+            part.resize(0)
+            part.resize(slots)
+        self._target.cache.reserve(columns + 64)
+        for slot in range(slots):
+            self._drafter.begin(slot, [0], "")
+        self._read(range(slots), 1)
+        empty = DraftTree.empty(slots, self._target.device)
+        self._pass(slots, empty, columns)  # the system gives memory when it is used first
+
+    def _turns(self, work: Work, seconds: float) -> Runs:
         """Time every size in turn, several times over; sizes that take long less often."""
         runs: Runs = {}
-        work = dict(self._work())
         end = time.perf_counter() + seconds
         for lap in range(1 + _MOST):
             for name, timed in list(work.items()):
@@ -114,12 +133,15 @@ class _Bench:
                     continue
                 taken = runs.setdefault(name, [])
                 late = time.perf_counter() > end
+                if lap == 1 and self._target.native is not None and taken[0] > seconds * _SLOW:
+                    del work[name]
+                    continue
                 if (lap > 1 and sum(taken) > seconds / 10) or (lap > _FEWEST and late):
                     continue
                 taken.append(timed())
         return runs
 
-    def _pays_never(self, name: tuple[str, int], runs: Runs) -> bool:
+    def _pays_never(self, name: Size, runs: Runs) -> bool:
         """Whether a size is a pass over more tokens than one that took far longer than any draft can make up for."""
         kind, tokens = name
         if kind != "tokens" or tokens <= 2 * self._rows[-1]:
@@ -129,7 +151,7 @@ class _Bench:
 
     def table(self, runs: Runs) -> CostTable:
         """The cost table with curves through the fastest run of each size."""
-        found = {name: min(taken[1:]) for name, taken in runs.items()}
+        found = {name: min(taken[1:] or taken) for name, taken in runs.items()}
 
         def points(kind: str) -> dict[int, float]:
             return {size: seconds for (name, size), seconds in found.items() if name == kind}
@@ -140,7 +162,7 @@ class _Bench:
         for (name, size), total in found.items():
             if name.startswith("level"):
                 levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / max(1, self._levels)
-        rows = self._rows[-1]
+        rows = self._together
         further = found["long", rows] - found["rows", rows]
         return CostTable(
             measured_on=describe(self._target, self._drafter),
@@ -153,35 +175,38 @@ class _Bench:
             observe_by_pairs=_curve(sensible(points("pairs"))),
         )
 
-    def _padding(self, found: dict[tuple[str, int], float]) -> Curve:
+    def _padding(self, found: dict[Size, float]) -> Curve:
         """Seconds that unequal rows take longer than equal ones, by padding."""
         rows = self._together
         points = {rows * more: max(0.0, found["unequal", more] - found["unequal", 0]) for more in _UNEQUAL if rows > 1}
         return _curve(sensible(points) or {1: 0.0})
 
-    def _work(self) -> Iterable[tuple[tuple[str, int], Callable[[], float]]]:
-        """((curve, size), function) for everything that is timed; the function returns the seconds of one run."""
-        most = self._rows[-1]
+    def _of_few_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
+        """What is timed of one row, or of a few: passes over more tokens, longer contexts, unequal rows, more pairs."""
         for tokens in _TOKENS:
             if tokens <= self._largest:
                 tree = self._tree(tokens - 1)
                 yield ("tokens", 1 + tree.size), lambda tree=tree: self._pass(1, tree, _SHORT)  # type: ignore[misc]
-        for rows in self._rows:
-            empty = DraftTree.empty(rows, self._target.device)
-            yield ("rows", rows), lambda rows=rows, tree=empty: self._pass(rows, tree, _SHORT)  # type: ignore[misc]
-            yield ("first", rows), lambda rows=rows: self._draft(rows, 1, 1)  # type: ignore[misc]
-        empty = DraftTree.empty(most, self._target.device)
-        yield ("long", most), lambda: self._pass(most, empty, self._long)
-        for rows in dict.fromkeys((1, self._rows[len(self._rows) // 2], most)):
-            for width in _WIDTHS:
-                if width <= (self._width if self._window is None else 1):
-                    draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + self._levels)  # noqa: E731
-                    yield (f"level{rows}", rows * width), draft
+        empty = DraftTree.empty(self._together, self._target.device)
+        yield ("long", self._together), lambda: self._pass(self._together, empty, self._long)
         for more in (0, *_UNEQUAL) if self._together > 1 else ():
             tree = _unequal(self._together, _EQUAL, more, self._target)
             yield ("unequal", more), lambda tree=tree: self._pass(self._together, tree, _MIDDLE)  # type: ignore[misc]
         for pairs in _PAIRS:
             yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
+
+    def _of_all_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
+        """What is timed of every number of rows: passes over a token of each, and drafts."""
+        most = self._rows[-1]
+        for rows in self._rows:
+            empty = DraftTree.empty(rows, self._target.device)
+            yield ("rows", rows), lambda rows=rows, tree=empty: self._pass(rows, tree, _SHORT)  # type: ignore[misc]
+            yield ("first", rows), lambda rows=rows: self._draft(rows, 1, 1)  # type: ignore[misc]
+        for rows in dict.fromkeys((1, self._rows[len(self._rows) // 2], most)):
+            for width in _WIDTHS:
+                if width <= (self._width if self._window is None else 1):
+                    draft = lambda rows=rows, width=width: self._draft(rows, width, 1 + self._levels)  # noqa: E731
+                    yield (f"level{rows}", rows * width), draft
 
     def _tree(self, nodes: int) -> DraftTree:
         """A tree of one row with `nodes` nodes, as many on each level as the beam is wide."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from eyas.files import writing_path
 from eyas.machine import cache_directory, processor_flags
+from eyas.runtime import mapped_zeros
 
 _LOG = logging.getLogger("eyas")
 _SOURCES = Path(__file__).parent / "kernels"
@@ -136,7 +137,7 @@ class Kernels:
     def pack(self, weight: Tensor) -> Tensor:
         """A weight [out, in] in panels of 16 outputs: [panels, in, 16], of its own dtype."""
         weight = weight.detach().contiguous()
-        prepacked = torch.empty(-(-weight.shape[0] // PANEL), weight.shape[1], PANEL, dtype=weight.dtype)
+        prepacked = mapped_zeros((-(-weight.shape[0] // PANEL), weight.shape[1], PANEL), weight.dtype, weight.device)
         self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], prepacked.data_ptr())
         return prepacked
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.runtime import keep_freed_memory
-from eyas.targets.slots import mapped_copy, mapped_zeros
+from eyas.runtime import keep_freed_memory, mapped_copy, mapped_zeros
 
 CPU = torch.device("cpu")
 
@@ -68,5 +67,5 @@ def test_too_many_mappings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError
 
-    monkeypatch.setattr("eyas.targets.slots.mmap.mmap", refuse)
+    monkeypatch.setattr("eyas.runtime.mmap.mmap", refuse)
     assert not mapped_zeros((1 << 20,), torch.float32, CPU).any()
