@@ -129,6 +129,18 @@ def mapped_copy(tensor: Tensor) -> Tensor:
     return mapped_zeros(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
+def discard(tensor: Tensor) -> None:
+    """Give the whole pages of a contiguous tensor of `mapped_zeros` back to the system; they hold zeros afterwards.
+
+    Only on Linux; elsewhere nothing happens.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    begin, end = begin + -begin % mmap.PAGESIZE, end - end % mmap.PAGESIZE
+    if madvise is not None and begin < end:
+        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
 def keep_few_kernels() -> None:
     """Limit torch and oneDNN to 256 compiled kernels each instead of 1024, unless the environment sets a number.
 

@@ -155,6 +155,9 @@ def test_training_memory_of_a_32b_target() -> None:
     fc, layer, head = drafter_parameters(model_size(BIG), 3, 32000)
     assert memory.weights == 18 * (fc + layer + head)
     assert memory.in_loop - memory.from_store == 2 * 32_762_123_264 - 4 * 151936 * 5120
+    layers = 2 * 32_762_123_264 - 4 * 151936 * 5120
+    assert memory.sharded(8) == memory.activations + memory.store + (memory.weights + layers) // 8 + layers // 64
+    assert memory.sharded(1) == memory.in_loop + layers // 64
     assert 30e9 < memory.from_store < 60e9
 
 

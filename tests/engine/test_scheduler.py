@@ -19,8 +19,8 @@ def sequence(index: int, prompt: int = 5, limit: int = 5, key: str = "", expires
 class Machine:
     """What an engine does with a scheduler, with a list of owners for the slots."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.scheduler = Scheduler(limits)
+    def __init__(self, limits: Limits, dense: int | None = None) -> None:
+        self.scheduler = Scheduler(limits, dense)
         self.owners: list[int | None] = []
         self.now = 0.0
         self.ended: list[int] = []
@@ -66,8 +66,8 @@ class Machine:
 
     def cover(self, staging: int) -> None:
         room = self.scheduler.room
-        if room.cover(len(self.scheduler.in_slots), self.scheduler.columns(staging)):
-            assert room.fits(room.slots, room.columns)
+        if room.cover(self.scheduler.columns(staging)):
+            assert room.tokens <= room.most(room.slots)
             self.owners = self.owners[: room.slots] + [None] * (room.slots - len(self.owners))
 
     def drop(self, gone: list[SequenceState], preempt: bool = False) -> None:
@@ -100,11 +100,16 @@ arrivals = st.lists(
 
 
 @settings(max_examples=150)
-@given(limits, arrivals, st.integers(1, 5), st.integers(1, 12), st.data())
+@given(limits, st.none() | st.integers(40, 150), arrivals, st.integers(1, 5), st.integers(1, 12), st.data())
 def test_everything_that_is_accepted_ends(
-    limits: Limits, arrivals: list[tuple[int, int, str, int]], emit: int, staging: int, data: st.DataObject
+    limits: Limits,
+    dense: int | None,
+    arrivals: list[tuple[int, int, str, int]],
+    emit: int,
+    staging: int,
+    data: st.DataObject,
 ) -> None:
-    machine = Machine(limits)
+    machine = Machine(limits, dense)
     accepted: dict[int, SequenceState] = {}
     for index, (prompt, answer, key, wait) in enumerate(arrivals):
         one = sequence(index, prompt, answer, key)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from eyas.errors import CacheMemoryError
 from eyas.targets import KVShape, SlotCache
+from eyas.targets.slots import dense_columns
+
+from ..test_mapped import resident
 
 CPU = torch.device("cpu")
 # two layers whose keys and values differ in shape, one whose don't
@@ -202,3 +205,26 @@ def test_growth_keeps_what_is_staged() -> None:
     keys, values = cache.write(0, second, second, cache.staging(range(1), 3, 4))
     assert torch.equal(keys, torch.cat((first, second), dim=2))
     assert torch.equal(values, keys)
+
+
+@pytest.mark.skipif(dense_columns(CPU) is None, reason="rows have no pages of their own here")
+def test_an_emptied_slot_of_a_wide_cache_gives_its_pages_back() -> None:
+    """Those of its neighbours are untouched, and a slot that a sequence was moved out of gives its own back too."""
+    shape, columns = KVShape(2, 16), dense_columns(CPU) * 2  # type: ignore[operator]
+    cache = SlotCache([(shape, shape)] * 3, 3, torch.float32, CPU, columns)
+    ones = torch.ones(3, shape.heads, columns - 1, shape.size)
+    before = resident()
+    for layer in range(3):
+        cache.write(layer, ones, ones, cache.staging(range(3), columns - 1))
+    cache.commit(range(3), [range(columns - 1)] * 3)
+    full = resident() - before
+    assert full > 15  # MiB: 3 slots of 6 MiB
+    cache.truncate(1, 0)
+    assert resident() - before < full - 4
+    cache.move(2, 1)
+    assert resident() - before < full - 4
+    assert [bool(cache.copy_out(slot, 0, length)[0].all()) for slot, length in enumerate(cache.lengths[:2])] == [
+        True,
+        True,
+    ]
+    assert cache.lengths == [columns - 1, columns - 1, 0]

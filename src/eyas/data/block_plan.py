@@ -111,7 +111,8 @@ class BlockPlan(NamedTuple):
         by_hidden, by_intermediate, by_heads = ACTIVATIONS
         row = by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
         context = chats * length * (2 * (shape.taps + 1) * target.hidden + 8 * shape.layers * target.key)
-        return TrainingMemory(18 * found.own, round(rows * row) + context, 4 * target.head, 2 * target.total)
+        kept = round(rows * row) + context
+        return TrainingMemory(18 * found.own, kept, 4 * target.head, 2 * target.total, target.layers)
 
     def speedup(self) -> Speedup:
         """The expected speedup at batch size 1: a draft reads the drafter's weights and the target's head once."""
@@ -178,7 +179,8 @@ class PEaglePlan(NamedTuple):
         row = by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
         states = 2 * (self.taps + 1) * target.hidden * tokens
         own = fc + layers + head + target.head  # its embedding is as large as the target's head
-        return TrainingMemory(18 * own, round(rows * row) + states + 12 * head, 4 * target.head, 2 * target.total)
+        kept = round(rows * row) + states + 12 * head
+        return TrainingMemory(18 * own, kept, 4 * target.head, 2 * target.total, target.layers)
 
     def speedup(self) -> Speedup:
         """The expected speedup at batch size 1: a draft reads the drafter's weights once."""

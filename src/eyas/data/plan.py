@@ -162,6 +162,8 @@ class TrainingMemory(NamedTuple):
     """The target's parts when states come from a store: embedding and head in bf16."""
     online: int
     """The target's parts when it runs in the loop: all of it in bf16."""
+    layers: int
+    """Layers of the target."""
 
     @property
     def from_store(self) -> int:
@@ -170,6 +172,14 @@ class TrainingMemory(NamedTuple):
     @property
     def in_loop(self) -> int:
         return self.weights + self.activations + self.online
+
+    def sharded(self, devices: int) -> int:
+        """With the target in the loop, where FSDP shards its layers and the drafter over so many devices.
+
+        Embedding and head stay whole, and one layer at a time is gathered.
+        """
+        layers = max(0, self.online - self.store)
+        return self.activations + self.store + (self.weights + layers) // devices + layers // self.layers
 
 
 def training_memory(target: ModelSize, taps: int, work: Workload, batch_tokens: int) -> TrainingMemory:
@@ -187,6 +197,7 @@ def training_memory(target: ModelSize, taps: int, work: Workload, batch_tokens: 
         activations=round(rows * row) + states + 12 * parts[2],
         store=4 * target.head,
         online=2 * target.total,
+        layers=target.layers,
     )
 
 

@@ -27,6 +27,7 @@ from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError, UsageError
 from eyas.targets import Target
+from eyas.targets.slots import dense_columns
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
 from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
@@ -65,7 +66,7 @@ class Engine:
         self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
         self.outcome: RoundOutput | None = None
         """The output of the last step's round; None if it had none."""
-        self._scheduler = Scheduler(self.limits)
+        self._scheduler = Scheduler(self.limits, dense_columns(target.device))
         self._runner = ModelRunner(
             target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
         )
@@ -290,8 +291,7 @@ class Engine:
     def _cover(self, staging: int) -> None:
         """Let the caches grow to what those in slots need, `staging` columns of a round included."""
         scheduler = self._scheduler
-        running = len(scheduler.in_slots)
-        if scheduler.room.cover(running, scheduler.columns(staging), scheduler.expected):
+        if scheduler.room.cover(scheduler.columns(staging), scheduler.expected):
             self._runner.reshape(scheduler.room)
 
     def _shrink(self) -> None:

@@ -78,7 +78,7 @@ class ModelRunner:
         self.target.holder, self._writing = None, True  # nobody's, until a `release` says that all is in order
         if not kept:
             room.slots, room.columns = self.target.slots, self.target.cache.capacity
-            if room.slots > self._max_running or not room.fits(room.slots, room.columns):
+            if room.slots > self._max_running or not room.fits([room.columns] * room.slots):
                 self.target.resize(0)
                 room.slots = 0
             for cache in self._caches:

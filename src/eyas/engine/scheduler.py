@@ -10,7 +10,8 @@ is kept, and read again later. The last one never loses its slot, so the oldest 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from eyas.engine.fair_queue import FairQueue
@@ -56,9 +57,10 @@ class PrefillBatch(NamedTuple):
 class Scheduler:
     """The sequences that wait, prefill and decode, and which of them go on."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, dense: int | None = None) -> None:
+        """`dense` as in `CacheRoom`."""
         self.limits = limits
-        self.room = CacheRoom(limits.max_running, limits.max_cached_tokens)
+        self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
         self.waiting = FairQueue()
         self.decoding: list[SequenceState] = []
@@ -117,13 +119,16 @@ class Scheduler:
         chunk = self.passes.prefill_chunk
         if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
             return None
-        columns = max(min(one.known + _HEADROOM, one.longest) for one in (*in_slots, sequence)) + staging
-        if in_slots and not self.room.fits(len(in_slots) + 1, columns):
+        rows = [min(one.known + _HEADROOM, one.longest) + staging for one in (*in_slots, sequence)]
+        if in_slots and not self.room.fits(rows):
             return None
         self.waiting.pop()
         sequence.slot, sequence.cached = len(in_slots), 0
         self.prefilling.append(sequence)
-        self._note_admission(now)
+        if self._admitted_at is not None and self.waiting:
+            gap = now - self._admitted_at
+            self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
+        self._admitted_at = now
         return sequence
 
     def prefill_batches(self) -> list[PrefillBatch]:
@@ -148,21 +153,23 @@ class Scheduler:
         while self.prefilling and not self.prefilling[0].unread:
             self.decoding.append(self.prefilling.pop(0))
 
-    def columns(self, staging: int) -> int:
-        """Cache columns that the sequences in slots need for their next pass."""
-        decoding = max((one.known + staging for one in self.decoding), default=0)
-        reading = max((one.known + 1 for one in self.prefilling), default=0)  # with the root: `PrefillBatch.whole`
-        together = max((_columns(batch.sequences, batch.counts) for batch in self.prefill_batches()), default=0)
-        return max(decoding, reading, together)
+    def columns(self, staging: int) -> list[int]:
+        """Cache columns that each sequence in a slot needs for its next pass."""
+        needed = [one.known + staging for one in self.decoding]
+        needed += [one.known + 1 for one in self.prefilling]  # with the root: `PrefillBatch.whole`
+        for batch in self.prefill_batches():
+            for slot, columns in zip(batch.rows, _columns(batch.sequences, batch.counts), strict=True):
+                needed[slot] = max(needed[slot], columns)
+        return needed
 
     def fits(self, staging: int) -> bool:
         """Whether the cache has room for the next round of all sequences in slots."""
-        return self.room.fits(len(self.decoding) + len(self.prefilling), self.columns(staging))
+        return self.room.fits(self.columns(staging))
 
     def overflow(self) -> list[SequenceState]:
         """The youngest sequences, as many as must leave so that the others have room for a plain round; never all."""
         left, gone = sorted(self.in_slots, key=lambda one: one.index), []
-        while len(left) > 1 and not self.room.fits(len(left), max(one.known for one in left) + 1):
+        while len(left) > 1 and not self.room.fits([one.known + 1 for one in left]):
             gone.append(left.pop())
         return gone
 
@@ -204,7 +211,7 @@ class Scheduler:
         else:
             alone = len(self.in_slots) == 1 and error.tokens <= self.passes.LEAST
             self.passes.exhausted(error.tokens)
-            self.room.empty()
+            self.room.slots = 0  # all was given back: the next `cover` makes a rectangle for those that run then
         return not alone
 
     def expired(self, now: float) -> list[SequenceState]:
@@ -216,7 +223,7 @@ class Scheduler:
         in_slots = self.in_slots
         if len(in_slots) > self.limits.max_running:
             raise InvariantError(f"{len(in_slots)} sequences are in slots, at most {self.limits.max_running} may be")
-        if not self.room.fits(self.room.slots, self.room.columns):
+        if self.room.tokens > self.room.most(self.room.slots):
             raise InvariantError(f"the cache holds {self.room.tokens} tokens, more than {self.room.limit}")
         for slot, sequence in enumerate(in_slots):
             if sequence.slot != slot:
@@ -234,18 +241,13 @@ class Scheduler:
         sequences, counts = [*batch.sequences, sequence], [*batch.counts, count]
         columns = _columns(sequences, counts)
         full = sum(one.cached for one in sequences) + sum(counts)
-        return len(sequences) * columns <= 2 * full and self.room.fits(len(self.in_slots), columns)
-
-    def _note_admission(self, now: float) -> None:
-        if self._admitted_at is not None and self.waiting:
-            gap = now - self._admitted_at
-            self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
-        self._admitted_at = now
+        others = [one.known + 1 for one in self.in_slots if one not in sequences]
+        return len(sequences) * max(columns) <= 2 * full and self.room.fits([*others, *columns])
 
 
-def _columns(sequences: list[SequenceState], counts: list[int]) -> int:
-    """Cache columns that a prefill batch reaches up to, roots included."""
-    return max(one.cached for one in sequences) + max(counts) + 1
+def _columns(sequences: list[SequenceState], counts: list[int]) -> list[int]:
+    """Cache columns that each row of a prefill batch reaches up to, its root included: all stage equally many."""
+    return [one.cached + max(counts) + 1 for one in sequences]
 
 
 class PassSize:
@@ -305,36 +307,40 @@ _MOST_MORE = 4096
 
 
 class CacheRoom:
-    """How large the slot caches should be: slots x columns, grown on demand within a limit.
+    """How large the slot caches should be: slots x columns, grown on demand within a limit of memory.
 
-    The cache is a rectangle, so its memory is slots x columns whatever the sequences' lengths. The limit holds for that
-    product: it is memory, not the number of tokens in use.
+    The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU that is
+    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to.
     """
 
-    def __init__(self, most_slots: int, limit: int | None) -> None:
+    def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
+        """`dense` None: every rectangle takes all of its memory."""
         self.slots = 0
         self.columns = 0
         self.limit = limit
-        self._most_slots = most_slots
+        self._most_slots, self._dense = most_slots, dense
         self._peak = (0, 0)
-        self._found: int | None = None  # what memory turned out to have room for
+        self._rows: Sequence[int] = ()  # columns that each row needs
+        self._found = math.inf  # what memory turned out to have room for
 
     @property
     def tokens(self) -> int:
-        """Number of tokens allocated, used or not."""
-        return self.slots * self.columns
+        """Number of tokens that there is memory for, used or not."""
+        return sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
 
-    def fits(self, slots: int, columns: int) -> bool:
-        """Whether the limits allow such a rectangle; one slot may always try what the configured limit allows."""
-        most = self._most(slots)
-        return most is None or slots * columns <= most
+    def fits(self, rows: Sequence[int]) -> bool:
+        """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
+        columns = max(rows, default=0)
+        return (sum(rows) if self._sparse(columns) else len(rows) * columns) <= self.most(len(rows))
 
-    def cover(self, slots: int, columns: int, expected: int = 0) -> bool:
-        """Grow to hold at least `slots` x `columns`, which must fit; True if the rectangle changed.
+    def cover(self, rows: Sequence[int], expected: int = 0) -> bool:
+        """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
 
         It doubles, by at most `_MOST_MORE` columns, so that copying is seldom paid for, and makes room for the slots
         `expected` soon; close to the limit it takes what is left.
         """
+        slots, columns = len(rows), max(rows, default=0)
+        self._rows = tuple(rows)
         self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
         if slots <= self.slots and columns <= self.columns:
             return False
@@ -344,9 +350,8 @@ class CacheRoom:
         if columns > long:
             long = max(columns, long + min(long, _MOST_MORE))
             long += -long % _GRANULE
-        if not self.fits(wide, long):
-            most = self._most(slots)
-            wide, long = slots, long if most is None else min(long, most // slots)
+        if not self._sparse(long) and not self.fits([long] * wide):
+            wide, long = slots, int(min(long, self.most(slots) // slots))
         self.slots, self.columns = wide, max(long, columns)
         return True
 
@@ -354,19 +359,19 @@ class CacheRoom:
         """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
         self._found, self.slots = self.tokens // 2, 0
 
-    def empty(self) -> None:
-        """The rectangle was given back: the next `cover` makes one for those that run then."""
-        self.slots = 0
-
-    def _most(self, slots: int) -> int | None:
-        bounds = (self.limit, self._found if slots > 1 else None)
-        return min((bound for bound in bounds if bound is not None), default=None)
-
     def shrink(self) -> bool:
         """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
-        (slots, columns), self._peak, self._found = self._peak, (0, 0), None
+        (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
+        self._rows = ()
         columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
-        if slots * columns * 2 > self.tokens:
+        if slots * columns * 2 > self.slots * self.columns:
             return False
         self.slots, self.columns = slots, columns
         return True
+
+    def _sparse(self, columns: int) -> bool:
+        return self._dense is not None and columns > self._dense
+
+    def most(self, slots: int) -> float:
+        """The most tokens that so many slots may take."""
+        return min(math.inf if self.limit is None else self.limit, self._found if slots > 1 else math.inf)

@@ -12,6 +12,7 @@ G tensors of one shape (keys or values of some layers).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +21,10 @@ from torch import Tensor
 from transformers import Cache
 
 from eyas.errors import CacheMemoryError, UnsupportedModelError
-from eyas.runtime import mapped_copy, mapped_zeros, out_of_memory, to_device
+from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 
 _GRANULE = 256
-_DENSE = 4096
-"""Columns of the widest buffers that get large pages (2 MiB on x86), which are read a little faster."""
 
 
 class KVShape(NamedTuple):
@@ -63,7 +62,7 @@ class SlotCache:
     ) -> None:
         self.lengths = [0] * slots
         self._dtype, self._device = dtype, device
-        self._capacity = capacity
+        self._capacity, self._dense = capacity, dense_columns(device)
         members: dict[KVShape, int] = {}
         self._where: list[tuple[tuple[KVShape, int], tuple[KVShape, int]]] = []  # of each layer: (shape, index below)
         for pair in layers:
@@ -175,8 +174,10 @@ class SlotCache:
             flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop everything of `slot` from position `length` on."""
-        self.lengths[slot] = min(self.lengths[slot], length)
+        """Drop everything of `slot` from position `length` on; an emptied one of a wide cache gives its memory back."""
+        before, self.lengths[slot] = self.lengths[slot], min(self.lengths[slot], length)
+        if not length and before:
+            self._give_back(slot)
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence from slot `source` to slot `target`, leaving `source` empty."""
@@ -184,6 +185,7 @@ class SlotCache:
         for group in self._groups.values():
             group[:, target, :, :used] = group[:, source, :, :used]
         self.lengths[target], self.lengths[source] = used, 0
+        self._give_back(source)
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
         """Copy the committed columns `[start, stop)` of a slot."""
@@ -197,12 +199,19 @@ class SlotCache:
             group[:, slot, :, start : start + count] = kept[:, :, :count]
         self.lengths[slot] = start + count
 
+    def _give_back(self, slot: int) -> None:
+        """Let the system have a slot's pages, where rows have pages of their own; they are zeros when written again."""
+        if self._dense is not None and self._capacity > self._dense:
+            for group in self._groups.values():
+                for member in group:
+                    discard(member[slot])
+
     def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
         size = (count, slots, shape.heads, capacity, shape.size)
         try:
             # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
-            # in wide buffers rows differ in length, and a short one would fill large pages with what it doesn't have
-            return mapped_zeros(size, self._dtype, self._device, huge=capacity <= _DENSE)
+            dense = self._dense is None or capacity <= self._dense
+            return mapped_zeros(size, self._dtype, self._device, huge=dense)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not out_of_memory(error):
                 raise
@@ -211,6 +220,15 @@ class SlotCache:
                 f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
                 "smaller --batch-size, shorter prompts, fewer --max-new-tokens or a smaller --dtype"
             ) from error
+
+
+def dense_columns(device: torch.device) -> int | None:
+    """Columns of the widest slot cache in which every row takes memory for all of them; None = there is no widest one.
+
+    Up to there buffers get large pages (2 MiB on x86), which are read a little faster. In wider ones rows differ in
+    length, so they get small pages, which take no memory until they are written to.
+    """
+    return 4096 if device.type == "cpu" and sys.platform.startswith("linux") else None
 
 
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types

@@ -32,9 +32,11 @@ def test_a_32b_model(run: Run, tmp_path: Path) -> None:
         assert "expected speedup at batch 1: 2.2x to 5.7x, an estimate" in result.stdout
         assert "regeneration, 32 chats at a time on a device, without a drafter: " in result.stdout
         assert "training memory of a device, micro-batches of 8,192 tokens: " in result.stdout
+        assert " with drafter.loop.parallel=fsdp; " in result.stdout
         assert "H100: 396 TFLOP/s and 2680 GB/s sustained, x 8" in result.stdout
     other = run("plan", path, *work, "--tflops", 10, "--bandwidth", 100, "--states", "bf16", "--final", "top:8")
     assert "as stated: 10 TFLOP/s" in other.stdout
+    assert "fsdp" not in other.stdout  # of one device there are no shards
     assert "your choice, --states bf16 --final top:8: 31.49 TB" in other.stdout
 
 

@@ -146,8 +146,9 @@ def plan(
     memory = planned.training_memory(CHATS, longest)
     console.print(
         f"training memory of a device, micro-batches of {CHATS * longest:,} tokens: "
-        f"{_amount(memory.from_store)} from the store, {_amount(memory.in_loop)} with the target in the loop; "
-        f"{_amount(memory.activations)} of it shrink with drafter.batch_tokens"
+        f"{_amount(memory.from_store)} from the store, {_amount(memory.in_loop)} with the target in the loop"
+        + (f", {_amount(memory.sharded(count))} with drafter.loop.parallel=fsdp" if count > 1 else "")
+        + f"; {_amount(memory.activations)} of it shrink with drafter.batch_tokens"
     )
     gain = planned.speedup()
     speed = plans.plain_speed(size, on)
