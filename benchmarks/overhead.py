@@ -1,7 +1,7 @@
 """A round's time outside target and drafter forwards.
 
-The target's forward and the drafter's network calls are timed where they are called; everything else in a round (tree
-growth, masks' bookkeeping, walk, commit, the host sync) is overhead.
+The target's forward and the drafter's network calls, or their native passes, are timed where they are called;
+everything else in a round (tree growth, masks' bookkeeping, walk, commit, the host sync) is overhead.
 
     python -m benchmarks.overhead MODEL DRAFTER [--tree T] [--dtype D] [--limit N] [--batch-size B] \
         --prompt-file F
@@ -70,6 +70,10 @@ def main() -> None:
     model.forward = target.wrap(model.forward)
     for name in ("step", "fuse", "logits"):
         setattr(network, name, drafter.wrap(getattr(network, name)))
+    if engine.target.native is not None:  # passes that no module sees
+        engine.target.native.run = target.wrap(engine.target.native.run)
+    if (decoder := engine.speculation.drafter._decoder) is not None:
+        decoder.run, decoder.read = drafter.wrap(decoder.run), drafter.wrap(decoder.read)
     plain_round = runner.run_round
     count = 0
 

@@ -1,6 +1,10 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
-python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
+With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are random
+tokens, or the first of `--prompt-file`.
+
+    python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
+        [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +42,30 @@ def eyas_rate(engine: eyas.Engine, prompts: torch.Tensor, tokens: int) -> float:
     return sum(c.stats.tokens for c in done) / max(c.stats.decode_seconds for c in done)
 
 
+def prompts_of(engine: eyas.Engine, path: Path | None, count: int) -> torch.Tensor:
+    """[count, n] equally long prompts: random tokens, or the first prompts of a file, cut to the shortest."""
+    if path is None:
+        torch.manual_seed(0)
+        return torch.randint(5, engine.target.vocab_size, (count, 64))
+    rows = [json.loads(line)["turns"][0] for line in path.read_text(encoding="utf-8").splitlines()[:count]]
+    texts = [
+        engine.tokenizer.apply_chat_template(
+            [{"role": "user", "content": row}], add_generation_prompt=True, tokenize=False
+        )
+        for row in rows
+    ]
+    ids = [engine.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    return torch.tensor([row[-min(map(len, ids)) :] for row in ids])
+
+
+def paired(rates: list[float], others: list[float]) -> dict[str, float]:
+    """The median and the range of the ratios of rates measured in the same turn."""
+    ratios = [a / b for a, b in zip(rates, others, strict=True)]
+    return {
+        "median": round(statistics.median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -44,26 +73,32 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--quantize", choices=["int8"])
+    parser.add_argument("--draft-model")
+    parser.add_argument("--prompt-file", type=Path)
     options = parser.parse_args()
 
-    engine = eyas.load(options.model, dtype=options.dtype, batch_size=options.batch)
+    engines = {}
+    for quantize in dict.fromkeys((None, options.quantize)):
+        for drafter in dict.fromkeys((None, options.draft_model)):
+            name = " ".join(["eyas", *([quantize] if quantize else []), *(["auto"] if drafter else [])])
+            engines[name] = eyas.load(
+                options.model, drafter, tree="auto" if drafter else None, dtype=options.dtype,
+                batch_size=options.batch, quantize=quantize,
+            )  # fmt: skip
     stock = AutoModelForCausalLM.from_pretrained(options.model, dtype=resolve_dtype(options.dtype)).eval()
-    torch.manual_seed(0)
-    prompts = torch.randint(5, engine.target.vocab_size, (options.batch, 64))
-    rates: dict[str, list[float]] = {"transformers": [], "eyas": []}
+    prompts = prompts_of(engines["eyas"], options.prompt_file, options.batch)
+    rates: dict[str, list[float]] = {name: [] for name in ("transformers", *engines)}
     for repeat in range(options.repeats + 1):
-        measured = {
-            "transformers": transformers_rate(stock, prompts, options.tokens),
-            "eyas": eyas_rate(engine, prompts, options.tokens),
-        }
+        measured = {"transformers": transformers_rate(stock, prompts, options.tokens)}
+        measured |= {name: eyas_rate(engine, prompts, options.tokens) for name, engine in engines.items()}
         if repeat:  # the first round warms up
             for name, rate in measured.items():
                 rates[name].append(rate)
-    ratios = [a / b for a, b in zip(rates["eyas"], rates["transformers"], strict=True)]
     report = {
         "tokens_per_second": {name: round(statistics.median(values), 2) for name, values in rates.items()},
-        "ratio_median": round(statistics.median(ratios), 3),
-        "ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
+        "eyas_over_transformers": paired(rates["eyas"], rates["transformers"]),
+        "over_eyas": {name: paired(rates[name], rates["eyas"]) for name in engines if name != "eyas"},
         "dtype": options.dtype,
         "batch": options.batch,
         "parameters": sum(p.numel() for p in stock.parameters()),
