@@ -1,7 +1,7 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
-With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are random
-tokens, or the first of `--prompt-file`.
+With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
+random tokens, or the first of `--prompt-file`.
 
     python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
@@ -20,7 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import eyas
+from eyas.assets import named_target
 from eyas.bench.machine import describe_machine
+from eyas.hub import find_model
 from eyas.targets.loading import resolve_dtype
 
 
@@ -86,7 +88,8 @@ def main() -> None:
                 options.model, drafter, tree="auto" if drafter else None, dtype=options.dtype,
                 batch_size=options.batch, quantize=quantize,
             )  # fmt: skip
-    stock = AutoModelForCausalLM.from_pretrained(options.model, dtype=resolve_dtype(options.dtype)).eval()
+    path = find_model(named_target(options.model))
+    stock = AutoModelForCausalLM.from_pretrained(path, dtype=resolve_dtype(options.dtype)).eval()
     prompts = prompts_of(engines["eyas"], options.prompt_file, options.batch)
     rates: dict[str, list[float]] = {name: [] for name in ("transformers", *engines)}
     for repeat in range(options.repeats + 1):
