@@ -23,6 +23,7 @@ from eyas.urls import AnyPath
 MANIFEST = "manifest.json"
 SETTINGS = "capture.json"
 """The file with the settings alone, written first; it identifies an unfinished capture."""
+StateEngine = Literal["eyas", "vllm"]
 
 
 class CapturedTarget(StrictModel):
@@ -60,6 +61,8 @@ class CaptureSettings(StrictModel):
     format: Literal["eyas-store"] = "eyas-store"
     version: Literal[1] = 1
     target: CapturedTarget
+    engine: StateEngine = "eyas"
+    """Who ran the target: eyas itself, or vLLM, whose hidden-states connector wrote the states."""
     taps: tuple[int, ...]
     """The boundaries requested; `layout.taps` are those stored as taps, without the one after the final norm."""
     layout: ShardLayout
@@ -74,7 +77,9 @@ class CaptureSettings(StrictModel):
     @property
     def identity(self) -> str:
         """A hash of the settings, 16 hexadecimal digits, that every shard carries in its metadata."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        # eyas isn't named, nor was it before there were others: shards of that time are read
+        without = {"engine"} if self.engine == "eyas" else None
+        text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -102,7 +107,7 @@ class Manifest(StrictModel):
     settings: CaptureSettings
     shards: tuple[StoredShard, ...]
     versions: dict[str, str]
-    """Versions of eyas and the libraries that wrote the store."""
+    """Versions of eyas and the libraries that wrote the store, and of another engine if that ran the target."""
 
 
 def read_manifest(folder: AnyPath) -> Manifest:
@@ -147,7 +152,7 @@ def _option(key: str) -> str | None:
 
 
 _OPTIONS = {
-    "target.dtype": "--dtype", "target": "--model", "taps": "--taps", "layout.taps": "--taps",
+    "target.dtype": "--dtype", "target": "--model", "engine": "--engine", "taps": "--taps", "layout.taps": "--taps",
     "layout.states": "--states", "layout.final": "--final", "layout.top": "--final", "chats": "--chats",
     "longest": "--max-length", "batch_tokens": "--batch-tokens", "shard_bytes": "--shard-mib",
 }  # fmt: skip
