@@ -91,6 +91,8 @@ class Capture:
         self.settings = capture_settings(target, name, chats, found, config)
         self.why_taps = why_taps(target.config, self.settings.taps)
         """A sentence that explains the choice of taps."""
+        self.context = target.max_length
+        """The most tokens that the target reads; None: no limit is known."""
         self.source: StateSource = target
         """Who computes the states in this process."""
         self.engine_version: str | None = None

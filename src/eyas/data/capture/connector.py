@@ -9,7 +9,7 @@ Shapes: B chats, S positions, K boundaries in the file, A taps, Ht hidden, V voc
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -68,9 +68,20 @@ class ConnectorStates:
     Raises EndpointError if the server fails, and StoreError for states that aren't the chat's or the target's.
     """
 
-    def __init__(self, url: str, model: str, target: EmbeddingAndHead, written: Sequence[int]) -> None:
-        """`url` ends with `/v1`; `model` is the server's name for the target; `written`: the `boundaries` it writes."""
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        target: EmbeddingAndHead,
+        written: Sequence[int],
+        explain: Callable[[str], str] = str,
+    ) -> None:
+        """`url` ends with `/v1`; `model` is the server's name for the target; `written`: the `boundaries` it writes.
+
+        `explain` makes the message of an error of a failure: whoever started the server knows its output.
+        """
         self._url, self._model, self._target, self._written = url, model, target, tuple(written)
+        self._explain = explain
         self._final_norm = FinalNorm(target)
         self._client = httpx.Client(timeout=PATIENCE, trust_env=False)
 
@@ -112,7 +123,7 @@ class ConnectorStates:
             token = answer.choices[0].token_ids[0]
         except (ValidationError, IndexError) as error:
             raise EndpointError(
-                f"vLLM's answer names no file of hidden states ({response.text[:200]}): is its connector on?"
+                self._explain(f"vLLM's answer names no file of hidden states: {response.text[:200]}")
             ) from error
         path = answer.kv_transfer_params.hidden_states_path
         try:
@@ -128,9 +139,7 @@ class ConnectorStates:
             found = load_file(path)
             states, ids = found["hidden_states"], found["token_ids"]
         except (OSError, SafetensorError, KeyError) as error:
-            raise EndpointError(
-                f"vLLM has written no hidden states into {path} ({error}): is the disk full, or vLLM a build for CPUs?"
-            ) from error
+            raise EndpointError(self._explain(f"vLLM has written no hidden states into {path}: {error}")) from error
         if ids.tolist() != tokens:
             raise StoreError(
                 f"vLLM has computed the states of {len(ids)} other tokens than the {len(tokens)} of the chat: nothing "
@@ -161,9 +170,9 @@ class ConnectorStates:
         try:
             response = self._client.request(method, url, json=body)
         except httpx.HTTPError as error:
-            raise EndpointError(f"vLLM's server gave no answer: {error or type(error).__name__}") from error
+            raise EndpointError(self._explain(f"vLLM gave no answer: {error or type(error).__name__}")) from error
         if not response.is_success:
-            raise EndpointError(f"vLLM says {response.status_code}: {response.text[:300]}")
+            raise EndpointError(self._explain(f"vLLM says {response.status_code}: {response.text[:300]}"))
         return response
 
 
