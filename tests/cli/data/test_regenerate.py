@@ -250,13 +250,10 @@ def test_workers_with_servers_of_their_own(
         assert said in result.stderr
 
 
-def test_vllms_command() -> None:
-    workers = answerers.WorkerEngineOptions("vllm", f"{sys.executable} serve", ["--enforce-eager"])
+def test_as_many_questions_ahead_as_a_workers_server_answers() -> None:
     options = answerers.AnswererOptions(
         TargetOptions(model="org/model"), DraftOptions(), answerers.SlotOptions(), answerers.EndpointOptions(),
-        answerers.BatchFileOptions(), answerers.RequestOptions(), answerers.AnswerSamplingOptions(), workers,
+        answerers.BatchFileOptions(), answerers.RequestOptions(), answerers.AnswerSamplingOptions(),
+        answerers.WorkerEngineOptions("vllm"),
     )  # fmt: skip
-    assert options.server_command(8123)[1:] == [
-        "serve", "org/model", "--host", "127.0.0.1", "--port", "8123", "--enforce-eager",
-    ]  # fmt: skip
     assert options.ahead == 21

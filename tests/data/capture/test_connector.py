@@ -208,7 +208,7 @@ def made() -> CaptureWorker:
 
 @pytest.mark.parametrize("versions", [("0.32.0", "0.32.0"), ("0.32.0", "0.31.0")])
 def test_workers_with_servers_of_their_own(versions: tuple[str, str], connect: Any, tmp_path: Path) -> None:
-    connected = connect(tmp_path / "store")
+    connected = connect(tmp_path / "store", states="float32")
     prepared, settings = connected.prepared, connected.prepared.settings
     WORKERS[:] = [CaptureWorker(connected.states, tmp_path / "store", settings, settings.target, v) for v in versions]
     with prepared.begun():
@@ -218,4 +218,4 @@ def test_workers_with_servers_of_their_own(versions: tuple[str, str], connect: A
             return
         manifest = capture_on(FakeExecutor(room=2), prepared, made)
     assert manifest.versions["vllm"] == versions[0]
-    compared(captured(tmp_path / "own"), FeatureStore.open(tmp_path / "store"))
+    compared(captured(tmp_path / "own", states="float32"), FeatureStore.open(tmp_path / "store"))

@@ -75,6 +75,8 @@ def capture(
     check_target(model, RuntimeOptions(device=device))
     engines.check(model, shared=shared)
     elsewhere = engines.engine != "eyas"
+    if elsewhere:
+        engines.check_target(model)
     from eyas.data.capture.capture import CaptureConfig
 
     config = CaptureConfig(

@@ -63,18 +63,21 @@ class StateEngineOptions:
         if self.engine_command is None and found is not None and not found[1]:
             raise UsageError(connector_refusal(found[0]))
 
+    def check_target(self, model: str) -> None:
+        """Raise UsageError for a target that the server can't read."""
+        from eyas.targets.adapters import find_adapter
+
+        adapter = find_adapter(model)
+        if adapter is not None:
+            raise UsageError(f"--engine vllm runs whole models, and there is a {adapter}: merge it, and give the result")
+
     @property
     def program(self) -> EngineProgram:
         """The engine's program."""
         return EngineProgram(self.engine, self.engine_command, tuple(self.engine_option))
 
     def server(self, model: str, device: str | None, prepared: Capture) -> StateServer:
-        """The server for a capture. Raises UsageError for rows that it can't run, or a target that it can't read."""
-        from eyas.targets.adapters import find_adapter
-
-        adapter = find_adapter(model)
-        if adapter is not None:
-            raise UsageError(f"--engine vllm runs whole models, and {model} is a {adapter}: merge it, and give that")
+        """The server for a capture. Raises UsageError for rows that it can't run."""
         longest = max(len(row.tokens) for rows in prepared.rows.values() for row in rows)
         context = prepared.context
         if context is not None and longest >= context:
