@@ -94,7 +94,18 @@ def main() -> None:
         write_chats(chats, every[:: len(every) // options.chats][: options.chats])
         words = [
             *(*eyas, "data", "capture", "--model", "demo", "--chats", str(chats), "--dtype", options.dtype),
-            *("--states", states, "--final", "all", "--max-length", "512", "--shard-mib", "8", "--batch-tokens", "2048"),
+            *(
+                "--states",
+                states,
+                "--final",
+                "all",
+                "--max-length",
+                "512",
+                "--shard-mib",
+                "8",
+                "--batch-tokens",
+                "2048",
+            ),
         ]
         subprocess.run([*words, "--output", str(own)], check=True)
         again = [*words, "--output", str(other), *vllm_options(python, spool)]
@@ -110,7 +121,6 @@ def main() -> None:
             [
                 *(*eyas, "train", "demo_drafter", "drafter.target=demo", f"drafter.store={other}"),
                 *(f"drafter.output={folder}/run", f"drafter.loop.steps={STEPS}", "drafter.validation={decode: false}"),
-                "drafter.loop.validate_every=null",
             ],
             check=True,
         )

@@ -48,8 +48,6 @@ def test_its_final_norm_is_the_whole_targets(name: str, tmp_path: Path) -> None:
 def test_a_model_that_does_more_than_to_norm(tmp_path: Path) -> None:
     tiny.build_model("llama").save_pretrained(tmp_path)
     short = load_embedding_and_head(tmp_path, dtype="float32", device="cpu")
-    short.model.base_model.register_forward_hook(
-        lambda _module, args, options, output: (output[0] + torch.rand(()),), with_kwargs=True
-    )
+    short.model.base_model.register_forward_hook(lambda _module, _args, output: (output[0] + torch.rand(()),))
     with pytest.raises(UnsupportedModelError, match="does more to its last layer's states than to norm them"):
         FinalNorm(short)

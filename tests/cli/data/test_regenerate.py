@@ -243,7 +243,7 @@ def test_workers_with_servers_of_their_own(
         ((*words, "--endpoint", "http://x/v1"), "leave it out, or --endpoint and batch files"),
         ((*words[:-4], "--engine", "vllm"), "give --on ray, or start the server yourself and give --endpoint"),
         ((*words[:-2], "--engine-command", "x"), "--engine-command would be ignored"),
-        ((*words, "--engine-command", "no-such-program"), "vLLM isn't installed here"),
+        ((*words, "--engine-command", "no-such-program"), "there is no program 'no-such-program'"),
     ):
         result = run(*wrong, "--output", tmp_path / "other.jsonl")
         assert result.exit_code == 2, result.output

@@ -6,14 +6,15 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from eyas.bench.serving import servers
 from eyas.cli.common.cluster import ClusterOptions
+from eyas.cli.data.state_server import StateEngineOptions
 from eyas.data.store import FeatureStore
-from eyas.errors import EndpointError
+from eyas.errors import EndpointError, UsageError
 from eyas.interop.serving import hidden_states
 from eyas.targets import load_target
 from eyas.text.chats import exchange, write_chats
@@ -29,7 +30,7 @@ COMMAND = ("--engine", "vllm", "--engine-command", "true serve")
 class StandIn:
     """In place of `ServerProcess`: the line is vLLM's, what it starts is a server in this process."""
 
-    lines: list[list[str]] = []
+    lines: ClassVar[list[list[str]]] = []
     log = ""
     """Unless it is empty: the output of a server that ends at once."""
     running = 0
@@ -137,13 +138,15 @@ def test_what_is_refused(run: Run, words: tuple[Any, ...], tmp_path: Path, monke
 
     refused("--engine-option would be ignored: say whose with --engine vllm", "--engine-option", "x")
     refused("vLLM isn't installed here: --engine-command says where", "--engine", "vllm")
-    refused("vLLM isn't installed here", "--engine", "vllm", "--engine-command", "no-such-program")
+    refused("there is no program 'no-such-program'", "--engine", "vllm", "--engine-command", "no-such-program")
     context = load_target(words[3], device="cpu").max_length
     long = tmp_path / "long.jsonl"
     write_chats(long, [exchange(f"c{i}", "In May?", "clips " * 2 * context) for i in range(3)])
     said = f"as many as the target's context, and vLLM adds one: give --max-length {context - 1}"
     refused(said, *COMMAND, "--chats", long, "--max-length", context)
-    monkeypatch.setattr(StandIn, "log", "version 0.17.1\nValueError: Unsupported connector type: " + hidden_states.CONNECTOR)
+    monkeypatch.setattr(
+        StandIn, "log", "version 0.17.1\nValueError: Unsupported connector type: " + hidden_states.CONNECTOR
+    )
     refused("vLLM 0.17.1 has no ExampleHiddenStatesConnector", *COMMAND, code=1)
     monkeypatch.setattr(StandIn, "log", "out of memory")
     refused("the server 'vllm' ended at once", *COMMAND, code=1)
@@ -163,13 +166,10 @@ def test_an_installed_version_without_the_connector(
     assert "has no ExampleHiddenStatesConnector, which writes the hidden states: use vLLM 0.18 or later" in done.stderr
 
 
-def test_an_adapter_is_refused(run: Run, words: tuple[Any, ...], model: Path, tmp_path: Path) -> None:
-    from eyas.cli.data.state_server import StateEngineOptions
-    from eyas.errors import UsageError
-
+def test_an_adapter_is_refused(model: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     facts = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": str(model)}
     (adapter / "adapter_config.json").write_text(json.dumps(facts))
-    with pytest.raises(UsageError, match="there is a LORA adapter of rank 4 .*: merge it"):
+    with pytest.raises(UsageError, match=r"there is a LORA adapter of rank 4 .*: merge it"):
         StateEngineOptions("vllm").check_target(str(adapter))

@@ -64,7 +64,7 @@ def test_a_cluster(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rough = run("plan", path, *work, "--machines", "8xH100").stdout
     assert "on 1 machine with 8 H100" in rough
     assert "an hour of a H100: a round figure to reckon with, nobody's offer: --price says yours" in rough
-    assert "or servers of vLLM's (--engine vllm), whose hidden-states connector writes the states" in rough
+    assert "or vLLM's servers (--engine vllm), whose hidden-states connector writes the states" in rough
     assert "vLLM has it since 0.18, and isn't installed here" in rough
     monkeypatch.setattr(hidden_states, "installed_connector", lambda: ("0.17.1", False))
     assert "since 0.18; 0.17.1, installed here, does not" in run("plan", path, *work, "--machines", "8xH100").stdout

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class ConnectorServer(ThreadingHTTPServer):
 
     def __init__(self, target: Target, arguments: Sequence[str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        options = dict(zip(arguments, arguments[1:], strict=False))
+        options = dict(pairwise(arguments))
         speculation = json.loads(options["--speculative-config"])
         assert speculation["method"] == "extract_hidden_states"
         assert speculation["num_speculative_tokens"] == 1

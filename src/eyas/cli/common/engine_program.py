@@ -35,13 +35,16 @@ class EngineProgram:
 
     def line(self, model: str, port: int, arguments: Sequence[str] = ()) -> list[str]:
         """What starts a server with these arguments. Raises UsageError if the engine isn't installed."""
+        named = None if self.command is None else shlex.split(self.command)
+        if named is not None and (not named or shutil.which(named[0]) is None):
+            raise UsageError(f"--engine-command: there is no program {' '.join(named)!r} on this machine")
         from eyas.assets import named_target
         from eyas.interop.serving.commands import invocation
         from eyas.interop.serving.engines import ENGINES
 
         engine = ENGINES[self.engine]
-        program = engine.find() if self.command is None else shlex.split(self.command)
-        if not program or shutil.which(program[0]) is None:
+        program = engine.find() if named is None else named
+        if program is None:
             raise UsageError(f"{engine.title} isn't installed here: --engine-command says where it is on all machines")
         address = ["--host", "127.0.0.1", "--port", str(port)]
         start = invocation(engine.consumers[0], named_target(model), None, program)

@@ -90,12 +90,10 @@ def capture(
             # on this process's CPU: the workers compute
             prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu")
             _announce(prepared)
-            make: Callable[[], Worker]
+            folder, settings = prepared.folder.absolute(), prepared.settings
+            make: Callable[[], Worker] = CaptureWorkerMaker(model, dtype, device, folder, settings)
             if elsewhere:
-                server = engines.server(model, device, prepared)
-                make = StateWorkerMaker(server, prepared.folder.absolute(), prepared.settings)
-            else:
-                make = CaptureWorkerMaker(model, dtype, device, prepared.folder.absolute(), prepared.settings)
+                make = StateWorkerMaker(engines.server(model, device, prepared), folder, settings)
             _run_on(executor, cluster.workers, prepared, make)
         return
     prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu" if elsewhere else device)
@@ -110,8 +108,8 @@ def capture(
             stack.enter_context(keeping(f"finished shards are kept in {store}; the one in progress is not"))
             stack.enter_context(prepared.begun())
         if server is not None and prepared.own():
-            prepared.source = states = stack.enter_context(server.states(prepared.settings))
-            prepared.engine_version = states.version()
+            prepared.source = connected = stack.enter_context(server.states(prepared.settings))
+            prepared.engine_version = connected.version()
         if first and prepared.own():
             note(_duration(prepared))
         if not dry_run:

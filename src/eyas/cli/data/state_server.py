@@ -69,7 +69,9 @@ class StateEngineOptions:
 
         adapter = find_adapter(model)
         if adapter is not None:
-            raise UsageError(f"--engine vllm runs whole models, and there is a {adapter}: merge it, and give the result")
+            raise UsageError(
+                f"--engine vllm runs whole models, and there is a {adapter}: merge it, and give the result"
+            )
 
     @property
     def program(self) -> EngineProgram:

@@ -216,7 +216,7 @@ def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
         f"{paid}: {source}; disks and traffic aren't counted",
         f"{cluster.devices} GPUs do as much as one in {cluster.devices} times the hours: starting workers, loading the "
         "target on each, and exchanging gradients between machines aren't counted",
-        "capture: eyas's own pass (torchrun, or --on ray), whose hours these are, or servers of vLLM's (--engine vllm), "
+        "capture: eyas's own pass (torchrun, or --on ray), whose hours these are, or vLLM's servers (--engine vllm), "
         f"whose hidden-states connector writes the states; eyas reads and encodes them. {_connector()}",
     )
 
