@@ -26,7 +26,7 @@ class EngineProgram:
     options: tuple[str, ...] = ()
 
     def server(self, model: str, arguments: Sequence[str] = ()) -> ServerProcess:
-        """A server of `model` for this process alone, not started yet; it is killed with the thread that starts it."""
+        """A server of `model` for this process alone, not started yet; it is killed with it."""
         from eyas.bench.serving.servers import ServerProcess
 
         return ServerProcess(
