@@ -57,8 +57,12 @@ def killed_with_a_shard(words: Sequence[str], store: Path) -> bool:
 
 
 def differences(own: FeatureStore, other: FeatureStore) -> dict[str, dict[str, float]]:
-    """Boundary, or final -> the largest difference of a state's number, and the largest number."""
+    """Boundary, or final -> the largest difference of a state's number, the largest number, and the relative error.
+
+    That is the norm of all differences over the norm of all numbers.
+    """
     found: dict[str, dict[str, float]] = {}
+    squares: dict[str, list[float]] = {}
     for row in range(len(own)):
         ours, theirs = own.read(row), other.read(row)
         for name, index in [*((str(k), i) for i, k in enumerate(own.layout.taps)), (FINAL, None)]:
@@ -66,6 +70,11 @@ def differences(own: FeatureStore, other: FeatureStore) -> dict[str, dict[str, f
             worst = found.setdefault(name, {"difference": 0.0, "largest": 0.0})
             worst["difference"] = max(worst["difference"], float((a - b).abs().max()))
             worst["largest"] = max(worst["largest"], float(a.abs().max()))
+            sums = squares.setdefault(name, [0.0, 0.0])
+            sums[0] += float((a - b).double().square().sum())
+            sums[1] += float(a.double().square().sum())
+    for name, (wrong, whole) in squares.items():
+        found[name]["relative"] = (wrong / whole) ** 0.5
     return found
 
 
@@ -133,10 +142,11 @@ def main() -> None:
             "same rows and target": (stores[0].settings.splits, stores[0].settings.target)
             == (stores[1].settings.splits, stores[1].settings.target),
             "damage": list(stores[1].verify()),
-            "killed with so many shards of": [kept if killed else None, len(stores[1].manifest.shards)],
-            "files left by the connector": left,
-            "by boundary": differences(*stores),
-            "training from it": [{k: v for k, v in row.items() if k in ("step", "loss")} for row in logged],
+            "shards": len(stores[1].manifest.shards),
+            "shards when it was killed": kept if killed else None,
+            "files left": left,
+            "boundaries": differences(*stores),
+            "loss of training from it": {str(row["step"]): row["loss"] for row in logged if "loss" in row},
         }
     write_text(options.output, json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))

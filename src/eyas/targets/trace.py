@@ -85,7 +85,7 @@ class FinalNorm:
     """
 
     def __init__(self, target: EmbeddingAndHead) -> None:
-        self._target, self._layer = target, target.layers[-1]
+        self.target, self._layer = target, target.layers[-1]
         self._tuple = False
         zero = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
         outputs: list[Any] = []
@@ -105,7 +105,7 @@ class FinalNorm:
     @torch.no_grad()
     def __call__(self, leaving: Tensor) -> Tensor:
         """The final states [N, Ht] of the states [N, Ht] that leave the last layer."""
-        target, count = self._target, len(leaving)
+        target, count = self.target, len(leaving)
         positions = torch.zeros(count, 1, dtype=torch.int64, device=target.device)
         states = leaving.to(target.device, target.dtype).unsqueeze(1)  # [N, 1, Ht]
         mask = target.masks(positions[:, 0], 0, (positions == 0).unsqueeze(2), positions)

@@ -17,6 +17,7 @@ from eyas.data.store.layout import ShardLayout
 from eyas.errors import ClusterError, EndpointError, StoreError
 from eyas.interop.serving.hidden_states import connector_arguments
 from eyas.targets.loading import EmbeddingAndHead, load_embedding_and_head
+from eyas.targets.trace import FinalNorm
 
 from ... import tiny
 from ...cluster.fake import FakeExecutor
@@ -41,7 +42,7 @@ class Connected:
         spool.mkdir()
         written = boundaries(prepared.settings.layout, LAYERS)
         self.server = ConnectorServer(tiny.target(), connector_arguments(written, spool, "float32", 100))
-        self.states = ConnectorStates(self.server.url, "m", short, written, lambda said: f"{said} (and its output)")
+        self.states = ConnectorStates(self.server.url, "m", FinalNorm(short), written, lambda said: f"{said} (and its output)")
         prepared.source, prepared.engine_version = self.states, self.states.version()
 
     def run(self) -> None:

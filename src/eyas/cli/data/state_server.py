@@ -103,17 +103,22 @@ class StateServer:
 
     @contextmanager
     def states(self, settings: CaptureSettings) -> Iterator[ConnectorStates]:
-        """The states of a server that runs in the block. Raises EndpointError if it can't be started."""
+        """The states of a server that runs in the block.
+
+        Raises EndpointError if it can't be started, and UnsupportedModelError for a target whose final states can't
+        be computed from what it writes.
+        """
         from eyas.data.capture.connector import ConnectorStates, boundaries
         from eyas.interop.serving.hidden_states import connector_arguments, explained
         from eyas.targets.fingerprint import embedding_head_fingerprint
         from eyas.targets.loading import load_embedding_and_head
+        from eyas.targets.trace import FinalNorm
 
         wanted = settings.target
         target = load_embedding_and_head(self.model, dtype=wanted.dtype, device=self.device)
         if embedding_head_fingerprint(target.model, target.layers) != wanted.ends:
             raise StoreError(f"{self.model} isn't the same model here as where the command runs: {wanted.name}")
-        written = boundaries(settings.layout, wanted.layers)
+        final_norm, written = FinalNorm(target), boundaries(settings.layout, wanted.layers)
         with TemporaryDirectory(prefix="eyas-states-") as folder:
             arguments = connector_arguments(written, Path(folder), wanted.dtype, self.longest)
             server = self.program.server(self.model, arguments)
@@ -127,7 +132,7 @@ class StateServer:
                     server.start()
                 except EndpointError as error:
                     raise EndpointError(explained(server.log_tail(_WHOLE)) or str(error)) from error
-                with ConnectorStates(server.url, named_target(self.model), target, written, explain) as states:
+                with ConnectorStates(server.url, named_target(self.model), final_norm, written, explain) as states:
                     yield states
             finally:
                 server.__exit__()
@@ -147,8 +152,8 @@ class StateWorkerMaker:
         from eyas.data.capture.workers import CaptureWorker, check_shared
 
         check_shared(self.folder, self.settings)
-        stack = ExitStack()
-        states = stack.enter_context(self.server.states(self.settings))
-        worker = CaptureWorker(states, self.folder, self.settings, self.settings.target, states.version())
-        weakref.finalize(worker, stack.close)
+        with ExitStack() as stack:
+            states = stack.enter_context(self.server.states(self.settings))
+            worker = CaptureWorker(states, self.folder, self.settings, self.settings.target, states.version())
+            weakref.finalize(worker, stack.pop_all().close)
         return worker

@@ -24,7 +24,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eyas.data.store.layout import ShardLayout
 from eyas.errors import EndpointError, StoreError
-from eyas.targets.loading import EmbeddingAndHead
 from eyas.targets.trace import FinalNorm, Trace
 
 AT_ONCE = 64
@@ -72,17 +71,17 @@ class ConnectorStates:
         self,
         url: str,
         model: str,
-        target: EmbeddingAndHead,
+        final_norm: FinalNorm,
         written: Sequence[int],
         explain: Callable[[str], str] = str,
     ) -> None:
-        """`url` ends with `/v1`; `model` is the server's name for the target; `written`: the `boundaries` it writes.
+        """`url` ends with `/v1`; `model` is the server's name for the target; `written`: the `boundaries` it writes;
+        `final_norm` is the target's.
 
         `explain` makes the message of an error of a failure: whoever started the server knows its output.
         """
-        self._url, self._model, self._target, self._written = url, model, target, tuple(written)
-        self._explain = explain
-        self._final_norm = FinalNorm(target)
+        self._url, self._model, self._written, self._explain = url, model, tuple(written), explain
+        self._final_norm, self._target = final_norm, final_norm.target
         self._client = httpx.Client(timeout=PATIENCE, trust_env=False)
 
     def __enter__(self) -> ConnectorStates:
