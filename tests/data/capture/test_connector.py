@@ -42,7 +42,9 @@ class Connected:
         spool.mkdir()
         written = boundaries(prepared.settings.layout, LAYERS)
         self.server = ConnectorServer(tiny.target(), connector_arguments(written, spool, "float32", 100))
-        self.states = ConnectorStates(self.server.url, "m", FinalNorm(short), written, lambda said: f"{said} (and its output)")
+        self.states = ConnectorStates(
+            self.server.url, "m", FinalNorm(short), written, lambda said: f"{said} (and its output)"
+        )
         prepared.source, prepared.engine_version = self.states, self.states.version()
 
     def run(self) -> None:
