@@ -9,9 +9,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from eyas.config import StrictModel, differences
 from eyas.data.store.layout import RowTotals, ShardLayout
@@ -74,12 +74,18 @@ class CaptureSettings(StrictModel):
     shard_bytes: int
     splits: dict[str, StoredSplit]
 
+    @model_serializer(mode="wrap")
+    def _unnamed_eyas(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave eyas out, as it was before there were other engines: stores of that time keep their identity."""
+        found: dict[str, Any] = handler(self)
+        if self.engine == "eyas":
+            found.pop("engine", None)
+        return found
+
     @property
     def identity(self) -> str:
         """A hash of the settings, 16 hexadecimal digits, that every shard carries in its metadata."""
-        # eyas isn't named, nor was it before there were others: shards of that time are read
-        without = {"engine"} if self.engine == "eyas" else None
-        text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -142,7 +148,7 @@ def lock_store(folder: Path, *, alone: bool) -> FileLock:
 
 def changed_settings(before: CaptureSettings, now: CaptureSettings) -> list[str]:
     """The settings that differ, each with the option of `eyas data capture` that sets it."""
-    old, new = (each.model_dump(mode="json", exclude={"splits"}) for each in (before, now))
+    old, new = ({"engine": "eyas"} | each.model_dump(mode="json", exclude={"splits"}) for each in (before, now))
     return differences(old, new, _option) or ["the chats or their tokens are others (--chats)"]
 
 
