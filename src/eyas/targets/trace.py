@@ -3,21 +3,23 @@
 Long rows are read in chunks over a cache, so that no mask grows with the square of the length, and only the states of
 the result grow with it.
 
-Shapes: B rows, S positions, A taps, Ht hidden size.
+Shapes: B rows, S positions, N states, A taps, Ht hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from eyas.errors import UnsupportedModelError
 from eyas.targets.slots import StagedCache
 from eyas.targets.taps import caught_taps
 
 if TYPE_CHECKING:
+    from eyas.targets.loading import EmbeddingAndHead
     from eyas.targets.target import Target
 
 AT_ONCE = 4096
@@ -73,3 +75,46 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
         cache.commit(range(rows), [range(piece.shape[1])] * rows)
         parts.append(Trace(target.stacked(caught, piece), final))
     return Trace(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
+
+
+class FinalNorm:
+    """What a model does after its layers, for states that another engine's layers have computed.
+
+    It is the model's own pass with its layer left out, so that nothing here knows how models name their last norm.
+    Raises UnsupportedModelError for a model whose final states are not those of its last layer, normed.
+    """
+
+    def __init__(self, target: EmbeddingAndHead) -> None:
+        self.target, self._layer = target, target.layers[-1]
+        self._tuple = False
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+        outputs: list[Any] = []
+        handle = self._layer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+        try:
+            expected = traced(target, zero + target.vocab_size // 2, zero[0] + 1, ()).final[0]
+        finally:
+            handle.remove()
+        self._tuple = not isinstance(outputs[-1], Tensor)
+        leaving = outputs[-1][0] if self._tuple else outputs[-1]
+        if leaving.shape != (1, 1, target.hidden_size) or not torch.allclose(self(leaving[0]), expected):
+            raise UnsupportedModelError(
+                f"{target.config.model_type} does more to its last layer's states than to norm them: capture with "
+                "eyas's own pass (leave out --engine)"
+            )
+
+    @torch.no_grad()
+    def __call__(self, leaving: Tensor) -> Tensor:
+        """The final states [N, Ht] of the states [N, Ht] that leave the last layer."""
+        target, count = self.target, len(leaving)
+        positions = torch.zeros(count, 1, dtype=torch.int64, device=target.device)
+        states = leaving.to(target.device, target.dtype).unsqueeze(1)  # [N, 1, Ht]
+        mask = target.masks(positions[:, 0], 0, (positions == 0).unsqueeze(2), positions)
+        self._layer.forward = lambda *_args, **_options: (states,) if self._tuple else states
+        try:
+            final: Tensor = target.model.base_model(
+                input_ids=positions + target.vocab_size // 2, attention_mask=mask, position_ids=positions,
+                use_cache=False,
+            )[0]  # fmt: skip
+        finally:
+            del self._layer.forward
+        return final[:, 0]

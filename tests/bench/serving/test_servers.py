@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -54,6 +56,32 @@ def test_what_it_started_goes_with_it(folder: Path) -> None:
     while alive(started) and time.monotonic() < until:
         time.sleep(0.02)
     assert not alive(started)
+
+
+def test_it_is_gone_with_all_it_started_once_its_process_is_killed(folder: Path) -> None:
+    sleep = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    code = f"import os, subprocess, sys; os.chdir({str(folder)!r}); subprocess.Popen({sleep}); {SERVE}"
+    parent = (
+        "import os, signal, sys; from eyas.bench.serving.servers import ServerProcess\n"
+        f"server = ServerProcess('files', lambda port: [sys.executable, '-c', {code!r}.format(port)], bound=True)\n"
+        "server.start(); print(server.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    session = done.stdout.strip()
+    assert session.isdigit(), done.stderr
+
+    def members() -> list[list[str]]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+                found += [fields] if fields[3] == session and fields[0] != "Z" else []
+        return found
+
+    until = time.monotonic() + 10
+    while members() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert members() == []
 
 
 def test_it_can_be_killed_and_started_again(folder: Path) -> None:

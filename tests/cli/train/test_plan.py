@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from eyas.interop.serving import hidden_states
+
 Run = Callable[..., Result]
 
 CONFIG = {
@@ -40,7 +42,7 @@ def test_a_32b_model(run: Run, tmp_path: Path) -> None:
     assert "your choice, --states bf16 --final top:8: 31.49 TB" in other.stdout
 
 
-def test_a_cluster(run: Run, tmp_path: Path) -> None:
+def test_a_cluster(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     work = ("--samples", 500_000, "--length", 2048)
@@ -64,7 +66,10 @@ def test_a_cluster(run: Run, tmp_path: Path) -> None:
     rough = run("plan", path, *work, "--machines", "8xH100").stdout
     assert "on 1 machine with 8 H100" in rough
     assert "an hour of a H100: a round figure to reckon with, nobody's offer: --price says yours" in rough
-    assert "vLLM's hidden-states connector isn't used" in rough
+    assert "or vLLM's servers (--engine vllm), whose hidden-states connector writes the states" in rough
+    assert "vLLM has it since 0.18, and isn't installed here" in rough
+    monkeypatch.setattr(hidden_states, "installed_connector", lambda: ("0.17.1", False))
+    assert "since 0.18; 0.17.1, installed here, does not" in run("plan", path, *work, "--machines", "8xH100").stdout
 
 
 def test_bad_plans(run: Run, tmp_path: Path) -> None:

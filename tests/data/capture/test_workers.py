@@ -9,6 +9,7 @@ import pytest
 
 from eyas.cluster import worker
 from eyas.data.capture import workers
+from eyas.data.capture.capture import captured_target
 from eyas.data.capture.workers import CaptureWorker, CaptureWorkerMaker, capture_on
 from eyas.data.store.manifest import CaptureSettings, Manifest
 from eyas.errors import ClusterError, StoreError
@@ -24,7 +25,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def made(folder: Path, settings: CaptureSettings, seed: int = 0) -> CaptureWorker:
-    return CaptureWorker(Target(tiny.build_model("llama", seed=seed).to(tiny.DEVICE)), folder, settings)
+    target = Target(tiny.build_model("llama", seed=seed).to(tiny.DEVICE))
+    return CaptureWorker(target, folder, settings, captured_target(target, settings.target.name))
 
 
 def on_workers(folder: Path, executor: FakeExecutor, seed: int = 0) -> tuple[Manifest, list[int]]:

@@ -5,7 +5,6 @@ A process is up before anything is measured and gone afterwards; the processor t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -26,16 +25,6 @@ from eyas.errors import EndpointError, UsageError
 _FLAGS = {"true": True, "false": False}
 
 
-_SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    """Ask the system, in a new process, to be killed when its parent ends."""
-    if _SYSTEM is not None:
-        pr_set_pdeathsig = 1
-        _SYSTEM.prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
 class ServerProcess:
     """A server on a free port of this machine that answers `/health` when it is ready. Use it as a context manager."""
 
@@ -50,7 +39,7 @@ class ServerProcess:
     ) -> None:
         """`command(port)` is what to run; `environment` is added to this process's.
 
-        `bound`: on Linux it is killed when the thread that started it ends, even by kill -9.
+        `bound`: it is killed when this process ends, even by kill -9, with all that it started.
         """
         self._bound = bound
         self.name, self.port, self._ready_seconds = name, _free_port(), ready_seconds
@@ -58,6 +47,7 @@ class ServerProcess:
         self._environment = os.environ | (environment or {})
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def root(self) -> str:
@@ -97,8 +87,13 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             env=self._environment,
             start_new_session=True,  # so that all it starts can be found and ended
-            preexec_fn=_die_with_parent if self._bound else None,  # calls the system and nothing else
         )
+        if self._bound:  # engines' processes don't all notice that the one that started them is gone
+            self._guard = subprocess.Popen(
+                ["sh", "-c", f"read -r _; kill -s KILL -- -{self.pid}"],
+                stdin=subprocess.PIPE,  # closed by the system when this process ends
+                start_new_session=True,
+            )
         while time.monotonic() - began < self._ready_seconds:
             if self._process.poll() is not None:
                 raise EndpointError(f"the server {self.name!r} ended at once: {self.log_tail()}")
@@ -123,6 +118,10 @@ class ServerProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
 
     def log_tail(self, lines: int = 12) -> str:
         """The last lines of the server's output."""

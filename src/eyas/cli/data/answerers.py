@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import open_engine, sampling_params
+from eyas.cli.common.engine_program import EngineProgram
 from eyas.cli.common.options import DraftOptions, EngineArguments, EngineCommand, SamplingOptions, TargetOptions
 from eyas.errors import UsageError
 
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 2048
 """Most tokens of an answered chat where no option says otherwise: what `eyas data capture` reads of one."""
-
-
-SERVER_READY = 1800.0
-"""Seconds in which a worker's server has to be ready; large models load for long."""
 
 
 @dataclass(frozen=True)
@@ -170,27 +165,13 @@ class AnswererOptions:
 
     def server(self) -> Answerer:
         """An answerer whose server is started here, for this process alone."""
-        from eyas.bench.serving.servers import ServerProcess
         from eyas.data.regenerate.workers import ServerAnswerer
 
-        name = self.workers.engine
-        server = ServerProcess(name, self.server_command, ready_seconds=SERVER_READY, bound=True)
+        options = self.workers
+        program = EngineProgram(options.engine, options.engine_command, tuple(options.engine_option))
+        server = program.server(self.target.model)
         server.__enter__()
-        return ServerAnswerer(name, self._endpoint(server.url), server.__exit__)
-
-    def server_command(self, port: int) -> list[str]:
-        """What starts the engine's server. Raises UsageError if it isn't installed."""
-        from eyas.assets import named_target
-        from eyas.interop.serving.commands import invocation
-        from eyas.interop.serving.engines import ENGINES
-
-        engine, command = ENGINES[self.workers.engine], self.workers.engine_command
-        program = engine.find() if command is None else shlex.split(command)
-        if not program or shutil.which(program[0]) is None:
-            raise UsageError(f"{engine.title} isn't installed here: --engine-command says where it is on all machines")
-        address = ["--host", "127.0.0.1", "--port", str(port)]
-        start = invocation(engine.consumers[0], named_target(self.target.model), None, program)
-        return [*start, *address, *self.workers.engine_option]
+        return ServerAnswerer(options.engine, self._endpoint(server.url), server.__exit__)
 
     def _endpoint(self, url: str) -> Answerer:
         from eyas.data.regenerate import Connection, EndpointAnswerer

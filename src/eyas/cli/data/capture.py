@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,17 +24,20 @@ from eyas.cli.common.options import (
     readable,
 )
 from eyas.cli.common.verb import keeping
+from eyas.cli.data.state_server import StateEngineOptions, StateWorkerMaker
 from eyas.errors import UsageError
 from eyas.urls import AnyPath, UrlPath, located
 
 if TYPE_CHECKING:
     from eyas.cluster.executor import Executor
+    from eyas.cluster.worker import Worker
     from eyas.data.capture.capture import Capture, CaptureConfig
     from eyas.data.store.manifest import Manifest
 
 
 def capture(
     cluster: ClusterOptions,
+    engines: StateEngineOptions,
     model: Annotated[str, Option(help="The target: a directory or Hub id.")],
     chats: Annotated[Path, Option(help="A chat folder (`eyas data prepare`) or a .jsonl file of chats; or its URL.")],
     output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The store's folder, or its URL.")],
@@ -56,7 +60,8 @@ def capture(
     """Run the target over all chats and store its hidden states.
 
     Interrupted, the same command goes on. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share
-    the work, with --on ray the machines of a cluster.
+    the work, with --on ray the machines of a cluster. With --engine vllm its servers run the target; --device is then
+    where eyas norms and stores what they write (default: cpu).
     """
     store = located(output)
     shared = cluster.check()
@@ -68,40 +73,52 @@ def capture(
     kind, top = parse_final(final)
     boundaries = parse_taps(taps)
     check_target(model, RuntimeOptions(device=device))
+    engines.check(model, shared=shared)
+    elsewhere = engines.engine != "eyas"
+    if elsewhere:
+        engines.check_target(model)
     from eyas.data.capture.capture import CaptureConfig
 
     config = CaptureConfig(
         taps=boundaries, states=states, final=kind, top=top,
-        batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20),
+        batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20), engine=engines.engine,
     )  # fmt: skip
     if shared:
+        from eyas.data.capture.workers import CaptureWorkerMaker
+
         with cluster.executor() as executor:
             # on this process's CPU: the workers compute
             prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu")
             _announce(prepared)
-            _run_on(executor, cluster.workers, prepared, model, dtype, device)
+            folder, settings = prepared.folder.absolute(), prepared.settings
+            make: Callable[[], Worker] = CaptureWorkerMaker(model, dtype, device, folder, settings)
+            if elsewhere:
+                make = StateWorkerMaker(engines.server(model, device, prepared), folder, settings)
+            _run_on(executor, cluster.workers, prepared, make)
         return
-    prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, device)
+    prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu" if elsewhere else device)
     first = _process()[0] == 0
     if first:
         _announce(prepared)
-    if dry_run:
-        prepared.check_disk()
+    server = engines.server(model, device, prepared) if elsewhere else None
+    with ExitStack() as stack:
+        if dry_run:
+            prepared.check_disk()
+        else:
+            stack.enter_context(keeping(f"finished shards are kept in {store}; the one in progress is not"))
+            stack.enter_context(prepared.begun())
+        if server is not None and prepared.own():
+            prepared.source = connected = stack.enter_context(server.states(prepared.settings))
+            prepared.engine_version = connected.version()
         if first and prepared.own():
             note(_duration(prepared))
-        return
-    with keeping(f"finished shards are kept in {store}; the one in progress is not"), prepared.begun():
-        if first and prepared.own():
-            note(_duration(prepared))
-        _run(prepared, first, prepared.run)
+        if not dry_run:
+            _run(prepared, first, prepared.run)
 
 
-def _run_on(
-    executor: Executor, workers: int | None, prepared: Capture, model: str, dtype: str, device: str | None
-) -> None:
-    from eyas.data.capture.workers import CaptureWorkerMaker, capture_on
+def _run_on(executor: Executor, workers: int | None, prepared: Capture, make: Callable[[], Worker]) -> None:
+    from eyas.data.capture.workers import capture_on
 
-    make = CaptureWorkerMaker(model, dtype, device, prepared.folder.absolute(), prepared.settings)
     with keeping(f"finished shards are kept in {prepared.folder}; those in progress are not"), prepared.begun():
         _run(prepared, True, lambda advance: capture_on(executor, prepared, make, workers, advance))
 
@@ -167,15 +184,20 @@ def _prepare(
     model: str, chats: Path, output: AnyPath, config: CaptureConfig, longest: int | None, share: float, dtype: str,
     device: str | None,
 ) -> Capture:  # fmt: skip
+    import torch
+
     from eyas.cli.common.build import quiet
     from eyas.data.capture.capture import Capture
     from eyas.data.capture.rows import read_rows
     from eyas.targets import load_target, load_tokenizer
+    from eyas.targets.loading import resolve_dtype
 
     quiet()
     rank, world, local = _process()
     on = f"cuda:{local}" if device is None and world > 1 and _has_cuda() else device
-    target = load_target(model, dtype=dtype, device=on)
+    # another engine's device isn't this process's, which may compute in another dtype than the checkpoint's
+    given = dtype if config.engine == "eyas" else resolve_dtype(dtype, model, torch.device("cuda"))
+    target = load_target(model, dtype=given, device=on)
     found = read_rows(load_tokenizer(model), chats, share, longest, target.vocab_size, target.max_length)
     name = Path(model).name if Path(model).exists() else model
     return Capture(target, found, config, output, name=name, chats=chats.name, rank=rank, world=world)

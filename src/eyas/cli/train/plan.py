@@ -217,9 +217,19 @@ def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
         f"{paid}: {source}; disks and traffic aren't counted",
         f"{cluster.devices} GPUs do as much as one in {cluster.devices} times the hours: starting workers, loading the "
         "target on each, and exchanging gradients between machines aren't counted",
-        "capture is eyas's own pass (--on ray, or torchrun). vLLM's hidden-states connector isn't used: vLLM 0.32 "
-        "writes a file a request in the model's dtype with it, which would have to be read and encoded again",
+        "capture: eyas's own pass (torchrun, or --on ray), whose hours these are, or vLLM's servers (--engine vllm), "
+        f"whose hidden-states connector writes the states; eyas reads and encodes them. {_connector()}",
     )
+
+
+def _connector() -> str:
+    """Which versions of vLLM have the connector, and whether the one that is installed here does."""
+    from eyas.interop.serving.hidden_states import SINCE, installed_connector
+
+    found = installed_connector()
+    if found is None:
+        return f"vLLM has it since {SINCE}, and isn't installed here"
+    return f"vLLM has it since {SINCE}; {found[0]}, installed here, {'does' if found[1] else 'does not'}"
 
 
 _PREFIXES = {2: "M", 3: "G", 4: "T"}

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from eyas.config import StrictModel
 from eyas.data.capture.rows import CaptureRows, ShardPlan, cut_shards
-from eyas.data.capture.shard import length_groups, shard_tensors, traced_rows
+from eyas.data.capture.shard import StateSource, length_groups, shard_tensors, traced_rows
 from eyas.data.plan import variants
 from eyas.data.store.encoding import StateEncoding
 from eyas.data.store.layout import FinalKind, RowTotals, ShardLayout, size_of
@@ -28,6 +28,7 @@ from eyas.data.store.manifest import (
     CapturedTarget,
     CaptureSettings,
     Manifest,
+    StateEngine,
     StoredShard,
     StoredSplit,
     changed_settings,
@@ -64,6 +65,8 @@ class CaptureConfig(StrictModel):
     """Tokens of a batch of the target, padding included."""
     shard_bytes: int = Field(default=SHARD_BYTES, gt=0)
     """The most bytes of data in a shard; a larger row gets a shard of its own."""
+    engine: StateEngine = "eyas"
+    """Who runs the target; any other engine than eyas is the capture's `source`, set before anything runs."""
 
 
 class Capture:
@@ -84,19 +87,22 @@ class Capture:
         """`name` and `chats` identify the target and the data in the manifest."""
         self.folder, self.rows = folder, found.rows
         self.reasons, self.cut = found.reasons, sum(found.cut.values())
-        self._target, self._rank, self._world = target, rank, world
+        self._rank, self._world = rank, world
         self.settings = capture_settings(target, name, chats, found, config)
+        self.why_taps = why_taps(target.config, self.settings.taps)
+        """A sentence that explains the choice of taps."""
+        self.context = target.max_length
+        """The most tokens that the target reads; None: no limit is known."""
+        self.source: StateSource = target
+        """Who computes the states in this process."""
+        self.engine_version: str | None = None
+        """Of another engine than eyas; None: not known, because it had nothing to do."""
         self.plans = cut_shards(found.rows, self.settings.layout, config.shard_bytes)
 
     @cached_property
     def total_bytes(self) -> int:
         """The exact size of all shard files together, in bytes."""
         return sum(self.settings.layout.shard_bytes(plan.size) for plan in self.plans)
-
-    @property
-    def why_taps(self) -> str:
-        """A sentence that explains the choice of taps."""
-        return why_taps(self._target.config, self.settings.taps)
 
     def missing(self) -> list[ShardPlan]:
         """Shards of all processes that aren't finished."""
@@ -164,10 +170,10 @@ class Capture:
         chosen = groups[:: max(1, len(groups) // batches)][:batches]
         tried = [padded([rows[i] for i in members]) for members in chosen]
         for batch in tried[:1]:  # warm-up
-            list(traced_rows(self._target, batch, self.settings.layout))
+            list(traced_rows(self.source, batch, self.settings.layout))
         start = time.perf_counter()
         for batch in tried:
-            list(traced_rows(self._target, batch, self.settings.layout))
+            list(traced_rows(self.source, batch, self.settings.layout))
         return sum(int(batch.lengths.sum()) for batch in tried) / (time.perf_counter() - start)
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> Manifest | None:
@@ -178,7 +184,7 @@ class Capture:
         """
         for plan in self.own():
             rows = self.rows[plan.split][plan.first : plan.stop]
-            for tokens in make_shard(self._target, self.folder, self.settings, plan, rows):
+            for tokens in make_shard(self.source, self.folder, self.settings, plan, rows):
                 advance(tokens)
         return self.finish()
 
@@ -195,7 +201,8 @@ class Capture:
         )  # fmt: skip
         if len(shards) < len(self.plans):
             return None
-        manifest = Manifest(settings=self.settings, shards=shards, versions=versions())
+        engine = {} if self.engine_version is None else {self.settings.engine: self.engine_version}
+        manifest = Manifest(settings=self.settings, shards=shards, versions=versions() | engine)
         write_model(self.folder / MANIFEST, manifest)
         return manifest
 
@@ -205,10 +212,10 @@ class Capture:
 
 
 def make_shard(
-    target: Target, folder: AnyPath, settings: CaptureSettings, plan: ShardPlan, rows: list[TokenRow]
+    source: StateSource, folder: AnyPath, settings: CaptureSettings, plan: ShardPlan, rows: list[TokenRow]
 ) -> Iterator[int]:
     """Make a shard of its rows and write it to the store's folder; yields the tokens of each batch done."""
-    tensors = yield from shard_tensors(target, rows, settings.layout, settings.batch_tokens)
+    tensors = yield from shard_tensors(source, rows, settings.layout, settings.batch_tokens)
     write_shard(folder / plan.file, settings.layout, plan.size, tensors, settings.identity)
 
 
@@ -253,6 +260,7 @@ def capture_settings(
         splits[split] = StoredSplit(**size._asdict(), dropped=found.dropped[split], hash=rows_hash(rows))
     return CaptureSettings(
         target=captured_target(target, name),
+        engine=config.engine,
         taps=taps,
         layout=layout,
         chats=chats,

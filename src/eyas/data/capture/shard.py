@@ -1,4 +1,4 @@
-"""Computes the tensors of one shard: runs its rows through the target in batches of similar length.
+"""Computes the tensors of one shard: has its rows run through the target in batches of similar length.
 
 Legend: B chats, S positions, N rows, T tokens, F final positions, A taps, Ht hidden.
 """
@@ -6,6 +6,7 @@ Legend: B chats, S positions, N rows, T tokens, F final positions, A taps, Ht hi
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,12 +18,26 @@ from eyas.data.store.layout import ItemType, ShardLayout, size_of
 from eyas.data.store.shard import StoredRow, row_checksum
 from eyas.data.tokens.batches import TokenBatch, grouped, padded
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.targets import Target
+from eyas.targets.trace import Trace
 
 _TYPES: dict[ItemType, torch.dtype] = {
     "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
     "F16": torch.float16, "F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
 }  # fmt: skip
+
+
+class StateSource(Protocol):
+    """Computes the states of chats: a target, or another engine that has the target's weights."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its states are."""
+
+    def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
+        """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
+
+    def head(self, final: Tensor) -> Tensor:
+        """Logits [..., V] of final states [..., Ht]."""
 
 
 def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
@@ -32,7 +47,7 @@ def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
 
 
 def shard_tensors(
-    target: Target, rows: list[TokenRow], layout: ShardLayout, budget: int
+    source: StateSource, rows: list[TokenRow], layout: ShardLayout, budget: int
 ) -> Generator[int, None, dict[str, Tensor]]:
     """Yield the tokens of each batch done; return all tensors that `layout.tensors` names, in the order of `rows`."""
     specs = layout.tensors(size_of(rows))
@@ -47,7 +62,7 @@ def shard_tensors(
     checksums = np.zeros(len(rows), dtype=np.uint32)
     for members in length_groups(rows, budget):
         batch = padded([rows[i] for i in members])
-        for i, row in zip(members, traced_rows(target, batch, layout), strict=True):
+        for i, row in zip(members, traced_rows(source, batch, layout), strict=True):
             _put(out, row, token_starts[i], final_starts[i])
             checksums[i] = row_checksum(row, rows[i].loss_mask)
         yield int(batch.lengths.sum())
@@ -55,12 +70,12 @@ def shard_tensors(
     return out
 
 
-def traced_rows(target: Target, batch: TokenBatch, layout: ShardLayout) -> Iterator[StoredRow]:
+def traced_rows(source: StateSource, batch: TokenBatch, layout: ShardLayout) -> Iterator[StoredRow]:
     """The features of each row of a batch, encoded for storage, on the CPU."""
-    tokens, lengths = batch.tokens.to(target.device), batch.lengths.to(target.device)
-    traced = target.trace(tokens, lengths, layout.taps)
-    real = torch.arange(tokens.shape[1], device=target.device) < lengths.unsqueeze(1)  # [B, S]
-    where = real if layout.final == "all" else taught(batch.loss_mask.to(target.device))
+    tokens, lengths = batch.tokens.to(source.device), batch.lengths.to(source.device)
+    traced = source.trace(tokens, lengths, layout.taps)
+    real = torch.arange(tokens.shape[1], device=source.device) < lengths.unsqueeze(1)  # [B, S]
+    where = real if layout.final == "all" else taught(batch.loss_mask.to(source.device))
     counts, final_counts = batch.lengths.tolist(), where.sum(1).tolist()
     states = traced.final[where]  # [F, Ht] of all rows, end to end
     taps = _split(encode_states(traced.taps[real], layout.states), counts) if layout.taps else None
@@ -68,7 +83,7 @@ def traced_rows(target: Target, batch: TokenBatch, layout: ShardLayout) -> Itera
     if layout.top is None:
         final = _split(encode_states(states, layout.states), final_counts)
     else:
-        best = top_rows(target.head, states, layout.vocab, layout.top)
+        best = top_rows(source.head, states, layout.vocab, layout.top)
         ids = best.ids.cpu().to(torch.uint16 if layout.vocab <= 2**16 else torch.int32)
         parts = (ids, best.logprobs.to(torch.float16).cpu(), best.tail.cpu())
         top = list(zip(*(torch.split(part, final_counts) for part in parts), strict=True))

@@ -15,9 +15,10 @@ from eyas.cluster.crew import Crew
 from eyas.cluster.executor import Executor
 from eyas.cluster.worker import Key, Take, Unit, UnitReport, Worker
 from eyas.data.capture.capture import Capture, captured_target, make_shard
-from eyas.data.store.manifest import CaptureSettings, Manifest, read_settings
+from eyas.data.capture.shard import StateSource
+from eyas.data.store.manifest import CapturedTarget, CaptureSettings, Manifest, read_settings
 from eyas.errors import StoreError
-from eyas.targets import Target, load_target
+from eyas.targets import load_target
 from eyas.urls import AnyPath
 
 VISIBLE = 60.0
@@ -25,20 +26,29 @@ VISIBLE = 60.0
 
 
 class CaptureWorker:
-    """Makes shards with its own copy of the target."""
+    """Makes shards with its own copy of the target, or with an engine of its own that has one."""
 
-    def __init__(self, target: Target, folder: AnyPath, settings: CaptureSettings) -> None:
-        self._target, self._folder, self._settings = target, folder, settings
+    def __init__(
+        self,
+        source: StateSource,
+        folder: AnyPath,
+        settings: CaptureSettings,
+        target: CapturedTarget,
+        version: str | None = None,
+    ) -> None:
+        """`target` is what the source runs, and `version` the other engine's."""
+        self._source, self._folder, self._settings = source, folder, settings
+        self._target, self._version = target, version
 
     @property
     def identity(self) -> dict[str, Any]:
-        return captured_target(self._target, self._settings.target.name).model_dump(mode="json")
+        return {**self._target.model_dump(mode="json"), "engine_version": self._version}
 
     def work(self, take: Take) -> Iterator[UnitReport]:
         """Make shards; reports have the tokens of a shard done so far."""
         while units := take(1):
             (plan, rows), done = units[0].content, 0
-            for tokens in make_shard(self._target, self._folder, self._settings, plan, rows):
+            for tokens in make_shard(self._source, self._folder, self._settings, plan, rows):
                 done += tokens
                 yield UnitReport(plan.file, done, done=False)
             yield UnitReport(plan.file, done)
@@ -57,13 +67,20 @@ class CaptureWorkerMaker:
 
     def __call__(self) -> CaptureWorker:
         """Load the target. Raises StoreError if the store's folder isn't shared with this machine."""
-        begun = read_settings(self.folder)
-        if begun is None or begun.identity != self.settings.identity:
-            raise StoreError(
-                f"{self.folder} isn't the same folder here as where the command runs: --output must be a folder that "
-                "all machines share, under one path"
-            )
-        return CaptureWorker(load_target(self.model, dtype=self.dtype, device=self.device), self.folder, self.settings)
+        check_shared(self.folder, self.settings)
+        target = load_target(self.model, dtype=self.dtype, device=self.device)
+        found = captured_target(target, self.settings.target.name)
+        return CaptureWorker(target, self.folder, self.settings, found)
+
+
+def check_shared(folder: AnyPath, settings: CaptureSettings) -> None:
+    """Raise StoreError unless the capture with these settings has begun in the folder, as seen from this machine."""
+    begun = read_settings(folder)
+    if begun is None or begun.identity != settings.identity:
+        raise StoreError(
+            f"{folder} isn't the same folder here as where the command runs: --output must be a folder that all "
+            "machines share, under one path"
+        )
 
 
 def capture_on(
@@ -85,12 +102,14 @@ def capture_on(
         return [Unit(plan.file, (plan, prepared.rows[plan.split][plan.first : plan.stop])) for plan in plans]
 
     if missing:
-        expected = prepared.settings.target.model_dump(mode="json")
+        own = prepared.settings.engine == "eyas"  # the version of another engine is that of the first worker
+        expected = prepared.settings.target.model_dump(mode="json") | {"engine_version": None} if own else None
         size = min(workers or executor.room, len(missing))
         with Crew(executor, make, workers=size, ahead=1, expected=expected) as crew:
             for report in crew.run(take):
                 advance(report.value - done.get(report.key, 0))
                 done[report.key] = report.value
+            prepared.engine_version = crew.identity()["engine_version"]
     until = time.monotonic() + VISIBLE
     while (manifest := prepared.finish()) is None:
         if time.monotonic() > until:

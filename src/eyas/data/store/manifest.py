@@ -9,9 +9,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from eyas.config import StrictModel, differences
 from eyas.data.store.layout import RowTotals, ShardLayout
@@ -23,6 +23,7 @@ from eyas.urls import AnyPath
 MANIFEST = "manifest.json"
 SETTINGS = "capture.json"
 """The file with the settings alone, written first; it identifies an unfinished capture."""
+StateEngine = Literal["eyas", "vllm"]
 
 
 class CapturedTarget(StrictModel):
@@ -60,6 +61,8 @@ class CaptureSettings(StrictModel):
     format: Literal["eyas-store"] = "eyas-store"
     version: Literal[1] = 1
     target: CapturedTarget
+    engine: StateEngine = "eyas"
+    """Who ran the target: eyas itself, or vLLM, whose hidden-states connector wrote the states."""
     taps: tuple[int, ...]
     """The boundaries requested; `layout.taps` are those stored as taps, without the one after the final norm."""
     layout: ShardLayout
@@ -70,6 +73,14 @@ class CaptureSettings(StrictModel):
     batch_tokens: int
     shard_bytes: int
     splits: dict[str, StoredSplit]
+
+    @model_serializer(mode="wrap")
+    def _unnamed_eyas(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave eyas out, as it was before there were other engines: stores of that time keep their identity."""
+        found: dict[str, Any] = handler(self)
+        if self.engine == "eyas":
+            found.pop("engine", None)
+        return found
 
     @property
     def identity(self) -> str:
@@ -102,7 +113,7 @@ class Manifest(StrictModel):
     settings: CaptureSettings
     shards: tuple[StoredShard, ...]
     versions: dict[str, str]
-    """Versions of eyas and the libraries that wrote the store."""
+    """Versions of eyas and the libraries that wrote the store, and of another engine if that ran the target."""
 
 
 def read_manifest(folder: AnyPath) -> Manifest:
@@ -137,7 +148,7 @@ def lock_store(folder: Path, *, alone: bool) -> FileLock:
 
 def changed_settings(before: CaptureSettings, now: CaptureSettings) -> list[str]:
     """The settings that differ, each with the option of `eyas data capture` that sets it."""
-    old, new = (each.model_dump(mode="json", exclude={"splits"}) for each in (before, now))
+    old, new = ({"engine": "eyas"} | each.model_dump(mode="json", exclude={"splits"}) for each in (before, now))
     return differences(old, new, _option) or ["the chats or their tokens are others (--chats)"]
 
 
@@ -147,7 +158,7 @@ def _option(key: str) -> str | None:
 
 
 _OPTIONS = {
-    "target.dtype": "--dtype", "target": "--model", "taps": "--taps", "layout.taps": "--taps",
+    "target.dtype": "--dtype", "target": "--model", "engine": "--engine", "taps": "--taps", "layout.taps": "--taps",
     "layout.states": "--states", "layout.final": "--final", "layout.top": "--final", "chats": "--chats",
     "longest": "--max-length", "batch_tokens": "--batch-tokens", "shard_bytes": "--shard-mib",
 }  # fmt: skip
