@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from eyas.data import plan
+from eyas.data.devices import known_machine
 from eyas.data.store.layout import ShardLayout
 from eyas.drafters.registry import KINDS
 from eyas.targets.taps import choose_taps
@@ -46,7 +47,7 @@ def budget() -> dict[str, tuple[str, list[list[str]]]]:
 def test_the_budget_is_the_plan_s(model: str, tmp_path: Path) -> None:
     ConfigOnly.of(model, tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
-    size, taps, gpu = plan.model_size(config), choose_taps(config), plan.known_machine("H100")
+    size, taps, gpu = plan.model_size(config), choose_taps(config), known_machine("H100")
     layout = ShardLayout(hidden=size.hidden, vocab=size.vocab, taps=taps, states="fp8", final="answers", top=None)
     for chats, *figures in budget()[model][1]:
         samples = int(chats.replace(",", ""))

@@ -455,6 +455,8 @@ WRITING = {
     "bench/accuracy/jail.py": {"open"},  # /dev/null and the like, inside the sandbox
     "bench/accuracy/sandbox.py": {"TemporaryFile", "TemporaryDirectory"},  # what a program prints, where it runs
     "bench/serving/servers.py": {"TemporaryFile"},  # a server's output, which no path names
+    "cli/data/state_server.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
+    "data/capture/connector.py": {"flock"},  # waits until vLLM has written a file
     "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete
     "data/regenerate/journal.py": {"FileIO"},  # appends, and reads past a line that a kill cut off
     "data/regenerate/batch_files.py": {"open wb"},  # of StagedFiles

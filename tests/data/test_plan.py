@@ -8,20 +8,18 @@ import transformers as tf
 from torch import Tensor
 
 from eyas.data.block_plan import BlockPlan, BlockShape, block_parameters
+from eyas.data.devices import Machine, known_machine, this_machine
 from eyas.data.features import FeatureBatch
 from eyas.data.plan import (
-    Machine,
     ModelSize,
     Workload,
     capture_hours,
     drafter_parameters,
-    known_machine,
     model_size,
     plain_speed,
     regeneration_hours,
     speedup,
     storage,
-    this_machine,
     training_hours,
     training_memory,
 )

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eyas.data import plan as plans
+from eyas.data.devices import Machine
 from eyas.data.plan import (
     ACTIVATIONS,
     EFFICIENCIES,
-    Machine,
     ModelSize,
     Speedup,
     TrainingMemory,

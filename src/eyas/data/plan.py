@@ -2,21 +2,17 @@
 
 Bytes are exact for rows of the given length and share of answer tokens: they come from the layout that the store writer
 uses. Hours and speedup are estimates; every assumption is a named constant here. The model's size is counted from its
-config alone: the model is built on the meta device, without memory for weights. What a machine sustains is a share of a
-GPU's published figures, or else a measurement that takes about half a second.
+config alone: the model is built on the meta device, without memory for weights.
 """
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from eyas.data.devices import Machine
 from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes
-from eyas.errors import UsageError
 from eyas.targets.architecture import model_class, refuse_unsupported
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -35,24 +31,9 @@ EFFICIENCIES = (0.53, 0.84)
 DRAFT_PASSES = 6
 """Drafter passes a round: five levels of a tree, and one pass over the accepted tokens."""
 
-COMPUTE_SHARE, BANDWIDTH_SHARE = 0.4, 0.8
-"""The shares of published peak compute and bandwidth that large models are assumed to reach."""
-
 ACTIVATIONS = (50, 8, 5)
 """Bytes of a row that the backward pass needs, for each of hidden size, MLP width, and widths of queries and keys: what
 autograd saves under bf16 autocast, counted."""
-
-# dense bf16 TFLOP/s and GB/s, from the makers' data sheets
-PUBLISHED: dict[str, tuple[float, float]] = {
-    "A100": (312, 2039), "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 8000), "MI300X": (1307, 5300),
-    "L40S": (362, 864), "A10": (125, 600), "L4": (121, 300), "RTX 4090": (165, 1008), "RTX 3090": (71, 936),
-}  # fmt: skip
-
-PRICES: dict[str, float] = {
-    "A100": 2.0, "H100": 3.0, "H200": 4.0, "B200": 6.0, "MI300X": 3.0,
-    "L40S": 1.2, "A10": 0.8, "L4": 0.7, "RTX 4090": 0.5, "RTX 3090": 0.3,
-}  # fmt: skip
-"""Dollars an hour of a GPU: round figures to reckon with, which are nobody's offer."""
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -307,79 +288,3 @@ def model_size(config: Any) -> ModelSize:
         body=body,
         total=total,
     )
-
-
-class Machine(NamedTuple):
-    """The sustained speed of one device."""
-
-    name: str
-    tflops: float
-    """TFLOP/s of bf16 matrix products."""
-    bandwidth: float
-    """Memory bandwidth in GB/s."""
-
-
-def known_machine(name: str, option: str = "--machine") -> Machine:
-    """The GPU of `PUBLISHED` that `name` contains; UsageError, listing them, if there is none."""
-    found = [known for known in PUBLISHED if known.lower() in name.lower()]
-    if not found:
-        raise UsageError(f"{option} {name} is unknown: use {', '.join(PUBLISHED)}, or give --tflops and --bandwidth")
-    best = max(found, key=len)  # "A100" also contains "A10"
-    tflops, bandwidth = PUBLISHED[best]
-    return Machine(best, tflops * COMPUTE_SHARE, bandwidth * BANDWIDTH_SHARE)
-
-
-class Cluster(NamedTuple):
-    """Equal devices on equal machines."""
-
-    device: Machine
-    nodes: int
-    each: int
-    """Devices of a machine."""
-
-    @property
-    def devices(self) -> int:
-        return self.nodes * self.each
-
-    @property
-    def described(self) -> str:
-        """The devices in words, as in `4 machines with 8 H100 each`."""
-        machines = "1 machine" if self.nodes == 1 else f"{self.nodes} machines"
-        return f"{machines} with {self.each} {self.device.name}{'' if self.nodes == 1 else ' each'}"
-
-
-def cluster_of(text: str) -> Cluster:
-    """The cluster in `[MACHINESx]GPUSxNAME`, such as 8xH100 or 4x8xH100. Raises UsageError for anything else."""
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)x(.+)", text)
-    nodes, each = (int(found[1] or 1), int(found[2])) if found else (0, 0)
-    if found is None or not nodes or not each:
-        raise UsageError(f"--machines {text}: write how many of which GPU, such as 8xH100, or 4x8xH100 for 4 machines")
-    return Cluster(known_machine(found[3], "--machines"), nodes, each)
-
-
-def this_machine() -> Machine:
-    """The speed of this machine: published if its GPU is known, else measured with a matrix product and a copy."""
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-        if any(known.lower() in name.lower() for known in PUBLISHED):
-            return known_machine(name)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    size = 1024
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    block = torch.zeros(2**25, dtype=torch.uint8, device=device)
-    target = torch.empty_like(block)
-    product = _seconds(lambda: torch.mm(a, a), device)
-    copy = _seconds(lambda: target.copy_(block), device)
-    return Machine(f"this {device.type}, measured", 2 * size**3 / product / 1e12, 2 * len(block) / copy / 1e9)
-
-
-def _seconds(work: Callable[[], object], device: torch.device, budget: float = 0.3) -> float:
-    """Seconds of the fastest of the runs that fit into about `budget` seconds."""
-    best, end = float("inf"), time.perf_counter() + budget
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best

@@ -19,7 +19,8 @@ from eyas.hub import find_model
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eyas.data.plan import Cluster, Machine, StorageOption
+    from eyas.data.devices import Cluster, Machine
+    from eyas.data.plan import StorageOption
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def plan(
     quiet()
     from eyas.data import plan as plans
     from eyas.data.block_plan import BlockPlan, BlockShape, PEaglePlan
+    from eyas.data.devices import PRICES, cluster_of
     from eyas.data.plan import model_size
     from eyas.data.store.layout import ShardLayout
     from eyas.drafters.block.network import spread_taps
@@ -112,7 +114,7 @@ def plan(
     if block:
         slots = block_size or 7 + (kind == "dflash")
         planned = BlockPlan(size, BlockShape(kind, layers, len(chosen), slots, anchors or 512), work)
-    cluster = None if machines is None else plans.cluster_of(machines)
+    cluster = None if machines is None else cluster_of(machines)
     on = _machine(machine, tflops, bandwidth, None if cluster is None else cluster.device)
     count = cluster.devices if cluster is not None else devices or 1
     console = output()
@@ -137,7 +139,7 @@ def plan(
     console.print(f"training from the store, {epochs} x all {planned.what}: {_hours(training)}")
     console.print(f"training with the target in the loop: {_hours(training + epochs * capturing)}")
     if cluster is not None:
-        paid = plans.PRICES[cluster.device.name] if price is None else price
+        paid = PRICES[cluster.device.name] if price is None else price
         online = training + epochs * capturing
         by_step = {"regeneration": answering, "capture": capturing, "training from the store": training}
         total = "all three, one after the other"
@@ -176,7 +178,7 @@ def _check_kind(kind: str, options: Mapping[str, tuple[int | None, bool]]) -> No
 def _machine(
     name: str | None, tflops: float | None, bandwidth: float | None, planned: Machine | None = None
 ) -> Machine:
-    from eyas.data.plan import Machine, known_machine, this_machine
+    from eyas.data.devices import Machine, known_machine, this_machine
 
     if planned is None and tflops is not None and bandwidth is not None:
         return Machine("as stated", tflops, bandwidth)
@@ -209,7 +211,7 @@ def _prices(cluster: Cluster, hours: Mapping[str, float], price: float) -> Table
 
 def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
     """What a cluster's figures assume, in words."""
-    from eyas.data.plan import PRICES
+    from eyas.data.devices import PRICES
 
     paid = f"${PRICES[cluster.device.name] if price is None else price:.2f} an hour of a {cluster.device.name}"
     source = "--price" if price is not None else "a round figure to reckon with, nobody's offer: --price says yours"
