@@ -31,6 +31,7 @@ from eyas.targets.architecture import (
 )
 from eyas.targets.attention import RaggedLayout, intercept, set_attention, use_layout
 from eyas.targets.native.decoder import NativeDecoder, Staged
+from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
@@ -141,7 +142,8 @@ class Target:
     def _agrees(self, expected: Tensor) -> bool:
         """Whether the trial runs, and gives the expected logits but for rounding."""
         try:
-            return logits_agree(self._trial(), expected, self.dtype)
+            routed = any(isinstance(part, NativeExperts) for part in self.model.modules())
+            return logits_agree(self._trial(), expected, self.dtype, routed)
         except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
             return False  # whatever the model raises, it can't run like this
 
