@@ -79,9 +79,10 @@ class DeferredPairs:
                 found[slot].append(start + index)
         order = to_device([index for indices in found.values() for index in indices], all_tokens[0].device)
         tokens, taps = (torch.cat(parts).index_select(0, order) for parts in (all_tokens, all_taps))
-        sizes = [len(indices) for indices in found.values()]
-        for slot, *piece in zip(found, tokens.split(sizes), taps.split(sizes), strict=True):
-            self._pieces[slot].append(_Piece(*piece))
+        sorted_pairs, start = _Piece(tokens, taps), 0
+        for slot, indices in found.items():
+            self._pieces[slot].append(sorted_pairs.part(start, start + len(indices)))
+            start += len(indices)
 
     def _parts(self, slot: int, begin: int, end: int) -> Iterator[_Piece]:
         """A slot's pairs [begin, end), in pieces."""

@@ -70,8 +70,10 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
                 rope=rope if getattr(layer.self_attn, "use_rope", True) else None,
             )
         )
-        mlps = [part for part in (parts[-1].mlp, parts[-1].routed and parts[-1].routed.experts) if part is not None]
-        gelus |= {is_gelu(getattr(mlp, "act_fn", None) or mlp.activation_fn) for mlp in mlps}
+        mlp: Any
+        for mlp in (parts[-1].mlp, parts[-1].routed and parts[-1].routed.experts):
+            if mlp is not None:
+                gelus.add(is_gelu(getattr(mlp, "act_fn", None) or mlp.activation_fn))
         factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
     if len(gelus) + len(factors) != 2:
         raise UnsupportedModelError("layers differ in their activation or in the factor of what they add")

@@ -85,6 +85,7 @@ def replace_experts(model: nn.Module, layout: type[NativeLinear], dtype: torch.d
         if _stacked(child, dtype)
     ]
     done = 0
+    child: Any
     for parent, name, child in found:
         made = _tried(child, layout, dtype)
         if made is None:

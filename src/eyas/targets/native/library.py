@@ -60,7 +60,8 @@ class Experts(Structure):
     @property
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
-        return self.chosen * sum(part[0].out * part[0].in_ for part in (self.gate, self.up, self.down) if self.count)
+        linears = [part[0] for part in (self.gate, self.up, self.down)] if self.count else []
+        return int(self.chosen * sum(linear.out * linear.in_ for linear in linears))
 
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -82,7 +83,7 @@ class Layer(Structure):
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
         linears = (getattr(self, name) for name in _LINEARS)
-        return sum(linear.out * linear.in_ for linear in linears) + int(self.experts.weights)
+        return int(self.experts.weights + sum(linear.out * linear.in_ for linear in linears))
 
 
 class Decoder(Structure):
