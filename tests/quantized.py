@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import tiny
 
@@ -33,11 +33,17 @@ def _words(codes: Tensor, bits: int) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
+def _scales(least: Tensor) -> Tensor:
+    """Scales of at least `least`: powers of two, so that every dtype holds the weights exactly, that vary."""
+    exponents = least.log2().ceil()
+    return (exponents + torch.arange(least.numel()).view_as(least) % 3).exp2()
+
+
 def _codes(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     """Unsigned codes [O, I] with zero in the middle, and float16 scales [O, I / G] of a weight."""
     half = 2 ** (bits - 1)
     grouped = weight.unflatten(1, (-1, group))
-    scales = (grouped.abs().amax(-1) / (half - 1)).half()
+    scales = _scales(grouped.abs().amax(-1) / (half - 1)).half()
     codes = (grouped / scales.float().unsqueeze(-1)).round().clamp(-half, half - 1) + half
     return codes.flatten(1).long(), scales
 
@@ -57,16 +63,19 @@ def _compressed_int(weight: Tensor, bits: int, group: int) -> _Stored:
 
 def _compressed_fp8(weight: Tensor) -> _Stored:
     """compressed-tensors' float-quantized, a scale for each output."""
-    scale = weight.abs().amax(1, keepdim=True) / 448
+    scale = _scales(weight.abs().amax(1, keepdim=True) / 448)
     values = (weight / scale).to(torch.float8_e4m3fn)
     return {"weight": values, "weight_scale": scale}, values.float() * scale
 
 
 def _fp8_blocks(weight: Tensor) -> _Stored:
     """DeepSeek's and Qwen's FP8: a scale for each square block."""
-    blocks = weight.unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))  # [O / G, G, I / G, G]
-    scales = blocks.abs().amax((1, 3)) / 448
+    padding = [part for size in reversed(weight.shape) for part in (0, -size % GROUP)]
+    padded = nn.functional.pad(weight, padding)
+    blocks = padded.unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))  # [O / G, G, I / G, G]
+    scales = _scales(blocks.abs().amax((1, 3)) / 448)
     wide = scales.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
+    wide = wide[: weight.shape[0], : weight.shape[1]]
     values = (weight / wide).to(torch.float8_e4m3fn)
     return {"weight": values, "weight_scale_inv": scales}, values.float() * wide
 
@@ -137,20 +146,25 @@ FORMATS: dict[str, tuple[Callable[[Tensor], _Stored], dict[str, Any]]] = {
 """By name: what stores a weight, and the config."""
 
 
-def write(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Write a Llama in one of `FORMATS`; returns the float model that it stands for."""
+def write(folder: Path, name: str, mlp: str | None = None, **sizes: int) -> Any:
+    """Write a Llama in one of `FORMATS`, its MLP in another; returns the float model that it stands for."""
     store, settings = FORMATS[name]
-    model = tiny.build_model("llama", **SIZES)
+    others = store
+    if mlp is not None:
+        others, (first, second) = FORMATS[mlp][0], (FORMATS[one][1]["config_groups"]["group_0"] for one in (name, mlp))
+        groups = {"attention": {**first, "targets": ["re:.*attn.*"]}, "mlp": {**second, "targets": ["re:.*mlp.*"]}}
+        settings = {**settings, "config_groups": groups}
+    model = tiny.build_model("llama", **{**SIZES, **sizes})
     tensors = {}
     for key, weight in model.state_dict().items():
         if key.endswith("proj.weight"):
-            stored, meant = store(weight)
+            stored, meant = (others if ".mlp." in key else store)(weight)
             tensors.update({key.removesuffix("weight") + part: tensor for part, tensor in stored.items()})
             weight.copy_(meant)
         else:
-            tensors[key] = weight.to(dtype)
+            tensors[key] = weight.to(torch.bfloat16)
             weight.copy_(tensors[key])
-    _save(folder, model, tensors, settings, dtype)
+    _save(folder, model, tensors, settings)
     return model
 
 
@@ -173,19 +187,17 @@ def write_mxfp4(folder: Path) -> Any:
             tensors[key] = weight.to(torch.bfloat16)
             weight.copy_(tensors[key])
     plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    _save(folder, model, tensors, {"quant_method": "mxfp4", "modules_to_not_convert": plain}, torch.bfloat16)
+    _save(folder, model, tensors, {"quant_method": "mxfp4", "modules_to_not_convert": plain})
     return model
 
 
-def _save(
-    folder: Path, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any], dtype: torch.dtype
-) -> None:
+def _save(folder: Path, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         **json.loads(model.config.to_json_string()),
         "architectures": [type(model).__name__],
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": "bfloat16",
         "quantization_config": settings,
     }
     (folder / "config.json").write_text(json.dumps(config))
