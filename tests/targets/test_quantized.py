@@ -258,12 +258,13 @@ def test_the_library_of_awq_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"])
 @pytest.mark.filterwarnings("ignore")  # torchao's
 def test_torchao_checkpoints_are_decoded_losslessly(tmp_path: Path, name: str) -> None:
     quantization = pytest.importorskip("torchao.quantization", reason="torchao isn't installed")
     tiny.build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "float")
-    config = tf.TorchAoConfig(getattr(quantization, name)())
+    groups = {"weight_dtype": torch.int4, "granularity": quantization.PerGroup(16)} if name.startswith("Intx") else {}
+    config = tf.TorchAoConfig(getattr(quantization, name)(**groups))
     quantized = tf.AutoModelForCausalLM.from_pretrained(
         tmp_path / "float", quantization_config=config, dtype=torch.bfloat16
     )
