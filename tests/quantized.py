@@ -125,7 +125,8 @@ _FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
 FORMATS: dict[str, tuple[Callable[[Tensor], _Stored], dict[str, Any]]] = {
     "compressed-int4": (lambda w: _compressed_int(w, 4, GROUP), _compressed("pack-quantized", **_INT4)),
     "compressed-int8": (lambda w: _compressed_int(w, 8, w.shape[1]), _compressed("pack-quantized", **_INT8)),
-    "compressed-fp8": (_compressed_fp8, _compressed("float-quantized", **_FP8)),
+    # older files call it frozen
+    "compressed-fp8": (_compressed_fp8, {**_compressed("float-quantized", **_FP8), "quantization_status": "frozen"}),
     "compressed-fp8-dynamic": (_compressed_fp8, _compressed("float-quantized", activations=True, **_FP8)),
     "fp8-blocks": (
         _fp8_blocks,

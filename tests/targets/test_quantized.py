@@ -21,7 +21,7 @@ from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.targets.loading import load_embedding_and_head, read_config, resolve_dtype
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear
-from eyas.targets.quantization import dequantize_at_load, quantized_by
+from eyas.targets.quantization import dequantize_at_load, quantized_by, refuse_quantization
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
 
@@ -214,10 +214,14 @@ def test_gpus_run_fp8_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [112, 144])
 def test_incomplete_blocks_are_refused(tmp_path: Path, width: int) -> None:
     """Of four blocks in 112 rows transformers makes blocks of 28; of five in 144 it makes none."""
-    pytest.importorskip("accelerate", reason="accelerate isn't installed")
     quantized.write(tmp_path, "fp8-blocks", intermediate_size=width)
-    with pytest.raises(ModelError, match=r"no multiple of its FP8 blocks of 32 x 32|during automatic conversion"):
+    with pytest.raises(UnsupportedModelError, match=r"mlp.* no multiple of its FP8 blocks of 32 x 32"):
         load_target(tmp_path, device="cpu")
+    config = read_config(str(tmp_path))
+    refuse_quantization(tf.LlamaForCausalLM, config)  # as GPUs run it
+    dequantize_at_load(config, CPU)
+    config.quantization_config["modules_to_not_convert"] += [f"model.layers.{i}.mlp" for i in range(tiny.LAYERS)]
+    refuse_quantization(tf.LlamaForCausalLM, config)
 
 
 def test_weights_of_several_schemes_stay_compressed(tmp_path: Path) -> None:

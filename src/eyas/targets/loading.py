@@ -268,7 +268,7 @@ def read_model(
     `partial`: the config has fewer layers than there are weights. Raises ModelError if weights can't be read or are
     missing, or a library for quantised ones is.
     """
-    refuse_quantization(config)
+    refuse_quantization(model_class(config), config)
     adapter = find_adapter(name)
     if adapter is not None:
         check_peft(adapter)

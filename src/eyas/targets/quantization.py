@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from eyas.errors import ModelError, UnsupportedModelError
 
@@ -45,30 +46,15 @@ def dequantize_at_load(config: Any, device: torch.device) -> str | None:
 def finish_dequantized(model: Any, config: Any, dtype: torch.dtype) -> None:
     """Give all parameters of a model that was dequantised at load its dtype.
 
-    transformers leaves those that FP8 checkpoints hold as plain ones in the dtype they are stored in. Raises
-    UnsupportedModelError for FP8 weights with incomplete blocks, of which it would mix the scales up.
+    transformers leaves those that FP8 checkpoints hold as plain ones in the dtype they are stored in.
     """
-    settings = _quantization(config) or {}
-    if not settings.get("dequantize"):
-        return
-    blocks, head = settings.get("weight_block_size"), model.get_output_embeddings()
-    for name, module in model.named_modules():
-        if blocks and type(module) is nn.Linear and module is not head:
-            _refuse_incomplete(name, tuple(module.weight.shape), tuple(blocks))
-    for parameter in model.parameters():
-        if parameter.dtype in (torch.bfloat16, torch.float16):
-            parameter.data = parameter.data.to(dtype)
+    if (_quantization(config) or {}).get("dequantize"):
+        for parameter in model.parameters():
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                parameter.data = parameter.data.to(dtype)
 
 
-def _refuse_incomplete(name: str, shape: tuple[int, ...], blocks: tuple[int, ...]) -> None:
-    if any(size > block and size % block for size, block in zip(shape, blocks, strict=True)):
-        raise UnsupportedModelError(
-            f"{name} is {shape[0]} x {shape[1]}, no multiple of its FP8 blocks of {blocks[0]} x {blocks[1]}: "
-            "transformers dequantises such weights wrongly; use the unquantised model"
-        )
-
-
-def refuse_quantization(config: Any) -> None:
+def refuse_quantization(model_class: type[Any], config: Any) -> None:
     """Raise for a method that can't be run: UnsupportedModelError, or ModelError if GPTQ's libraries are missing.
 
     transformers takes a method that it doesn't know for none. In LLM.int8 a token's results depend on the others of
@@ -93,6 +79,28 @@ def refuse_quantization(config: Any) -> None:
     missing = [library for library in ("gptqmodel", "optimum") if method == "gptq" and find_spec(library) is None]
     if missing:
         raise ModelError(f"the checkpoint is quantised by gptq: install {' and '.join(missing)}")
+    _refuse_incomplete_blocks(model_class, config, settings)
+
+
+def _refuse_incomplete_blocks(model_class: type[Any], config: Any, settings: dict[str, Any]) -> None:
+    """Raise UnsupportedModelError for FP8 weights that don't consist of whole blocks, if they are to be dequantised.
+
+    transformers divides their rows by the number of blocks, and so gives some the scale of another block.
+    """
+    blocks = settings.get("weight_block_size")
+    if not blocks or not settings.get("dequantize"):
+        return
+    with torch.device("meta"):
+        model = model_class(config)
+    for name, module in model.named_modules():
+        stored = type(module) is nn.Linear and module is not model.get_output_embeddings()
+        if stored and should_convert_module(name, settings.get("modules_to_not_convert")):
+            rows, columns = module.weight.shape
+            if any(size > block and size % block for size, block in zip((rows, columns), blocks, strict=True)):
+                raise UnsupportedModelError(
+                    f"{name} is {rows} x {columns}, no multiple of its FP8 blocks of {blocks[0]} x {blocks[1]}: "
+                    "transformers dequantises such weights wrongly; use the unquantised model"
+                )
 
 
 def _quantization(config: Any) -> dict[str, Any] | None:

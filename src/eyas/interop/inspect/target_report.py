@@ -119,7 +119,7 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     try:
         refuse_unsupported(chosen, config)
         report.attention = dict(attention_plan(text).windows)
-        refuse_quantization(config)
+        refuse_quantization(chosen, config)
     except ModelError as error:
         report.problems.append(str(error))
     modules = None if headers is None else find_modules(headers.tensors, report.layers)
