@@ -15,14 +15,17 @@ from torch import Tensor, nn
 
 from eyas.engine import Engine, Speculation
 from eyas.errors import ModelError, UnsupportedModelError, UsageError
-from eyas.targets import load_target
-from eyas.targets.fingerprint import fingerprint
+from eyas.targets import Target, load_target
+from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
-from eyas.targets.loading import resolve_dtype
+from eyas.targets.loading import load_embedding_and_head, read_config, resolve_dtype
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import Int8Linear
+from eyas.targets.quantization import dequantize_at_load, quantized_by, refuse_quantization
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
 
-from .. import tiny
+from .. import quantized, tiny
 
 CPU = torch.device("cpu")
 
@@ -64,6 +67,9 @@ def layers() -> nn.ModuleDict:
         made["scaled"].register_buffer("scale", torch.ones(16))
         made["wrapped"].forward = lambda x: x
         made["hooked"].register_forward_hook(lambda _module, _args, output: output * 2)
+        made["words"] = nn.Linear(16, 16)
+        del made["words"].weight
+        made["words"].register_parameter("weight_packed", nn.Parameter(torch.ones(16, 2), requires_grad=False))
         made["bf16"] = nn.Linear(16, 16, dtype=torch.bfloat16)
     return made.requires_grad_(False)
 
@@ -80,6 +86,17 @@ def test_fingerprints_read_the_tensors_that_a_quantised_weight_consists_of() -> 
     before = fingerprint(made)
     made["subclass"].weight.data8[3, 3] += 1  # type: ignore[union-attr, index]
     assert fingerprint(made) != before
+
+
+def test_fingerprints_read_scales_that_are_buffers() -> None:
+    made = layers()
+    before = fingerprint(made)
+    made["scaled"].scale[3] += 1  # type: ignore[operator, index]
+    assert fingerprint(made) == before  # a plain model's buffers may be caches
+    made.is_quantized = True  # type: ignore[assignment]
+    scaled = fingerprint(made)
+    made["scaled"].scale[3] += 1  # type: ignore[operator, index]
+    assert len({before, scaled, fingerprint(made)}) == 3
 
 
 def save(folder: Path, method: str, **settings: Any) -> Path:
@@ -120,13 +137,138 @@ def test_quantised_weights_keep_their_dtype_and_are_not_quantised_again(
         load_target(folder, device="cpu", quantize="int8")
 
 
+def decoded_losslessly(target: Target, own: Any = None) -> None:
+    """Check plain decoding against transformers, if it has an `own` model, and speculation against plain decoding."""
+    prompts = tiny.prompts(9, 5, 12, 7)
+    for sampling in ({}, {"temperature": 0.8, "seed": 5}):
+        params = SamplingParams(max_tokens=12, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+        requests = [Request(tuple(prompt), params) for prompt in prompts]
+        plain = [Engine(target).generate([one])[0].token_ids for one in requests]
+        if own is not None and not sampling:
+            assert [list(said) for said in plain] == [tiny.continuation(own, prompt, 12) for prompt in prompts]
+        truth = [[*prompt, *said] for prompt, said in zip(prompts, plain, strict=True)]
+        for size, tree in ((1, "dynamic:4,4,12"), (4, "chain:3"), (4, "dynamic:4,4,12")):
+            drafter = tiny.OracleDrafter(truth, (0, 2, 4), strict=False)
+            engine = Engine(target, speculation=Speculation(drafter, parse_tree(tree)))
+            done = [one for at in range(0, 4, size) for one in engine.generate(requests[at : at + size])]
+            assert [one.token_ids for one in done] == plain
+            assert sum(one.stats.target_passes for one in done) < sum(one.stats.tokens for one in done)
+
+
+DEQUANTISED = ["fp8-blocks", "mxfp4", *(name for name in quantized.FORMATS if name.startswith("compressed"))]
+
+
+def write(folder: Path, name: str) -> Any:
+    """Write a checkpoint in a format, if the library that reads it is there; returns the model that it stands for."""
+    pytest.importorskip("accelerate", reason="accelerate isn't installed")
+    if name.startswith("compressed"):
+        pytest.importorskip("compressed_tensors", reason="compressed-tensors isn't installed")
+    return quantized.write_mxfp4(folder) if name == "mxfp4" else quantized.write(folder, name)
+
+
+@pytest.mark.parametrize("name", DEQUANTISED)
+def test_what_no_kernel_here_multiplies_by_is_dequantised(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is then a plain one: of the weights that were meant, in any dtype, with native passes."""
+    meant = write(tmp_path, name)
+    target = load_target(tmp_path, device="cpu")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "eyas" and "weights" in record.msg]
+    assert f"weights of {tmp_path} are dequantised" in line
+    assert not [module for module in target.model.modules() if type(module) is nn.Linear]
+    assert (target.native is None) == (name == "mxfp4" or kernels() is None)
+    decoded_losslessly(target, meant)
+
+    half = load_target(tmp_path, device="cpu", dtype="bfloat16")
+    assert fingerprint(half.model) == fingerprint(target.model)
+    short = load_embedding_and_head(tmp_path, device="cpu", dtype="bfloat16")
+    assert len({embedding_head_fingerprint(one.model, one.layers) for one in (target, half, short)}) == 1
+
+
+@pytest.mark.skipif(kernels() is None, reason="this machine has no native kernels")
+def test_dequantised_weights_can_take_8_bits(tmp_path: Path) -> None:
+    write(tmp_path, "fp8-blocks")
+    target = load_target(tmp_path, device="cpu", quantize="int8")
+    assert sum(isinstance(module, Int8Linear) for module in target.model.modules()) == 7 * tiny.LAYERS
+    decoded_losslessly(target)
+
+
+def test_dequantised_weights_have_a_dtype_that_the_cpu_computes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantized.write(tmp_path, "fp8-blocks")
+    monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda dtype: dtype == torch.float32)
+    assert resolve_dtype("auto", tmp_path, CPU) == torch.float32
+    assert resolve_dtype("auto", tmp_path, torch.device("cuda")) == torch.bfloat16
+
+
+def test_gpus_run_fp8_as_it_is(tmp_path: Path) -> None:
+    quantized.write(tmp_path, "fp8-blocks")
+    config = read_config(str(tmp_path))
+    assert dequantize_at_load(config, torch.device("cuda")) is None
+    assert quantized_by(config) == "fp8"
+    assert dequantize_at_load(config, CPU) == "fp8"
+    assert quantized_by(config) is None
+
+
+@pytest.mark.parametrize("width", [112, 144])
+def test_incomplete_blocks_are_refused(tmp_path: Path, width: int) -> None:
+    """Of four blocks in 112 rows transformers makes blocks of 28; of five in 144 it makes none."""
+    quantized.write(tmp_path, "fp8-blocks", intermediate_size=width)
+    with pytest.raises(UnsupportedModelError, match=r"mlp.* no multiple of its FP8 blocks of 32 x 32"):
+        load_target(tmp_path, device="cpu")
+    config = read_config(str(tmp_path))
+    refuse_quantization(tf.LlamaForCausalLM, config)  # as GPUs run it
+    dequantize_at_load(config, CPU)
+    config.quantization_config["modules_to_not_convert"] += [f"model.layers.{i}.mlp" for i in range(tiny.LAYERS)]
+    refuse_quantization(tf.LlamaForCausalLM, config)
+
+
+def test_weights_of_several_schemes_stay_compressed(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors isn't installed")
+    meant = quantized.write(tmp_path, "compressed-int4", mlp="compressed-int8")
+    target = load_target(tmp_path, device="cpu")
+    assert target.native is None
+    decoded_losslessly(target, meant)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+@pytest.mark.filterwarnings("ignore")  # gptqmodel's
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_gptq_and_awq_run_on_their_own_kernels(tmp_path: Path, name: str) -> None:
+    """These are compiled when they are first used: on a CPU that takes half a minute."""
+    pytest.importorskip("gptqmodel", reason="gptqmodel isn't installed")
+    meant = quantized.write(tmp_path, name)
+    target = load_target(tmp_path, device="cpu")
+    assert target.native is None
+    decoded_losslessly(target, meant)
+    before = fingerprint(target.model)
+    next(buffer for key, buffer in target.model.named_buffers() if key.endswith("scales")).mul_(2)
+    assert fingerprint(target.model) != before
+
+
+@pytest.mark.skipif(find_spec("gptqmodel") is not None, reason="gptqmodel is installed")
+def test_both_libraries_of_gptq_are_named(tmp_path: Path) -> None:
+    quantized.write(tmp_path, "gptq")
+    with pytest.raises(ModelError, match="quantised by gptq: install gptqmodel and optimum"):
+        load_target(tmp_path, device="cpu")
+
+
+@pytest.mark.skipif(find_spec("gptqmodel") is not None, reason="gptqmodel is installed")
+def test_the_library_of_awq_is_named(tmp_path: Path) -> None:
+    quantized.write(tmp_path, "awq")
+    with pytest.raises(ModelError, match=r"can't load the target .* requires gptqmodel"):
+        load_target(tmp_path, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"])
 @pytest.mark.filterwarnings("ignore")  # torchao's
 def test_torchao_checkpoints_are_decoded_losslessly(tmp_path: Path, name: str) -> None:
     quantization = pytest.importorskip("torchao.quantization", reason="torchao isn't installed")
     tiny.build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "float")
-    config = tf.TorchAoConfig(getattr(quantization, name)())
+    groups = {"weight_dtype": torch.int4, "granularity": quantization.PerGroup(16)} if name.startswith("Intx") else {}
+    config = tf.TorchAoConfig(getattr(quantization, name)(**groups))
     quantized = tf.AutoModelForCausalLM.from_pretrained(
         tmp_path / "float", quantization_config=config, dtype=torch.bfloat16
     )

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
 from eyas.errors import UnsupportedModelError
+from eyas.targets.quantization import quantized_by
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -136,41 +136,6 @@ def _refuse_own_positions(model_class: type[Any], kind: str, accepted: Collectio
             f"{kind} takes no position ids, it counts its tokens itself: guesses of one depth can't share a position; "
             "use a model that takes position_ids"
         )
-
-
-def quantized_by(config: Any) -> str | None:
-    """The method that a checkpoint's weights are quantised with, as its config names it; None if they are not."""
-    settings = _quantization(config)
-    return None if settings is None else str(getattr(settings["quant_method"], "value", settings["quant_method"]))
-
-
-def refuse_quantization(config: Any) -> None:
-    """Raise UnsupportedModelError for a method that transformers doesn't know, which it takes for none, and LLM.int8.
-
-    In LLM.int8 a token's results depend on the others of its pass, so that no pass repeats another.
-    """
-    settings = _quantization(config)
-    if settings is None:
-        return
-    if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
-        raise UnsupportedModelError(
-            "the checkpoint is quantised by bitsandbytes in 8 bits with outliers (LLM.int8): which columns stay in 16 "
-            "bits depends on all tokens of a pass, so neither speculation nor a batch repeats plain decoding; use 4 "
-            "bits, torchao, or llm_int8_threshold 0"
-        )
-    if not AutoHfQuantizer.supports_quant_method(settings):
-        raise UnsupportedModelError(
-            f"the checkpoint is quantised by {quantized_by(config)}, which this transformers can't read; use one "
-            f"quantised by {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}, or the unquantised model"
-        )
-
-
-def _quantization(config: Any) -> dict[str, Any] | None:
-    """The settings that a config gives for quantised weights; None if it gives none."""
-    parts = (getattr(part, "quantization_config", None) for part in (config, config.get_text_config()))
-    found = next((part for part in parts if part is not None), None)
-    settings = found if found is None or isinstance(found, dict) else found.to_dict()
-    return None if settings is None else {"quant_method": "a method that isn't named", **settings}
 
 
 def context_limit(config: Any) -> int | None:

@@ -72,11 +72,24 @@ def _parts(name: str, weight: Tensor) -> Iterator[_Sample]:
         yield name, tuple(weight.shape), weight.flatten()[:SAMPLE]
 
 
+def _scales(model: nn.Module) -> Iterator[_Sample]:
+    """The samples of float buffers that checkpoints hold: GPTQ's and AWQ's layers keep their scales in such.
+
+    Their integer ones are laid out for a kernel, which depends on dtype and machine.
+    """
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if buffer.is_floating_point() and name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield from _parts(name, buffer)
+
+
 def _samples(model: nn.Module) -> Iterator[_Sample]:
     """The samples of every weight, a tied one once."""
     prepacked = {name: part for name, part in model.named_modules() if isinstance(part, PrepackedLinear)}
     for name, weight in model.named_parameters():
         yield from _parts(name, weight.detach())
+    if getattr(model, "is_quantized", False):
+        yield from _scales(model)
     for name, linear in prepacked.items():
         if linear.stacked is not None:
             shape = linear.stacked, linear.out_features // linear.stacked, linear.in_features

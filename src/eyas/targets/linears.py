@@ -68,12 +68,13 @@ def prepack_linears(
 def _is_plain(module: nn.Linear) -> bool:
     """Whether a linear is a float one and computes as such.
 
-    Libraries quantise by subclassing the layer or its weight, by adding tensors to it or by replacing its `forward`.
+    Libraries quantise by subclassing the layer or its weight, by adding tensors to it, or others for its weight, or by
+    replacing its `forward`.
     """
-    if type(module) is not nn.Linear or type(module.weight.data) is not Tensor:
+    if type(module) is not nn.Linear or set(module._parameters) != {"weight", "bias"}:
         return False
     added = [*module._buffers, *module._forward_hooks, *module._forward_pre_hooks]
-    own = set(module._parameters) == {"weight", "bias"} and not added and "forward" not in vars(module)
+    own = type(module.weight.data) is Tensor and not added and "forward" not in vars(module)
     return own and module.weight.dtype in PREPACKABLE
 
 

@@ -27,8 +27,6 @@ from eyas.targets.architecture import (
     auto_class,
     logits_agree,
     model_class,
-    quantized_by,
-    refuse_quantization,
     refuse_unsupported,
 )
 from eyas.targets.linears import fuse_linears, prepack_linears
@@ -37,6 +35,7 @@ from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
+from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
 from eyas.targets.target import Target
 from eyas.tree import DraftTree
 
@@ -80,6 +79,7 @@ def load_target(
         )
     config = read_config(name)
     refuse_unsupported(model_class(config), config)
+    stored = dequantize_at_load(config, torch_device)
     method = quantized_by(config)
     if method is not None and quantize:
         raise UsageError(f"{name} is quantised by {method} already: leave quantize out")
@@ -96,6 +96,8 @@ def load_target(
         return make(loaded, ragged=not compiled, native=native)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
+    if stored is not None:
+        _LOG.warning("the %s weights of %s are dequantised: nothing here multiplies by them as they are", stored, name)
     if (
         dtype == "auto"
         and packing
@@ -215,6 +217,7 @@ def load_embedding_and_head(
     """
     torch_device, name = resolve_device(device), find_model(named_target(model))
     config = read_config(name)
+    dequantize_at_load(config, torch_device)
     short = _shortened(config)
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     verbosity = transformers_logging.get_verbosity()
@@ -269,7 +272,7 @@ def read_model(
     `partial`: the config has fewer layers than there are weights. Raises ModelError if weights can't be read or are
     missing, or a library for quantised ones is.
     """
-    refuse_quantization(config)
+    refuse_quantization(model_class(config), config)
     adapter = find_adapter(name)
     if adapter is not None:
         check_peft(adapter)
@@ -286,6 +289,7 @@ def read_model(
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
+    finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         missing = ", ".join(sorted(report["missing_keys"])[:5])
         raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
@@ -332,9 +336,12 @@ def resolve_dtype(
     if name == str(DEMO_TARGET):
         return torch.float32
     found = _checkpoint_dtype(name)
-    on_cpu = (device or resolve_device(None)).type == "cpu"
-    slow = on_cpu and quantized_by(read_config(name)) is None and not cpu_computes_in(found)
-    return torch.float32 if slow else found
+    device = device or resolve_device(None)
+    if device.type != "cpu" or cpu_computes_in(found):
+        return found
+    config = read_config(name)
+    dequantize_at_load(config, device)
+    return torch.float32 if quantized_by(config) is None else found
 
 
 def _checkpoint_dtype(name: str) -> torch.dtype:

@@ -17,7 +17,7 @@ from eyas.drafters.files import read_headers
 from eyas.errors import ModelError
 from eyas.interop.inspect.target_report import TargetReport, report_target
 
-from ... import tiny
+from ... import quantized, tiny
 from ...drafters.in_target import checkpoints
 from ...pairs import save_target, tokenizer
 
@@ -49,6 +49,22 @@ def test_architectures(name: str, windows: dict[str, Any], tmp_path: Path) -> No
     assert report.warnings == ["no tokenizer files: prompts and answers are token ids, text can't be read or written"]
     assert not report.tokenizer
     assert report.profile.hidden_size == tiny.HIDDEN
+
+
+def test_a_quantised_target_has_the_parameters_of_a_plain_one(tmp_path: Path) -> None:
+    meant = quantized.write(tmp_path, "compressed-int4")
+    report = examine(tmp_path)
+    assert report.quantized_by == "compressed-tensors"
+    assert report.parameters == sum(parameter.numel() for parameter in meant.parameters())
+
+
+def test_a_quantisation_that_cannot_be_run_is_a_problem(tmp_path: Path) -> None:
+    path = save_target(tmp_path)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (path / "config.json").write_text(json.dumps(config))
+    (problem,) = examine(path).problems
+    assert "depends on all tokens of a pass" in problem
 
 
 def test_stop_ids_are_told_with_their_origin(tmp_path: Path) -> None:

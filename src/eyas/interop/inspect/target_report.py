@@ -6,12 +6,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from eyas.drafters.files import Headers
 from eyas.drafters.in_target.mtp import find_modules
 from eyas.errors import ModelError, UnsupportedModelError
 from eyas.targets.adapters import check_peft, find_adapter
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
 from eyas.targets.loading import read_config
+from eyas.targets.quantization import quantized_by, refuse_quantization
 from eyas.targets.taps import default_taps
 from eyas.targets.tokenizers import load_tokenizer, stop_token_origins
 
@@ -56,8 +59,10 @@ class TargetReport(Report):
     path: str
     architecture: str
     parameters: int | None
-    """The number of parameters; None = the weights are not on this machine."""
+    """The number of parameters, of a quantised model before it was; None = the weights are not on this machine."""
     dtypes: list[str]
+    quantized_by: str | None
+    """The method that its weights are quantised with; None = they are not."""
     layers: int
     hidden_size: int
     vocab_size: int
@@ -91,13 +96,14 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     """
     config = read_config(str(name))
     chosen = model_class(config)
-    text = config.get_text_config()
+    text, method = config.get_text_config(), quantized_by(config)
     tokenizer, trouble = _tokenizer(name)
     report = TargetReport(
         path=str(name),
         architecture=", ".join(config.architectures or ()) or config.model_type,
-        parameters=None if headers is None else headers.parameters,
+        parameters=None if headers is None else _parameters(headers, chosen, config),
         dtypes=[] if headers is None else headers.dtypes,
+        quantized_by=method,
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
@@ -113,7 +119,8 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     try:
         refuse_unsupported(chosen, config)
         report.attention = dict(attention_plan(text).windows)
-    except UnsupportedModelError as error:
+        refuse_quantization(chosen, config)
+    except ModelError as error:
         report.problems.append(str(error))
     modules = None if headers is None else find_modules(headers.tensors, report.layers)
     if modules is not None:
@@ -133,6 +140,14 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     elif not report.chat_template:
         report.warnings.append("no chat template: `messages` and `turns` rows, and eyas chat, won't work")
     return report
+
+
+def _parameters(headers: Headers, chosen: type[Any], config: Any) -> int:
+    """How many parameters a target has; a quantised one holds several in a number."""
+    if quantized_by(config) is None:
+        return headers.parameters
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in chosen(config).parameters())
 
 
 def _rope_theta(config: Any) -> float | None:

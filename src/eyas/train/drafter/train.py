@@ -17,8 +17,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError, DrafterMismatchError
 from eyas.files import write_text
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.architecture import quantized_by
 from eyas.targets.loading import load_embedding_and_head, read_config, resolve_device
+from eyas.targets.quantization import quantized_by
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
 from eyas.train.drafter.data import open_data, with_taps
 from eyas.train.drafter.provenance import Origin

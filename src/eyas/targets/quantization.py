@@ -1,0 +1,115 @@
+"""Quantised checkpoints: which are refused, and which are dequantised while they are loaded.
+
+A library's quantised layers stay as they are. But where transformers multiplies by float weights anyway, it makes them
+at load, rather than before the first pass: the model is then a plain one, with native passes. What speculation repeats
+is that model.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from eyas.errors import ModelError, UnsupportedModelError
+
+_KERNELS_ON_GPUS = ("fp8", "mxfp8", "mxfp4")
+
+
+def quantized_by(config: Any) -> str | None:
+    """The method that a model's weights are quantised with; None if they are not, or are dequantised at load."""
+    settings = _quantization(config)
+    return None if settings is None or settings.get("dequantize") else _method(settings)
+
+
+def dequantize_at_load(config: Any, device: torch.device) -> str | None:
+    """Have transformers dequantise a checkpoint that it wouldn't run as it is; returns by what it is quantised, if so.
+
+    These are FP8 and MXFP4 on a CPU, for which there are no kernels, and compressed-tensors, which transformers
+    decompresses before the first pass, but then wraps the layers. Checkpoints of several schemes can't be dequantised.
+    """
+    settings = _quantization(config)
+    if settings is None:
+        return None
+    method = _method(settings)
+    plain = device.type == "cpu" and method in _KERNELS_ON_GPUS
+    if not plain and not (method == "compressed-tensors" and len(settings.get("config_groups") or ()) == 1):
+        return None
+    config.quantization_config = {**settings, "dequantize": True}
+    return method
+
+
+def finish_dequantized(model: Any, config: Any, dtype: torch.dtype) -> None:
+    """Give all parameters of a model that was dequantised at load its dtype.
+
+    transformers leaves those that FP8 checkpoints hold as plain ones in the dtype they are stored in.
+    """
+    if (_quantization(config) or {}).get("dequantize"):
+        for parameter in model.parameters():
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                parameter.data = parameter.data.to(dtype)
+
+
+def refuse_quantization(model_class: type[Any], config: Any) -> None:
+    """Raise for a method that can't be run: UnsupportedModelError, or ModelError if GPTQ's libraries are missing.
+
+    transformers takes a method that it doesn't know for none. In LLM.int8 a token's results depend on the others of
+    its pass, so that no pass repeats another.
+    """
+    settings = _quantization(config)
+    if settings is None:
+        return
+    method = _method(settings)
+    if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
+        raise UnsupportedModelError(
+            "the checkpoint is quantised by bitsandbytes in 8 bits with outliers (LLM.int8): which columns stay in 16 "
+            "bits depends on all tokens of a pass, so neither speculation nor a batch repeats plain decoding; use 4 "
+            "bits, torchao, or llm_int8_threshold 0"
+        )
+    if not AutoHfQuantizer.supports_quant_method(settings):
+        raise UnsupportedModelError(
+            f"the checkpoint is quantised by {method}, which this transformers can't read; use one "
+            f"quantised by {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}, or the unquantised model"
+        )
+    # transformers would name one at a time, and ask for a GPU instead of gptqmodel
+    missing = [library for library in ("gptqmodel", "optimum") if method == "gptq" and find_spec(library) is None]
+    if missing:
+        raise ModelError(f"the checkpoint is quantised by gptq: install {' and '.join(missing)}")
+    _refuse_incomplete_blocks(model_class, config, settings)
+
+
+def _refuse_incomplete_blocks(model_class: type[Any], config: Any, settings: dict[str, Any]) -> None:
+    """Raise UnsupportedModelError for FP8 weights that don't consist of whole blocks, if they are to be dequantised.
+
+    transformers divides their rows by the number of blocks, and so gives some the scale of another block.
+    """
+    blocks = settings.get("weight_block_size")
+    if not blocks or not settings.get("dequantize"):
+        return
+    with torch.device("meta"):
+        model = model_class(config)
+    for name, module in model.named_modules():
+        stored = type(module) is nn.Linear and module is not model.get_output_embeddings()
+        if stored and should_convert_module(name, settings.get("modules_to_not_convert")):
+            rows, columns = module.weight.shape
+            if any(size > block and size % block for size, block in zip((rows, columns), blocks, strict=True)):
+                raise UnsupportedModelError(
+                    f"{name} is {rows} x {columns}, no multiple of its FP8 blocks of {blocks[0]} x {blocks[1]}: "
+                    "transformers dequantises such weights wrongly; use the unquantised model"
+                )
+
+
+def _quantization(config: Any) -> dict[str, Any] | None:
+    """The settings that a config gives for quantised weights; None if it gives none."""
+    parts = (getattr(part, "quantization_config", None) for part in (config, config.get_text_config()))
+    found = next((part for part in parts if part is not None), None)
+    settings = found if found is None or isinstance(found, dict) else found.to_dict()
+    return None if settings is None else {"quant_method": "a method that isn't named", **settings}
+
+
+def _method(settings: dict[str, Any]) -> str:
+    return str(getattr(settings["quant_method"], "value", settings["quant_method"]))
