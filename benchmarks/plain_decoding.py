@@ -1,7 +1,7 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
 With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
-random tokens, or the first of `--prompt-file`.
+random tokens, or the first of `--prompt-file`. `random-moe` for a MODEL_DIR is a random mixture of experts (955M).
 
     python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
@@ -14,16 +14,29 @@ import json
 import statistics
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 import eyas
 from eyas.assets import named_target
 from eyas.bench.machine import describe_machine
 from eyas.hub import find_model
 from eyas.targets.loading import resolve_dtype
+
+
+def random_experts(folder: str) -> str:
+    """Save a random model of Qwen3-MoE's kind in a folder; returns its name."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=8192, hidden_size=1024, moe_intermediate_size=384, num_experts=64, num_experts_per_tok=8,
+        num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4, head_dim=64, norm_topk_prob=True,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 def transformers_rate(model: Any, prompts: torch.Tensor, tokens: int) -> float:
@@ -79,16 +92,21 @@ def main() -> None:
     parser.add_argument("--draft-model")
     parser.add_argument("--prompt-file", type=Path)
     options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        measure(options, random_experts(folder) if options.model == "random-moe" else options.model)
 
+
+def measure(options: argparse.Namespace, model: str) -> None:
+    """Print the figures of a model, all sides taking turns."""
     engines = {}
     for quantize in dict.fromkeys((None, options.quantize)):
         for drafter in dict.fromkeys((None, options.draft_model)):
             name = " ".join(["eyas", *([quantize] if quantize else []), *(["auto"] if drafter else [])])
             engines[name] = eyas.load(
-                options.model, drafter, tree="auto" if drafter else None, dtype=options.dtype,
+                model, drafter, tree="auto" if drafter else None, dtype=options.dtype,
                 batch_size=options.batch, quantize=quantize,
             )  # fmt: skip
-    path = find_model(named_target(options.model))
+    path = find_model(named_target(model))
     stock = AutoModelForCausalLM.from_pretrained(path, dtype=resolve_dtype(options.dtype)).eval()
     prompts = prompts_of(engines["eyas"], options.prompt_file, options.batch)
     rates: dict[str, list[float]] = {name: [] for name in ("transformers", *engines)}

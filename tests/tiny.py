@@ -71,7 +71,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", _MOE),
     "qwen3moe": (
         "Qwen3MoeConfig",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
     ),
     "gptoss": (
         "GptOssConfig",
@@ -105,6 +105,31 @@ NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0},
     ),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 1, 0, 1]}),
+    "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 16}),
+    "qwen2moe": (  # one dense layer, and an expert that all tokens share
+        "Qwen2MoeConfig",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 32,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "glm4moe": (  # a sigmoid's scores, and what is added to them
+        "Glm4MoeConfig",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "head_dim": 8,
+        },
+    ),
 }
 """Further architectures for the tests of native passes."""
 WINDOWED = ("mistral", "gemma2", "gemma3", "olmo3", "gptoss")

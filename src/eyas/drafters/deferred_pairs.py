@@ -1,134 +1,135 @@
-"""The pairs that a drafter has yet to read: copied, in the order in which they came.
+"""The pairs that a drafter has yet to read: kept in the order in which they came, as they came.
 
-Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, C capacity of the buffers.
+Nothing is copied but the few pairs of plain rounds, some rounds at a time: many are never read, and copying each would
+take several percent of a small target's pass.
+
+Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from eyas.runtime import mapped_copy, mapped_zeros, to_device
+from eyas.runtime import mapped_copy, to_device
 
-_GRANULE = 64
-"""Columns of the smallest buffers of deferred pairs; larger ones hold a multiple of it."""
 _HELD = 16
-"""Appends that are held until they are copied, and pairs that one may have to be held: copying the few of each plain
-round at once would take several percent of a small target's pass."""
+"""Appends that are held until their pairs are sorted by slot, and pairs that one may have to be held."""
+
+
+class _Piece(NamedTuple):
+    """Pairs of a slot that follow each other."""
+
+    tokens: Tensor  # [n]
+    taps: Tensor  # [n, A, Ht]
+
+    def part(self, begin: int, end: int) -> _Piece:
+        return _Piece(self.tokens[begin:end], self.taps[begin:end])
 
 
 class DeferredPairs:
-    """The deferred pairs of every slot, in order: their tokens [slots, C] and taps [slots, C, A, Ht].
-
-    Nothing is allocated before the first pair, and little is kept when all have been read.
-    """
+    """The deferred pairs of every slot, in order."""
 
     def __init__(self, slots: int) -> None:
         self.lengths = [0] * slots
-        self._tokens: Tensor | None = None
-        self._taps: Tensor | None = None
-        self._held: list[tuple[Tensor, Tensor, list[tuple[int, int, int]]]] = []
-        """Appended, not copied yet: tokens [n], taps [n, A, Ht], and each pair's slot, column and index into them."""
+        self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
+        self._held: list[tuple[Tensor, Tensor, list[tuple[int, int]]]] = []
+        """Appended, not sorted yet: tokens [n], taps [n, A, Ht], and each pair's slot and index into them."""
 
     def reshape(self, slots: int) -> None:
         """Change to `slots` slots; those that stay keep their pairs."""
-        self._copy()
-        self.lengths = self.lengths[:slots] + [0] * max(0, slots - len(self.lengths))
-        if self._tokens is not None and self._taps is not None:
-            self._resize(slots, self._tokens.shape[1], self._tokens, self._taps)
+        self._sort()
+        added = max(0, slots - len(self.lengths))
+        self.lengths = self.lengths[:slots] + [0] * added
+        self._pieces = self._pieces[:slots] + [[] for _ in range(added)]
 
     def append(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Add the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht] to each row's slot.
 
-        The tensors may be held for some appends more, and must not change.
+        The tensors are kept as long as pairs of them are, and must not change.
         """
-        positions = []
-        for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
-            length = self.lengths[slot]
-            positions += [(slot, length + i, row * next_tokens.shape[1] + i) for i in range(count)]
-            self.lengths[slot] = length + count
-        if positions:
-            self._held.append((next_tokens.flatten(), taps.flatten(0, 1), positions))
-        if len(self._held) >= _HELD or len(positions) > _HELD:
-            self._copy()
+        given = [(row, slot, count) for row, (slot, count) in enumerate(zip(rows, counts, strict=True)) if count]
+        for _, slot, count in given:
+            self.lengths[slot] += count
+        if sum(counts) > _HELD:
+            self._sort()
+            for row, slot, count in given:
+                self._pieces[slot].append(_Piece(next_tokens[row, :count], taps[row, :count]))
+        elif given:
+            width = next_tokens.shape[1]
+            pairs = [(slot, row * width + i) for row, slot, count in given for i in range(count)]
+            self._held.append((next_tokens.flatten(), taps.flatten(0, 1), pairs))
+            if len(self._held) >= _HELD:
+                self._sort()
 
-    def _copy(self) -> None:
-        """Copy what is held into the buffers."""
+    def _sort(self) -> None:
+        """Give what is held to its slots."""
         if not self._held:
             return
-        all_tokens, all_taps, all_positions = zip(*self._held, strict=True)
+        all_tokens, all_taps, all_pairs = zip(*self._held, strict=True)
         self._held = []
-        starts = accumulate((len(tokens) for tokens in all_tokens), initial=0)
-        table = [
-            (s, c, start + i) for start, positions in zip(starts, all_positions, strict=False) for s, c, i in positions
-        ]
-        tokens, taps = torch.cat(all_tokens), torch.cat(all_taps)
-        kept_tokens, kept_taps = self._room(tokens, taps)
-        slot, column, source = to_device(table, taps.device).unbind(1)
-        kept_tokens[slot, column] = tokens.index_select(0, source)
-        kept_taps[slot, column] = taps.index_select(0, source)
+        found: dict[int, list[int]] = defaultdict(list)
+        for start, pairs in zip(accumulate(map(len, all_tokens), initial=0), all_pairs, strict=False):
+            for slot, index in pairs:
+                found[slot].append(start + index)
+        order = to_device([index for indices in found.values() for index in indices], all_tokens[0].device)
+        tokens, taps = (torch.cat(parts).index_select(0, order) for parts in (all_tokens, all_taps))
+        sorted_pairs, start = _Piece(tokens, taps), 0
+        for slot, indices in found.items():
+            self._pieces[slot].append(sorted_pairs.part(start, start + len(indices)))
+            start += len(indices)
+
+    def _parts(self, slot: int, begin: int, end: int) -> Iterator[_Piece]:
+        """A slot's pairs [begin, end), in pieces."""
+        self._sort()
+        for piece in self._pieces[slot]:
+            count = len(piece.tokens)
+            if begin < count and end > 0:
+                yield piece.part(max(begin, 0), end)
+            begin, end = begin - count, end - count
 
     def part(self, rows: range, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views of the tokens [R, Q] and taps [R, Q, A, Ht] in columns [begin, end); rubbish past a row's length."""
-        self._copy()
-        if self._tokens is None or self._taps is None:
-            raise IndexError("no pair was deferred yet")
-        slots = slice(rows.start, rows.stop)
-        return self._tokens[slots, begin:end], self._taps[slots, begin:end]
+        """The tokens [R, Q] and taps [R, Q, A, Ht] of columns [begin, end); zeros past a row's length."""
+        self._sort()
+        found = [list(self._parts(slot, begin, end)) for slot in rows]
+        some = next((pieces[0] for pieces in found if pieces), None)
+        if some is None:
+            raise IndexError(f"no slot of {rows} has pairs from {begin} on")
+        tokens = some.tokens.new_zeros(len(rows), end - begin)
+        taps = some.taps.new_zeros(len(rows), end - begin, *some.taps.shape[1:])
+        for row, pieces in enumerate(found):
+            at = 0
+            for piece in pieces:
+                after = at + len(piece.tokens)
+                tokens[row, at:after], taps[row, at:after] = piece
+                at = after
+        return tokens, taps
 
     def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
         tokens, taps = self.part(range(slot, slot + 1), begin, end)
-        return tokens.clone(), mapped_copy(taps)
+        return tokens, mapped_copy(taps)
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` of a slot's pairs."""
         if length < self.lengths[slot]:
-            self._copy()
-            self.lengths[slot] = length
-        if self._tokens is not None and self._tokens.shape[1] > _GRANULE and not any(self.lengths):
-            self._tokens = self._taps = None
+            self._keep(slot, 0, length)
 
     def drop(self, slot: int, count: int) -> None:
         """Forget the first `count` of a slot's pairs."""
-        length = self.lengths[slot]
-        for kept in self.part(range(slot, slot + 1), 0, length):
-            kept[:, : length - count] = kept[:, count:].clone()
-        self.lengths[slot] = length - count
+        self._keep(slot, count, self.lengths[slot])
+
+    def _keep(self, slot: int, begin: int, end: int) -> None:
+        self._pieces[slot] = list(self._parts(slot, begin, end))
+        self.lengths[slot] = end - begin
 
     def move(self, source: int, target: int) -> None:
-        """Copy a slot's pairs over another's and empty it."""
-        used = self.lengths[source]
-        if used:
-            tokens, taps = self.part(range(len(self.lengths)), 0, used)
-            tokens[target], taps[target] = tokens[source], taps[source]
-        self.lengths[target], self.lengths[source] = used, 0
-
-    def _room(self, next_tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-        """Both buffers, wide enough for the longest slot; tokens [n] and taps [n, A, Ht] say of which type.
-
-        They double in size, so few appends copy them.
-        """
-        wanted, held = max(self.lengths), 0 if self._tokens is None else self._tokens.shape[1]
-        if self._tokens is not None and self._taps is not None and wanted <= held:
-            return self._tokens, self._taps
-        capacity = max(wanted + -wanted % _GRANULE, 2 * held)
-        if self._tokens is not None and self._taps is not None:
-            return self._resize(len(self.lengths), capacity, self._tokens, self._taps)
-        return self._resize(len(self.lengths), capacity, next_tokens[:0].unsqueeze(0), taps[:0].unsqueeze(0))
-
-    def _resize(self, slots: int, columns: int, tokens: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace both buffers by ones of `slots` x `columns` and copy what fits of tokens and taps into them."""
-        self._tokens, self._taps = (_resized(old, slots, columns) for old in (tokens, taps))
-        return self._tokens, self._taps
-
-
-def _resized(old: Tensor, slots: int, columns: int) -> Tensor:
-    """A copy [slots, columns, ...] of a buffer [S, C, ...], cut or filled up with zeros."""
-    new = mapped_zeros((slots, columns, *old.shape[2:]), old.dtype, old.device)
-    kept, held = min(slots, old.shape[0]), min(columns, old.shape[1])
-    new[:kept, :held] = old[:kept, :held]
-    return new
+        """Give a slot's pairs to another, whose own are forgotten."""
+        self._sort()
+        self._pieces[target], self._pieces[source] = self._pieces[source], []
+        self.lengths[target], self.lengths[source] = self.lengths[source], 0

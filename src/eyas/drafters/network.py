@@ -28,7 +28,8 @@ from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
-from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, is_gelu
+from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder
+from eyas.targets.native.forms import is_gelu
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import KVShape
 

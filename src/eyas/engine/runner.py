@@ -174,7 +174,7 @@ class ModelRunner:
                     self._score(sequence, starts[row], chunk, row)
                     starts[row] += chunk.counts[row]
                 if drafter is not None:
-                    reading = [self.tree is not None] * len(observed)
+                    reading = [self._drafts] * len(observed)
                     observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
                     self._prompt_pairs += sum(chunk.counts)
                 for sequence, count in zip(batch.sequences, chunk.counts, strict=True):
@@ -197,7 +197,7 @@ class ModelRunner:
             self.prefill(early)
         rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
         observed = [sequence.request.speculate for sequence in rest.sequences]
-        reading = [speculates and self.tree is not None for speculates in observed]
+        reading = [speculates and self._drafts for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
             output = run_first_round(
                 self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
@@ -213,7 +213,9 @@ class ModelRunner:
             return None
         if self.controller is not None:
             sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
-            self.tree = self.controller.plan(len(decoding), [sequence.cached for sequence in decoding], sampled)
+            unread = [0 if self.drafter is None else self.drafter.unread(row) for row in range(len(decoding))]
+            lengths = [sequence.cached for sequence in decoding]
+            self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
         return self.tree
 
     def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> tuple[RoundOutput, float]:
@@ -245,6 +247,11 @@ class ModelRunner:
             self.controller.learn(record)
             self._prompt_pairs = 0
         return output, seconds
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether trees are being drafted, other than to learn what a draft would bring."""
+        return self.tree is not None and not (self.controller is not None and self.controller.probing)
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
         """Whether a sequence may be drafted for. Under a controller a first token waits for no draft."""

@@ -91,7 +91,10 @@ def _samples(model: nn.Module) -> Iterator[_Sample]:
     if getattr(model, "is_quantized", False):
         yield from _scales(model)
     for name, linear in prepacked.items():
-        if not linear.tied:
+        if linear.stacked is not None:
+            shape = linear.stacked, linear.out_features // linear.stacked, linear.in_features
+            yield name, shape, linear.first(SAMPLE)
+        elif not linear.tied:
             yield f"{name}.weight", (linear.out_features, linear.in_features), linear.first(SAMPLE)
         if linear.bias is not None:
             yield f"{name}.bias", tuple(linear.bias.shape), linear.bias.flatten()[:SAMPLE]

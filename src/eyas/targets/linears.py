@@ -86,8 +86,10 @@ class PrepackedLinear(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, shared: bool) -> None:
+    def __init__(self, linear: nn.Linear, shared: bool, stacked: int | None = None) -> None:
+        """`stacked` says that the weight consists of so many, one below the other, which are one parameter."""
         super().__init__()
+        self.stacked = stacked
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = linear.weight.dtype
         self._first = linear.weight.detach().flatten()[:_SAMPLED].clone()
@@ -190,7 +192,7 @@ class FusedLinear(PrepackedLinear):
     def __init__(self, linear: PrepackedLinear, fused: _FusedWeight, index: int) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._dtype, self._first, self._shared = linear._dtype, linear._first, None
+        self._dtype, self._first, self._shared, self.stacked = linear._dtype, linear._first, None, None
         self._fused, self._index = fused, index
         bias = None if fused.bias is None else fused.bias.narrow(0, *fused.rows[index])
         self.register_buffer("bias", bias, persistent=False)

@@ -32,6 +32,7 @@ from eyas.targets.architecture import (
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
+from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
@@ -165,9 +166,12 @@ def _prepack(
         head = model.get_output_embeddings()
         weights = sum(parameter.numel() for parameter in model.base_model.parameters() if parameter.dim() > 1)
         prepack_linears(model, lambda linear, shared: (NativeLinear if linear is head else Int8Linear)(linear, shared))
+        replace_experts(model, Int8Linear, dtype)
         _check_quantized(model, weights)
     elif layout is not None:
         prepack_linears(model, layout, dtype)
+        if layout is NativeLinear:
+            replace_experts(model, NativeLinear, dtype)
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
     if layout is not None:

@@ -71,6 +71,45 @@ def test_the_prompts_that_a_drafter_has_to_read_must_be_earned_too(prompt_pairs:
     assert (decided(made, 4) is not None) == pays
 
 
+def rounds_until_drafted(unread: int) -> int:
+    """Plain rounds of two rows before the first draft that is no probe, where each row has `unread` pairs to read."""
+    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(2))
+    for rounds in range(500):
+        spec = made.plan(2, [2000] * 2, None, [unread] * 2)
+        if spec is not None and not made.probing:
+            return rounds
+        made.learn(simulation.round(None))
+    return 500
+
+
+def test_speculation_begins_when_it_would_have_saved_the_reading_of_deferred_pairs() -> None:
+    assert rounds_until_drafted(0) == 0
+    few, many = rounds_until_drafted(100), rounds_until_drafted(1000)
+    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(2))
+    made.plan(2, [2000] * 2)
+    saved = 2 / plain_rate(simulation.text) - 2 / made.snapshot().predicted_tokens_per_second
+    assert many == pytest.approx(MACHINE.observe_seconds(2000) / saved, abs=2)
+    assert 0 < few < many < 500
+
+
+def test_a_moment_with_few_rows_makes_no_drafter_read_the_prompts() -> None:
+    """Rows that decode while the prompts of others are read, and many rows after that, again and again."""
+    sizes = (1, 4, 8, 16, 32, 64, 128, 256)
+    machine = replace(MACHINE, points=tuple((size, max(1.0, 0.25 * size)) for size in sizes))  # eight rows don't pay
+    made, few, many = controller(machine), Simulation(machine, mixed(2)), Simulation(machine, mixed(8))
+    reading = machine.observe_seconds(8 * 500)
+    lost = 0.0
+    for _ in range(20):
+        for rows, simulation, rounds in ((2, few, 2), (8, many, 60)):
+            for _ in range(rounds):
+                spec = made.plan(rows, [500] * rows, None, [500] * rows)
+                record = simulation.round(None)
+                lost += reading * rows / 8 if spec is not None else 0.0
+                made.learn(record)
+    assert decided(made, 8) is None
+    assert lost < 0.015 * (few.seconds + many.seconds)
+
+
 def test_easy_rows_get_more_of_the_budget() -> None:
     made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(4))
     simulation.run(made, 300)

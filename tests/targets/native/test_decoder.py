@@ -26,18 +26,26 @@ from eyas.types import Request, SamplingParams
 from ... import tiny
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
-NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "granite", "smollm3")
-"""Architectures whose passes are native; "mistral" has a sliding window."""
+NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "granite", "smollm3",
+          "mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe")  # fmt: skip
+"""Architectures whose passes are native; "mistral" has a sliding window, those of the second line have experts."""
+ROUTED = NATIVE[-5:]
 SIZES = {"head_dim": 16}
+OTHER_SIZES = {"olmoe": {"num_attention_heads": 2}}  # whose heads share out the hidden size
 TYPES = (torch.float32, torch.bfloat16)
 BOUNDARIES = (0, 1, 3, tiny.LAYERS, tiny.LAYERS + 1)
+
+
+def sizes(name: str) -> dict[str, int]:
+    """What makes an architecture's heads fit the kernels' vectors."""
+    return OTHER_SIZES.get(name, SIZES) if name in NATIVE else {}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     for name in (*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY):
-        tiny.build_model(name, **(SIZES if name in NATIVE else {})).save_pretrained(root / name)
+        tiny.build_model(name, **sizes(name)).save_pretrained(root / name)
     return root
 
 
@@ -77,7 +85,11 @@ def test_a_pass_computes_what_the_modules_do(folders: Path, name: str, dtype: to
         found.append((read[0][0], output.logits.rows[output.logits.index], output.taps_at(nodes)))
     for one, other in zip(*found, strict=True):
         scale = float(one.abs().max())
-        torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=1e-4 if dtype == torch.float32 else 5e-2)
+        atol = 1e-4 if dtype == torch.float32 else 5e-2
+        if dtype == torch.float32 or name not in ROUTED:
+            torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=atol)
+        else:  # rounding may choose another expert for a token
+            assert ((one - other).abs() <= atol * scale).float().mean() > 0.75
 
 
 @pytest.mark.parametrize("name", sorted(set(tiny.ARCHITECTURES) - set(NATIVE)))
@@ -208,12 +220,13 @@ def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_int8_targets_speculate_losslessly(folders: Path, dtype: torch.dtype) -> None:
-    target = load_target(folders / "llama", device="cpu", dtype=dtype, quantize="int8")
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_int8_targets_speculate_losslessly(folders: Path, name: str, dtype: torch.dtype) -> None:
+    target = load_target(folders / name, device="cpu", dtype=dtype, quantize="int8")
     assert target.native is not None
     kinds = {name.split(".")[-1]: type(part) for name, part in target.model.named_modules()}
     assert (kinds["q_proj"], kinds["down_proj"], kinds["lm_head"]) == (Int8Linear, Int8Linear, NativeLinear)
-    assert fingerprint(target.model) == fingerprint(native_target(folders, "llama", dtype).model)
+    assert fingerprint(target.model) == fingerprint(native_target(folders, name, dtype).model)
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=12)) for prompt in tiny.prompts(9, 4, 17)]
     plain = [done.token_ids for done in Engine(target).generate(requests)]
     for tree, batch in (("chain:3", 1), ("dynamic:4,3,8", 3)):
@@ -227,8 +240,8 @@ def test_int8_says_what_stays_as_it_is(folders: Path, caplog: pytest.LogCaptureF
         load_target(folders / "gpt2", device="cpu", quantize="int8")
     load_target(folders / "llama", device="cpu", quantize="int8")
     assert "int8" not in caplog.text
-    load_target(folders / "mixtral", device="cpu", quantize="int8")
-    assert "% of the weights of MixtralForCausalLM are in linear layers and take 8 bits" in caplog.text
+    load_target(folders / "gptoss", device="cpu", quantize="int8")
+    assert "% of the weights of GptOssForCausalLM are in linear layers and take 8 bits" in caplog.text
 
 
 def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,13 +254,13 @@ def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pyt
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("mixtral", torch.float32)])
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("gptoss", torch.float32)])
 def test_auto_is_bfloat16_where_passes_are_native(
     tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although PyTorch's own kernels are slow in it on this CPU."""
     monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda wanted: wanted == torch.float32)
-    tiny.build_model(name, **(SIZES if name in NATIVE else {})).to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny.build_model(name, **sizes(name)).to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
     assert load_target(tmp_path, device="cpu", dtype="auto", prepacked=False).dtype == torch.float32
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from eyas.engine.controller.costs import CostModel, CostTable
 from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
-from eyas.engine.round import VerifiedDraft
+from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
@@ -72,6 +71,10 @@ class Controller:
         self._prospects: Prospects | None = None
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
+        self._wanted: Prospect | None = None
+        """A shape that promises more than plain rounds, but not yet what reading the deferred pairs takes."""
+        self._missed = 0.0
+        """Seconds that `_wanted` would have saved so far."""
         self._probe: Probe | None = None
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
@@ -81,13 +84,21 @@ class Controller:
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
-    def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
+    def plan(
+        self,
+        rows: int,
+        lengths: Sequence[int],
+        sampled: Sequence[bool] | None = None,
+        unread: Sequence[int] | None = None,
+    ) -> TreeSpec | None:
         """The tree for a round of `rows` rows that hold `lengths` committed tokens each; None = plain.
 
         A drafter that looks up is asked to in every round but probes, unless that turned out to cost more than it
         gains; where it finds nothing, the round is plain.
 
-        `sampled` says which rows have a temperature above 0; None = none has.
+        `sampled` says which rows have a temperature above 0; None = none has. `unread` are the deferred pairs of each
+        row, which a draft begins with reading; None = as many as there were rounds since the last draft. Speculation
+        begins when it would have saved the time that this takes, so that a moment in which it pays costs little.
         """
         room = self._depth
         if self._max_length is not None:
@@ -101,9 +112,13 @@ class Controller:
         if situation != self._situation or due:
             self._situation = situation
             self._replan(rows, lengths, groups, room, settles=due)
+        waiting = sum((min(length, self._deferred) for length in lengths) if unread is None else unread)
+        reading = float(self._costs.observe_seconds(waiting, rows)) if waiting else 0.0
+        if self._wanted is not None and self._missed >= reading:
+            self._choice, self._wanted = self._wanted, None
         prospect = self._choice
         if self._probe is None and self._computes:
-            self._probe = self._new_probe(rows, lengths)
+            self._probe = self._new_probe(rows, reading)
         if self._probe is None and self._choice is None and self._looks_up:
             return self._found_spec(rows, groups) if self._lookups.looking else None
         if self._probe is not None:
@@ -131,6 +146,8 @@ class Controller:
         if drafted and isinstance(record.spec, SharedTree):
             self._sums["depth"] += record.spec.depth
             self._sums["width"] += record.spec.width
+        if self._wanted is not None and self._prospects is not None:
+            self._missed += self._prospects.plain_seconds - record.rows / self._wanted.rate
         self._planning.round(whole)
         self._analysing.round(whole)
         self._explorer.earn(whole, speculating=self._choice is not None)
@@ -144,6 +161,11 @@ class Controller:
     def table(self) -> CostTable:
         """The costs that were measured before the first round, without later corrections."""
         return self._costs.table
+
+    @property
+    def probing(self) -> bool:
+        """Whether the last plan is a draft made to learn, while rounds are plain."""
+        return self._probe is not None and self._choice is None
 
     def snapshot(self) -> ControllerState:
         """The current state, for metrics."""
@@ -183,8 +205,11 @@ class Controller:
         if self._choice is not None:
             held = prospects.of(self._choice.shape)
             best = held if best.rate < _CHANGE * held.rate else best
-        needed = prospects.plain_rate * (_ENTER if self._choice is None else _LEAVE)
-        self._choice = best if self._computes and best.rate >= needed else None
+        pays = self._computes and best.rate >= prospects.plain_rate * (_ENTER if self._choice is None else _LEAVE)
+        self._wanted = best if pays and self._choice is None else None
+        self._choice = best if pays and self._choice is not None else None
+        if self._wanted is None:
+            self._missed = 0.0
         self._prospects = prospects
         if settles:
             self._planning.done(self._clock() - began)
@@ -244,14 +269,12 @@ class Controller:
         plain = self._prospects.plain_rate if self._prospects is not None else 0.0
         return max(forecast, plain, measured)
 
-    def _new_probe(self, rows: int, lengths: Sequence[int]) -> Probe | None:
+    def _new_probe(self, rows: int, reading: float) -> Probe | None:
         if self._prospects is None:
             return None
         if self._choice is not None:
             return self._explorer.beside(self._prospects, self._choice, rows, self._counts_freely)
-        return self._explorer.instead_of_plain(
-            self._prospects, self._costs, rows, lengths, self._deferred, self._counts_freely
-        )
+        return self._explorer.instead_of_plain(self._prospects, rows, reading, self._counts_freely)
 
     def _count_probe(self, record: RoundRecord, seconds: float) -> None:
         """Charge a round of the current probe to its budget, and end the probe after its last round."""
@@ -317,54 +340,3 @@ def _padded(tree: DraftTree, record: RoundRecord) -> int:
     """The padded positions of a pass: the sum over rows of how much shorter they are than the longest."""
     longest = 1 + int(tree.valid.sum(1).max())
     return max(0, record.rows * longest - record.tokens)
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """The measurements of one decoding round, as the engine reports them; R rows."""
-
-    rows: int
-    lengths: Sequence[int]
-    """[R] committed tokens of each row before the round."""
-    spec: TreeSpec | None
-    """The tree that `plan` chose; None = a plain round."""
-    draft: VerifiedDraft | None
-    """The draft and the path of each row; None after a plain round."""
-    draft_seconds: float
-    """Time of drafting, including the observation of deferred pairs."""
-    pass_seconds: float
-    """Time of the target pass, the walk and the host's wait for them."""
-    tokens: int
-    """Tokens of the target pass: rows + nodes."""
-    emitted: int
-    """Tokens that the round added over all rows."""
-    seconds: float | None = None
-    """Time of the whole round, including the drafter's observation; None = draft_seconds + pass_seconds."""
-    drafting: Sequence[bool] | None = None
-    """[R] the rows that were drafted for; None = all."""
-    prompt_pairs: int = 0
-    """Pairs of prompts that the drafter was given since the round before, read or deferred."""
-
-
-@dataclass(frozen=True)
-class ControllerState:
-    """The controller's current choice and its totals; depth, width and budget are 0 for plain decoding."""
-
-    depth: int = 0
-    width: int = 0
-    budget: int = 0
-    """Expected nodes of a round, over the whole batch."""
-    predicted_tokens_per_second: float = 0.0
-    """Prediction for the shape in use."""
-    plain_tokens_per_second: float = 0.0
-    """Prediction for plain decoding of the same rows."""
-    measured_tokens_per_second: float = 0.0
-    """Running average over the last rounds."""
-    mean_depth: float = 0.0
-    """Average levels of a round so far; plain rounds count as 0 here and in the next two."""
-    mean_width: float = 0.0
-    mean_nodes: float = 0.0
-    rounds: int = 0
-    plain_rounds: int = 0
-    probes: int = 0
-    """Rounds that were probes of other shapes."""

@@ -9,10 +9,8 @@ often none; and two rounds of a large shape. Both first observe everything that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.planner import Prospect, Prospects
 
 _FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
@@ -29,7 +27,7 @@ _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
 _SECOND_THOUGHTS = (8, 24)
 """Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
-guess and say little about the rest."""
+guess and say little about the rest; unless it takes longer than a plain round."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
@@ -110,17 +108,14 @@ class Explorer:
             return Probe(larger, 1, least, self._larger)
         return None
 
-    def instead_of_plain(
-        self, prospects: Prospects, costs: CostModel, rows: int, lengths: Sequence[int], deferred: int, chooses: bool
-    ) -> Probe | None:
-        """An affordable probe while not speculating, if any; its cost includes observing `deferred` rounds."""
+    def instead_of_plain(self, prospects: Prospects, rows: int, reading: float, chooses: bool) -> Probe | None:
+        """An affordable probe while not speculating, if any; its cost includes `reading` deferred pairs, in seconds."""
         best = prospects.best()
-        waiting = sum(min(length, deferred) for length in lengths)
-        reading = float(costs.observe_seconds(waiting, rows))
         if chooses:
             deeper = prospects.larger(best.shape, deeper=1)
             loss = max(deeper.drafting, _LEAST_DRAFT * prospects.plain_seconds) + reading
-            if self._drafting.affords(loss) or self._rested in _SECOND_THOUGHTS:
+            on_credit = self._rested in _SECOND_THOUGHTS and loss <= prospects.plain_seconds
+            if self._drafting.affords(loss) or on_credit:
                 return Probe(deeper, 1, loss, self._drafting, chooses=True)
         larger = prospects.larger(best.shape, wider=1, deeper=1, lower=2)
         loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)

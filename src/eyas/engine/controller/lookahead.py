@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from eyas.engine.controller.controller import Controller, ControllerState, RoundRecord
+from eyas.engine.controller.controller import Controller
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.explore import Allowance
+from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
 from eyas.tree.lookahead import LookaheadTree
 
@@ -61,6 +62,7 @@ class LookaheadController(Controller):
         rows: int,
         lengths: Sequence[int],
         sampled: Sequence[bool] | None = None,  # noqa: ARG002
+        unread: Sequence[int] | None = None,  # noqa: ARG002
     ) -> TreeSpec | None:
         """The window, for a round of `rows` rows that hold `lengths` committed tokens each; None = plain."""
         if not rows:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
-from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, RopeTables, is_gelu
+from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
+from eyas.targets.native.experts import NativeExperts, NativeRouter
+from eyas.targets.native.forms import is_gelu
 
 _LOG = logging.getLogger("eyas")
 
@@ -35,6 +37,8 @@ _NORMS: tuple[Mapping[str, str], ...] = (
 _SEPARATE = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
 _FUSED = {"qkv_proj", "o_proj"}, {"gate_up_proj", "down_proj"}
 """The linears of attention and MLP, each by itself or those with one input as one."""
+_SHARED = ("shared_expert", "shared_experts")
+"""What the expert that all tokens share is called."""
 
 
 def transformers_decoder(model: Any) -> NativeDecoder | None:
@@ -60,16 +64,21 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         parts.append(
             LayerParts(
                 layer.self_attn,
-                layer.mlp,
+                **_mlp_parts(layer.mlp),
                 **_layer_norms(layer),
                 window=plan.windows[kind],
                 rope=rope if getattr(layer.self_attn, "use_rope", True) else None,
             )
         )
-        gelus.add(is_gelu(getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn))
+        mlp: Any
+        for mlp in (parts[-1].mlp, parts[-1].routed and parts[-1].routed.experts):
+            if mlp is not None:
+                gelus.add(is_gelu(getattr(mlp, "act_fn", None) or mlp.activation_fn))
         factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
     if len(gelus) + len(factors) != 2:
         raise UnsupportedModelError("layers differ in their activation or in the factor of what they add")
+    if getattr(config, "clip_qkv", None):
+        raise UnsupportedModelError("queries, keys and values are clipped")
     attention: Any = layers[0].self_attn
     heads = Heads(
         config.num_attention_heads, config.num_key_value_heads, attention.head_dim, float(attention.scaling),
@@ -90,11 +99,26 @@ def _layer_norms(layer: Any) -> dict[str, Any]:
         raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(children)}")
     of_attention, of_mlp = _FUSED if hasattr(layer.self_attn, "qkv_proj") else _SEPARATE
     _check_children(layer.self_attn, of_attention, {"q_norm", "k_norm", "rotary_emb"})
-    _check_children(layer.mlp, of_mlp, {"act_fn", "activation_fn"})
+    if not isinstance(getattr(layer.mlp, "experts", None), NativeExperts):
+        _check_children(layer.mlp, of_mlp, {"act_fn", "activation_fn"})
     if dict(layer.self_attn.named_parameters(recurse=False)):
         raise UnsupportedModelError(f"{type(layer.self_attn).__name__} has sinks or the like")
     norms: dict[str, Any] = {"input_norm": None, "mlp_norm": None}
     return norms | {part: getattr(layer, name) for name, part in names.items()}
+
+
+def _mlp_parts(mlp: Any) -> dict[str, Any]:
+    """An MLP, or experts with their router and, where there is one, the expert that all tokens share."""
+    if not isinstance(getattr(mlp, "experts", None), NativeExperts):
+        return {"mlp": mlp}
+    _check_children(mlp, {"experts", "gate"}, {*_SHARED, "shared_expert_gate"})
+    shared = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
+    if shared is not None:
+        _check_children(shared, _SEPARATE[1], {"act_fn"})
+    if not isinstance(mlp.gate, NativeRouter):
+        raise UnsupportedModelError(f"{type(mlp.gate).__name__} chooses experts in a way of its own")
+    routed = RoutedExperts(mlp.experts, mlp.gate, getattr(mlp, "shared_expert_gate", None))
+    return {"mlp": shared, "routed": routed}
 
 
 def _check_children(module: nn.Module, needed: set[str], allowed: Collection[str] = ()) -> None:

@@ -19,12 +19,22 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.native.library import PANEL, Decoder, Layer, Linear, Mode, NativePass, kernels
+from eyas.targets.native.experts import NativeExperts, NativeRouter
+from eyas.targets.native.forms import RMSNormForm
+from eyas.targets.native.library import PANEL, Decoder, Experts, Layer, Linear, Mode, NativePass, kernels
 from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
 
 RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
+
+
+class RoutedExperts(NamedTuple):
+    """The experts of a layer, the router that chooses among them, and the gate of the one that all tokens share."""
+
+    experts: NativeExperts
+    router: NativeRouter
+    shared_gate: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class LayerParts:
 
     attention: Any
     mlp: Any
+    """The MLP, or the expert that all tokens share; None where there are only experts to choose from."""
     input_norm: nn.Module | None
     mlp_norm: nn.Module | None
     embedding_norm: nn.Module | None = None
@@ -47,6 +58,7 @@ class LayerParts:
     """The norm of what the MLP adds."""
     rope: int | None = 0
     """Which of the decoder's RoPE tables turn queries and keys; None = none does."""
+    routed: RoutedExperts | None = None
 
     @property
     def norms(self) -> tuple[nn.Module | None, ...]:
@@ -135,7 +147,7 @@ class NativeDecoder:
             raise UnsupportedModelError("norms differ in epsilon or rounding")
         eps, rounds_twice = forms.pop()
         self.hidden: int = embedding.shape[1]
-        self.intermediate: int = layers[0].mlp.down_proj.in_features
+        sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         kinds = (torch.float32, torch.bfloat16)
         if embedding.dtype not in kinds or not embedding.is_contiguous():
@@ -147,11 +159,11 @@ class NativeDecoder:
             raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads) for layer in layers))
         self._grow(256)
-        fits = (self.hidden % PANEL, self.intermediate % PANEL, heads.size % self._kernels.lanes)
+        fits = (*(size % PANEL for size in (self.hidden, *sizes)), heads.size % self._kernels.lanes)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
-            raise UnsupportedModelError(f"sizes {self.hidden}, {self.intermediate}, {heads.size} don't fit the vectors")
+            raise UnsupportedModelError(f"sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
         self._struct = Decoder(
-            self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, self.intermediate,
+            self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, gelu, eps, heads.scale,
             heads.softcap, embedding_scale, residual_scale, embedding.data_ptr(), len(embedding),
             embedding.dtype == torch.bfloat16,
@@ -159,23 +171,42 @@ class NativeDecoder:
             None if norm is None else self._vector(self._norms[norm].factors), returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
         )  # fmt: skip
-        self._layer_weights = self._layers[0].weights
+        self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
 
     def _layer(self, layer: LayerParts, heads: Heads) -> Layer:
-        attention, mlp = layer.attention, layer.mlp
+        attention = layer.attention
         width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
         return Layer(
             *self._linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", (queries, keys, keys), width),
             self._linear(attention.o_proj, self.hidden, queries),
-            *self._linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", (self.intermediate,) * 2, self.hidden),
-            self._linear(mlp.down_proj, self.hidden, self.intermediate),
+            *self._mlp(layer.mlp),
+            Experts() if layer.routed is None else self._experts(layer.routed),
             *(None if norm is None else self._vector(self._norms[norm].factors) for norm in layer.norms),
             -1 if layer.rope is None else layer.rope,
             layer.window or 0,
             layer.normed_residual,
         )
+
+    def _mlp(self, mlp: Any) -> list[Linear]:
+        if mlp is None:
+            return [Linear()] * 3
+        size: int = mlp.down_proj.in_features
+        inner = self._linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", (size,) * 2, self.hidden)
+        return [*inner, self._linear(mlp.down_proj, self.hidden, size)]
+
+    def _experts(self, routed: RoutedExperts) -> Experts:
+        experts, router, gate = routed
+        form = router.form
+        self._kept.append(experts)
+        return Experts(
+            *experts.linears, experts.num_experts, form.chosen,
+            self._linear(router, experts.num_experts, self.hidden),
+            None if form.bias is None else self._vector(form.bias), form.sigmoid, form.renormalised,
+            form.rounds_scores, form.rounds_weights, form.scale,
+            Linear() if gate is None else self._linear(gate, 1, self.hidden),
+        )  # fmt: skip
 
     def _linears(
         self, module: Any, names: Sequence[str], joint: str, outputs: Sequence[int], inputs: int
@@ -271,49 +302,3 @@ class NativeDecoder:
 def _integers(values: Sequence[int]) -> Array[c_int64]:
     """Numbers as the kernels take them."""
     return (c_int64 * len(values))(*values)
-
-
-class RMSNormForm(NamedTuple):
-    """What an RMSNorm computes, found by trying it: families write it in several ways."""
-
-    factors: Tensor  # [n] float32; Gemma's weights are 1 less
-    eps: float
-    rounds_twice: bool
-    """Whether the normed values are rounded before they are multiplied (Llama), or only after (Gemma, OLMo)."""
-
-    @property
-    def width(self) -> int:
-        """The number of features that are normed together."""
-        return len(self.factors)
-
-    @staticmethod
-    @torch.inference_mode()
-    def of(norm: nn.Module, dtype: torch.dtype) -> RMSNormForm:
-        """The form of a norm. Raises UnsupportedModelError for what is no RMSNorm."""
-        weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-        if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
-            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
-        if weight.device.type != "cpu":
-            raise UnsupportedModelError(f"native passes run on CPUs, and the weights are on {weight.device}")
-        x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(dtype)
-        wanted, wide = norm(x), x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        found = []
-        for factors in (weight.float(), 1 + weight.float()):
-            for twice in (True, False):
-                made = (normed.to(dtype) * factors.to(dtype)) if twice else (normed * factors).to(dtype)
-                if torch.allclose(made, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2):
-                    found.append((int((made != wanted).sum()), not twice, RMSNormForm(factors, eps, twice)))
-        if not found:
-            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
-        return min(found, key=lambda each: each[:2])[2]
-
-
-def is_gelu(activation: Callable[[Tensor], Tensor]) -> bool:
-    """Whether an activation is GELU in its tanh form. Raises UnsupportedModelError unless it is that or SiLU."""
-    x = torch.linspace(-4, 4, 9)
-    if torch.allclose(activation(x), nn.functional.silu(x), atol=1e-5):
-        return False
-    if not torch.allclose(activation(x), nn.functional.gelu(x, approximate="tanh"), atol=1e-5):
-        raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU's tanh form")
-    return True

@@ -45,6 +45,25 @@ class Linear(Structure):
     )  # fmt: skip
 
 
+class Experts(Structure):
+    """The experts of a layer, and the router that chooses among them."""
+
+    _fields_ = (
+        *((name, POINTER(Linear)) for name in ("gate", "up", "down")),
+        *((name, c_int64) for name in ("count", "chosen")),
+        ("router", Linear), ("bias", c_void_p),
+        *((name, c_int64) for name in ("sigmoid", "renormalised", "rounds_scores", "rounds_weights")),
+        *((name, c_float) for name in ("scale",)),
+        ("shared_gate", Linear),
+    )  # fmt: skip
+
+    @property
+    def weights(self) -> int:
+        """The number of weights that a token is multiplied by."""
+        linears = [part[0] for part in (self.gate, self.up, self.down)] if self.count else []
+        return int(self.chosen * sum(linear.out * linear.in_ for linear in linears))
+
+
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 NORMS = ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm", "attention_out_norm", "mlp_out_norm")
 """A layer's norms, in the order in which the kernels are given them."""
@@ -55,14 +74,16 @@ class Layer(Structure):
 
     _fields_ = (
         *((name, Linear) for name in _LINEARS),
+        ("experts", Experts),
         *((name, c_void_p) for name in NORMS),
         *((name, c_int64) for name in ("rope", "window", "normed_residual")),
     )  # fmt: skip
 
     @property
     def weights(self) -> int:
-        """The number of weights of all its linears."""
-        return sum(linear.out * linear.in_ for linear in (getattr(self, name) for name in _LINEARS))
+        """The number of weights that a token is multiplied by."""
+        linears = (getattr(self, name) for name in _LINEARS)
+        return int(self.experts.weights + sum(linear.out * linear.in_ for linear in linears))
 
 
 class Decoder(Structure):
@@ -120,6 +141,10 @@ class Kernels:
         self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
+        self.experts = _function(
+            library.eyas_experts,
+            (POINTER(Experts), c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+        )
         self.attention = _function(
             library.eyas_attention,
             (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64),

@@ -83,6 +83,14 @@ def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> li
     return found
 
 
+def as_linear(weight: Tensor) -> nn.Linear:
+    """A linear layer with a weight [out, in], or with a stack of such weights [E, out, in] one below the other."""
+    rows = weight.detach().reshape(-1, weight.shape[-1])
+    linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(rows, requires_grad=False)
+    return linear
+
+
 class NativeLinear(PrepackedLinear):
     """A frozen replacement of `nn.Linear` whose weight lies in panels of 16 outputs."""
 
@@ -109,13 +117,17 @@ class NativeLinear(PrepackedLinear):
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
+        return self.product(x, self._dtype == torch.bfloat16).to(self._dtype).view(*x.shape[:-1], self.out_features)
+
+    def product(self, x: Tensor, rounds: bool) -> Tensor:
+        """Multiply x [..., in] -> [T, out] in float32; it `rounds` what comes out to bfloat16."""
         flat = x.reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(flat), self.out_features)
         loaded_kernels().linear(
-            byref(self.rows(0, self.out_features)), flat.data_ptr(), len(flat), out.data_ptr(),
-            self._dtype == torch.bfloat16, threads_for(out.numel() * self.in_features),
+            byref(self.rows(0, self.out_features)), flat.data_ptr(), len(flat), out.data_ptr(), rounds,
+            threads_for(out.numel() * self.in_features),
         )  # fmt: skip
-        return out.to(self._dtype).view(*x.shape[:-1], self.out_features)
+        return out
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002  # it has no children
         if fn(torch.empty(0)).device.type != "cpu" or fn(torch.empty(0, dtype=self._dtype)).dtype != self._dtype:

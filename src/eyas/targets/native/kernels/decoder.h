@@ -2,7 +2,7 @@
 // counter and wait for each other where a result is needed whole.
 //
 // The layers are those of Llama and its kin: RMSNorm before or after what a layer adds, grouped-query attention with RoPE
-// (biases and norms of queries and keys where there are any), a gated MLP. A drafter's first layer also reads
+// (biases and norms of queries and keys where there are any), a gated MLP or several as experts. A drafter's first layer also reads
 // embeddings, each input under its own norm. A block drafter's tokens see all of their block, and its layers make keys and
 // values of the target's states alone.
 // Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
@@ -11,14 +11,11 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "attention.h"
-#include "layer.h"
+#include "experts.h"
 
 namespace eyas {
 
@@ -54,29 +51,8 @@ struct Pass {
     int64_t threads;
 };
 
-constexpr int64_t PIECE = 4;  // panels that a thread takes at once
 constexpr int64_t BLOCK = 16;  // the most tokens whose attention it takes at once
 constexpr int64_t UNITS = 4;   // blocks of tokens for each thread, so that none waits long for the last
-
-class Region {  // the threads of a pass
-  public:
-    explicit Region(int64_t phases) : counters_(new std::atomic<int64_t>[phases]()) {}
-    ~Region() { delete[] counters_; }
-
-    // Take pieces of `total` until none is left, then wait for the other threads.
-    template <class Work>
-    void share(int64_t phase, int64_t total, int64_t piece, const Work& work) {
-        for (;;) {
-            int64_t begin = counters_[phase].fetch_add(piece, std::memory_order_relaxed);
-            if (begin >= total) break;
-            work(begin, begin + piece < total ? begin + piece : total);
-        }
-#pragma omp barrier
-    }
-
-  private:
-    std::atomic<int64_t>* counters_;
-};
 
 // Write `size` floats as a T.
 inline void write(float* to, const float* from, int64_t size) { std::memcpy(to, from, size * sizeof(float)); }
@@ -127,7 +103,8 @@ void run(const Decoder& d, const Pass& pass) {
     const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm, context = pass.mode == CONTEXT;
     const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
     const int64_t input_width = context ? hidden : wide;
-    Region region(9 * d.count + 4);
+    Mixture mixture(d.layers, d.count, tokens);
+    Region region(15 * d.count + 4);
 
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
     {
@@ -260,22 +237,25 @@ void run(const Decoder& d, const Pass& pass) {
                 if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
                 norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);
             });
-            region.share(phase++, panels(layer.gate), PIECE, [&](int64_t first, int64_t stop) {
-                auto keep = [bf16](vec x) { return bf16 ? rounded(x) : x; };
-                multiply(layer.gate, normed, wide, tokens, first, stop, bf16,
-                         [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
-                             for (vec& gate : sum) gate = keep(activation(d, gate));
-                             put(gated + t * d.intermediate, o, d.intermediate, sum);
-                         });
-                multiply(layer.up, normed, wide, tokens, first, stop, bf16,
-                         [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
-                             const float* gate = gated + t * d.intermediate + o;
-                             for (int part = 0; part < PARTS; part++)
-                                 sum[part] = keep(mul(load(gate + part * LANES), sum[part]));
-                             put(gated + t * d.intermediate, o, d.intermediate, sum);
-                         });
-            });
-            product(layer.down, gated, d.intermediate, pass.x, layer.mlp_out_norm);
+            const Experts& experts = layer.experts;
+            if (experts.count) {
+                mixture.route(region, phase, experts, normed, wide, tokens, bf16);
+                mixture.run(region, phase, experts, normed, wide, tokens, bf16, d.gelu);
+            }
+            if (layer.gate.weight) {
+                region.share(phase++, panels(layer.gate), PIECE, [&](int64_t first, int64_t stop) {
+                    gated_mlp(layer.gate, layer.up, normed, wide, tokens, first, stop, bf16, d.gelu, gated);
+                });
+                product(layer.down, gated, layer.gate.out, pass.x, experts.count || layer.mlp_out_norm);
+            }
+            if (experts.count)
+                region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+                    float *state = pass.x + t * hidden, *output = normed + t * wide;
+                    mixture.sum(experts, t, bf16, layer.gate.weight ? output : nullptr, output);
+                    if (layer.mlp_out_norm) return;
+                    for (int64_t i = 0; i < hidden; i += LANES)
+                        store(state + i, added(d, load(state + i), load(output + i)));
+                });
             if (layer.mlp_out_norm)
                 region.share(phase++, tokens, 1, [&](int64_t t, int64_t) { add_normed(t, pass.x, layer.mlp_out_norm); });
         }

@@ -12,8 +12,20 @@
 namespace eyas {
 
 // The structs are also known to native/library.py, field by field.
+struct Experts {
+    const Linear *gate, *up, *down;      // [E] of each expert
+    int64_t count, chosen;               // E, K of them for each token; count 0 = there are none
+    Linear router;                       // to E scores
+    const float* bias;                   // [E] added to the scores by which experts are chosen, or null
+    int64_t sigmoid, renormalised;       // scores are sigmoids, not a softmax; weights are divided by their sum
+    int64_t rounds_scores, rounds_weights;  // bf16: whether the router's outputs are rounded, and weights with what they weight
+    float scale;                         // a factor of the weights
+    Linear shared_gate;                  // its one output's sigmoid weights the layer's own MLP; or none
+};
+
 struct Layer {
-    Linear q, k, v, o, gate, up, down;
+    Linear q, k, v, o, gate, up, down;   // gate, up, down: of the MLP, or of the expert that all tokens share; or none
+    Experts experts;
     const float *input_norm, *mlp_norm;  // [H] or null
     const float* embedding_norm;         // [H] of a drafter's first layer, which reads embeddings too; else null
     const float *q_norm, *k_norm;        // [D], or of all heads together [heads * D]; or null
@@ -93,7 +105,22 @@ inline void embed(const Decoder& d, int64_t token, float* out) {
     }
 }
 
-inline vec activation(const Decoder& d, vec x) { return d.gelu ? gelu(x) : silu(x); }
+// Panels [first, stop) of what a gated MLP has inside: the activation of `gate`'s outputs times those of `up`, for
+// x [tokens, ldx] -> inner [tokens, gate.out].
+inline void gated_mlp(const Linear& gate, const Linear& up, const float* x, int64_t ldx, int64_t tokens, int64_t first,
+                      int64_t stop, bool bf16, bool with_gelu, float* inner) {
+    const int64_t size = gate.out;
+    auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
+    multiply(gate, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+        for (vec& part : sum) part = keep(with_gelu ? gelu(part) : silu(part));
+        put(inner + t * size, o, size, sum);
+    });
+    multiply(up, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+        for (int part = 0; part < PARTS; part++)
+            sum[part] = keep(mul(load(inner + t * size + o + part * LANES), sum[part]));
+        put(inner + t * size, o, size, sum);
+    });
+}
 
 // A state with an output of attention or MLP added to it.
 inline vec added(const Decoder& d, vec state, vec output) {

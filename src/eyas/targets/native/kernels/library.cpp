@@ -1,4 +1,4 @@
-// What native/library.py calls: packing weights, single products, attention, guesses, noise, and whole passes.
+// What native/library.py calls: packing weights, single products, experts, attention, guesses, noise, and whole passes.
 #include <type_traits>
 
 #include "attention.h"
@@ -103,6 +103,24 @@ void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, i
     for (int64_t unit = 0; unit < rows * steps * pieces; unit++) {
         const int64_t at = unit / pieces, first = unit % pieces * piece;
         gumbel(seeds[at / steps], positions[at], ids + first, std::min(piece, count - first), out + at * count + first);
+    }
+}
+
+// The sum [tokens, H] of what the experts `ids` [tokens, K] make of x [tokens, H], each times its weight.
+void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const int64_t* ids, const float* weights,
+                  float* out, int64_t bf16, int64_t gelu, int64_t threads) {
+    const int64_t hidden = experts->down->out, slots = tokens * experts->chosen;
+    Mixture mixture(*experts, tokens);
+    std::copy(ids, ids + slots, mixture.ids(*experts, 0));
+    std::copy(weights, weights + slots, mixture.weights(*experts, 0));
+    Region region(5);
+#pragma omp parallel num_threads(static_cast<int>(threads))
+    {
+        int64_t phase = 0;
+        mixture.run(region, phase, *experts, x, hidden, tokens, bf16, gelu);
+        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+            mixture.sum(*experts, t, bf16, nullptr, out + t * hidden);
+        });
     }
 }
 

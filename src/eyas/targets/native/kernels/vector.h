@@ -141,6 +141,12 @@ inline vec gelu(vec x) {
     return div(x, add(exponential(sub(zero(), u)), all(1.0f)));
 }
 
+inline float rounded(float x) {
+    float lanes[LANES];
+    store(lanes, rounded(all(x)));
+    return lanes[0];
+}
+
 inline uint16_t narrowed(float x) {  // bf16, of a value that one can hold
     uint32_t bits;
     std::memcpy(&bits, &x, 4);

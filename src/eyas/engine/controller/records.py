@@ -1,0 +1,60 @@
+"""What the controller is given of a round, and what it shows of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eyas.engine.round import VerifiedDraft
+from eyas.tree import TreeSpec
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """The measurements of one decoding round, as the engine reports them; R rows."""
+
+    rows: int
+    lengths: Sequence[int]
+    """[R] committed tokens of each row before the round."""
+    spec: TreeSpec | None
+    """The tree that `plan` chose; None = a plain round."""
+    draft: VerifiedDraft | None
+    """The draft and the path of each row; None after a plain round."""
+    draft_seconds: float
+    """Time of drafting, including the observation of deferred pairs."""
+    pass_seconds: float
+    """Time of the target pass, the walk and the host's wait for them."""
+    tokens: int
+    """Tokens of the target pass: rows + nodes."""
+    emitted: int
+    """Tokens that the round added over all rows."""
+    seconds: float | None = None
+    """Time of the whole round, including the drafter's observation; None = draft_seconds + pass_seconds."""
+    drafting: Sequence[bool] | None = None
+    """[R] the rows that were drafted for; None = all."""
+    prompt_pairs: int = 0
+    """Pairs of prompts that the drafter was given since the round before, read or deferred."""
+
+
+@dataclass(frozen=True)
+class ControllerState:
+    """The controller's current choice and its totals; depth, width and budget are 0 for plain decoding."""
+
+    depth: int = 0
+    width: int = 0
+    budget: int = 0
+    """Expected nodes of a round, over the whole batch."""
+    predicted_tokens_per_second: float = 0.0
+    """Prediction for the shape in use."""
+    plain_tokens_per_second: float = 0.0
+    """Prediction for plain decoding of the same rows."""
+    measured_tokens_per_second: float = 0.0
+    """Running average over the last rounds."""
+    mean_depth: float = 0.0
+    """Average levels of a round so far; plain rounds count as 0 here and in the next two."""
+    mean_width: float = 0.0
+    mean_nodes: float = 0.0
+    rounds: int = 0
+    plain_rounds: int = 0
+    probes: int = 0
+    """Rounds that were probes of other shapes."""

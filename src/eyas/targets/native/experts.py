@@ -1,0 +1,143 @@
+"""Experts on the native kernels: a layer's gated MLPs, of which a router chooses some for each token.
+
+transformers keeps the weights of all experts in two stacked tensors. Their rows follow each other, so a stack is one
+tall linear layer to the kernels, of float weights or int8 ones, and each expert is some panels of it.
+
+Shapes: T tokens, E experts, K of them chosen for a token, I size of an expert, H hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+from ctypes import byref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.native.forms import RouterForm, is_gelu
+from eyas.targets.native.library import PANEL, Experts, Linear
+from eyas.targets.native.linears import NativeLinear, as_linear, loaded_kernels, threads_for
+
+_LOG = logging.getLogger("eyas")
+
+
+class NativeExperts(nn.Module):
+    """A frozen replacement of transformers' module of stacked experts; each token's sums are its own, in any pass."""
+
+    def __init__(self, experts: Any, layout: type[NativeLinear]) -> None:
+        super().__init__()
+        self.num_experts, self.hidden_dim, self.intermediate_dim = experts.down_proj.shape
+        self.act_fn = experts.act_fn
+        self.gelu = is_gelu(experts.act_fn)
+        self.gate_up_proj = layout(as_linear(experts.gate_up_proj), False, stacked=self.num_experts)
+        self.down_proj = layout(as_linear(experts.down_proj), False, stacked=self.num_experts)
+        size, hidden = self.intermediate_dim, self.hidden_dim
+        self.linears = [
+            (Linear * self.num_experts)(*(stack.rows((e * parts + part) * out, out) for e in range(self.num_experts)))
+            for stack, part, parts, out in (
+                (self.gate_up_proj, 0, 2, size), (self.gate_up_proj, 1, 2, size), (self.down_proj, 0, 1, hidden),
+            )
+        ]  # fmt: skip
+        """The gate, up and down projections of all experts, as the kernels take them."""
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """What the experts `top_k_index` [T, K] make of states [T, H], summed with their weights [T, K]."""
+        if torch.is_grad_enabled() and hidden_states.requires_grad:
+            raise RuntimeError("native experts have no gradient: set EYAS_NATIVE=0 to train through a target's layers")
+        x, weights = hidden_states.float().contiguous(), top_k_weights.float().contiguous()
+        ids, out = top_k_index.long().contiguous(), torch.empty_like(x)
+        rounds = top_k_weights.dtype == torch.bfloat16
+        struct = Experts(*self.linears, self.num_experts, ids.shape[1], rounds_weights=rounds)
+        loaded_kernels().experts(
+            byref(struct), x.data_ptr(), len(x), ids.data_ptr(), weights.data_ptr(), out.data_ptr(),
+            hidden_states.dtype == torch.bfloat16, self.gelu, threads_for(len(x) * struct.weights),
+        )  # fmt: skip
+        return out.to(hidden_states.dtype)
+
+
+class NativeRouter(NativeLinear):
+    """A frozen replacement of a router, whose products are the kernels'."""
+
+    def __init__(self, form: RouterForm, dtype: torch.dtype) -> None:
+        super().__init__(as_linear(form.weight), False)
+        self.form, self._states = form, dtype
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]  # routers' own outputs
+        """Of states x [..., H] the scores [T, E], and the weights and indices [T, K] of the experts chosen."""
+        scores = self.product(x.to(self._states), self.form.rounds_scores)
+        weights, ids = self.form.choose(scores)
+        rounded = self._states if self.form.rounds_scores else torch.float32
+        return scores.to(rounded), weights.to(self._states if self.form.rounds_weights else torch.float32), ids
+
+
+def replace_experts(model: nn.Module, layout: type[NativeLinear], dtype: torch.dtype) -> int:
+    """Replace every module of stacked experts in `dtype` below `model` by a native one; returns how many were.
+
+    So are the routers beside them, in float weights. Left alone is what doesn't compute as the kernels do, which is
+    tried.
+    """
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if _stacked(child, dtype)
+    ]
+    done = 0
+    child: Any
+    for parent, name, child in found:
+        made = _tried(child, layout, dtype)
+        if made is None:
+            continue
+        setattr(parent, name, made)
+        child.gate_up_proj = child.down_proj = None  # free them before the next are laid out
+        _replace_router(parent, made, dtype)
+        done += 1
+    return done
+
+
+def _replace_router(parent: nn.Module, experts: NativeExperts, dtype: torch.dtype) -> None:
+    """Replace the router among the children of `parent`, if it is one of those whose form is known."""
+    shape = (experts.num_experts, experts.hidden_dim)
+    for name, child in parent.named_children():
+        weights = dict(child.named_parameters())
+        if isinstance(child, nn.Linear) or weights.keys() != {"weight"} or weights["weight"].shape != shape:
+            continue
+        try:
+            setattr(parent, name, NativeRouter(RouterForm.of(child, dtype), dtype))
+        except UnsupportedModelError as error:
+            _LOG.info("a router stays as it is: %s", error)
+
+
+def _stacked(module: Any, dtype: torch.dtype) -> bool:
+    """Whether a module has nothing but stacked weights of gated MLPs, in a `dtype` and sizes that fit the panels."""
+    names = {"gate_up_proj", "down_proj"}
+    if set(dict(module.named_parameters())) != names or any(True for _ in module.buffers()):
+        return False
+    both, down = module.gate_up_proj, module.down_proj
+    if type(both.data) is not Tensor or both.dtype != dtype or down.dtype != dtype or both.dim() != 3:
+        return False
+    count, hidden, size = down.shape
+    return both.shape == (count, 2 * size, hidden) and not size % PANEL and not hidden % PANEL
+
+
+@torch.inference_mode()
+def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype) -> NativeExperts | None:
+    """A module of experts as a native one; None, with a line in the log, if the two differ by more than rounding."""
+    count, hidden, _ = experts.down_proj.shape
+    states = torch.linspace(-3, 5, 2 * hidden).view(2, -1).cos()
+    states[1] *= 100.0  # some experts clip large values
+    ids, weights = torch.tensor([[0, count - 1], [count // 2, 0]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]])
+    given = states.to(dtype), ids, weights.to(dtype)
+    try:
+        expected = experts(*given).float()
+        made = NativeExperts(experts, layout)
+    except (UnsupportedModelError, RuntimeError, TypeError, AttributeError, IndexError) as error:
+        _LOG.info("%s stay as they are: %s", type(experts).__name__, error)
+        return None
+    most = expected.abs().amax(1) * (1e-4 if dtype == torch.float32 and layout is NativeLinear else 5e-2)
+    if ((made(*given).float() - expected).abs().amax(1) > most).any():
+        _LOG.info("%s stay as they are: native ones compute something else", type(experts).__name__)
+        return None
+    return made

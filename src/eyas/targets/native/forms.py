@@ -1,0 +1,131 @@
+"""What small modules compute, found by trying them: norms, routers and activations, which families write differently.
+
+Shapes: T tokens, E experts, K of them chosen for a token, n features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.native.library import KINDS
+
+
+class RMSNormForm(NamedTuple):
+    """What an RMSNorm computes, found by trying it: families write it in several ways."""
+
+    factors: Tensor  # [n] float32; Gemma's weights are 1 less
+    eps: float
+    rounds_twice: bool
+    """Whether the normed values are rounded before they are multiplied (Llama), or only after (Gemma, OLMo)."""
+
+    @property
+    def width(self) -> int:
+        """The number of features that are normed together."""
+        return len(self.factors)
+
+    @staticmethod
+    @torch.inference_mode()
+    def of(norm: nn.Module, dtype: torch.dtype) -> RMSNormForm:
+        """The form of a norm. Raises UnsupportedModelError for what is no RMSNorm."""
+        weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+        if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
+            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
+        if weight.device.type != "cpu":
+            raise UnsupportedModelError(f"native passes run on CPUs, and the weights are on {weight.device}")
+        x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(dtype)
+        wanted, wide = norm(x), x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        found = []
+        for factors in (weight.float(), 1 + weight.float()):
+            for twice in (True, False):
+                made = (normed.to(dtype) * factors.to(dtype)) if twice else (normed * factors).to(dtype)
+                if torch.allclose(made, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2):
+                    found.append((int((made != wanted).sum()), not twice, RMSNormForm(factors, eps, twice)))
+        if not found:
+            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
+        return min(found, key=lambda each: each[:2])[2]
+
+
+class RouterForm(NamedTuple):
+    """How a router scores experts by a product, and weights those that it chooses."""
+
+    weight: Tensor  # [E, H]
+    bias: Tensor | None  # [E] float32, added to the scores by which experts are chosen
+    chosen: int
+    """K."""
+    sigmoid: bool
+    """Whether the scores are sigmoids, not a softmax."""
+    renormalised: bool
+    """Whether the weights of the chosen are divided by their sum."""
+    scale: float
+    """A factor of the weights."""
+    rounds_scores: bool
+    """Whether the products are rounded to bfloat16."""
+    rounds_weights: bool
+    """Whether weights are rounded to bfloat16, and so what they weight."""
+
+    @staticmethod
+    @torch.inference_mode()
+    def of(router: Any, dtype: torch.dtype) -> RouterForm:
+        """The form of a router. Raises UnsupportedModelError for one that does anything else."""
+        weight, name = getattr(router, "weight", None), type(router).__name__
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.dtype not in KINDS:
+            raise UnsupportedModelError(f"{name} doesn't score experts by one weight")
+        x = torch.randn(64, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+        made = router(x)
+        if not isinstance(made, tuple) or [part.dim() for part in made] != [2, 2, 2]:
+            raise UnsupportedModelError(f"{name} gives something else than scores, weights and indices")
+        scores, weights, ids = made
+        products, close = x.float() @ weight.float().T, 1e-5 if scores.dtype == torch.float32 else 1e-2
+        if scores.shape != products.shape or not _close(scores.float(), products, close):
+            raise UnsupportedModelError(f"{name} scores experts by more than a product")
+        bias = getattr(getattr(router, "moe_statics", router), "e_score_correction_bias", None)
+        form = RouterForm(
+            weight.detach(), None if bias is None else bias.detach().float().flatten().contiguous(), ids.shape[1],
+            False, False, float(getattr(router, "routed_scaling_factor", 1.0)), scores.dtype == torch.bfloat16,
+            weights.dtype == torch.bfloat16,
+        )  # fmt: skip
+        for sigmoid, renormalised in product((False, True), repeat=2):
+            tried = form._replace(sigmoid=sigmoid, renormalised=renormalised)
+            if tried._agrees(scores.float(), weights.float(), ids):
+                return tried
+        raise UnsupportedModelError(f"{name} chooses or weights experts in another way")
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and the indices [T, K] of the experts that scores [T, E] choose; of equal ones the first."""
+        shares = scores.sigmoid() if self.sigmoid else scores.softmax(1)
+        valued = shares if self.bias is None else shares + self.bias
+        ids = valued.sort(dim=1, descending=True, stable=True).indices[:, : self.chosen]
+        weights = shares.gather(1, ids)
+        if self.renormalised:
+            weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+        return weights * self.scale, ids
+
+    def _agrees(self, scores: Tensor, weights: Tensor, ids: Tensor) -> bool:
+        """Whether this form makes the weights and indices [T, K] of scores [T, E], but for scores that are equal."""
+        made, found = self.choose(scores)
+        same = (found.sort(1).values == ids.sort(1).values).all(1)
+        return bool(same.float().mean() > 0.8) and _close(
+            made.sort(1).values[same], weights.sort(1).values[same], 1e-2 if self.rounds_weights else 1e-5
+        )
+
+
+def _close(found: Tensor, expected: Tensor, share: float) -> bool:
+    """Whether two tensors differ by no more than a share of the greatest value."""
+    return bool((found - expected).abs().max() <= share * expected.abs().max())
+
+
+def is_gelu(activation: Callable[[Tensor], Tensor]) -> bool:
+    """Whether an activation is GELU in its tanh form. Raises UnsupportedModelError unless it is that or SiLU."""
+    x = torch.linspace(-4, 4, 9)
+    if torch.allclose(activation(x), nn.functional.silu(x), atol=1e-5):
+        return False
+    if not torch.allclose(activation(x), nn.functional.gelu(x, approximate="tanh"), atol=1e-5):
+        raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU's tanh form")
+    return True

@@ -1,0 +1,174 @@
+// A mixture of experts: which of them read a token, what they make of it, and the sum of that.
+//
+// Each expert is a gated MLP. Its tokens are gathered and multiplied together, so a weight is read once however many
+// tokens chose it. A token's outputs are weighted and summed in the order in which its experts were chosen, so its
+// result doesn't depend on what else is in the pass.
+//
+// Shapes: T tokens, E experts, K of them chosen for a token, S = T * K slots, ordered by expert; H hidden size.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "layer.h"
+#include "region.h"
+
+namespace eyas {
+
+inline float sigmoid(float x, bool bf16) {
+    const float value = 1.0f / (1.0f + std::exp(-x));
+    return bf16 ? rounded(value) : value;
+}
+
+// Choose the experts of a token by their scores [E], which are overwritten: `ids` and `weights` [K], the best first.
+inline void choose(const Experts& experts, bool bf16, float* scores, int64_t* ids, float* weights) {
+    const int64_t count = experts.count;
+    if (experts.sigmoid) {
+        for (int64_t e = 0; e < count; e++) scores[e] = sigmoid(scores[e], false);
+    } else {
+        float most = scores[0], total = 0;
+        for (int64_t e = 1; e < count; e++) most = std::max(most, scores[e]);
+        for (int64_t e = 0; e < count; e++) total += scores[e] = std::exp(scores[e] - most);
+        for (int64_t e = 0; e < count; e++) scores[e] /= total;
+    }
+    float total = 1e-20f;  // where all weights are 0, they stay so
+    for (int64_t k = 0; k < experts.chosen; k++) {
+        float best = -std::numeric_limits<float>::infinity();
+        ids[k] = 0;
+        for (int64_t e = 0; e < count; e++) {
+            const float score = scores[e] + (experts.bias ? experts.bias[e] : 0.0f);
+            if (score > best && std::find(ids, ids + k, e) == ids + k) best = score, ids[k] = e;
+        }
+        total += weights[k] = scores[ids[k]];
+    }
+    for (int64_t k = 0; k < experts.chosen; k++) {
+        if (experts.renormalised) weights[k] /= total;
+        weights[k] *= experts.scale;
+        if (bf16 && experts.rounds_weights) weights[k] = rounded(weights[k]);
+    }
+}
+
+// The experts' work on the tokens of a pass. All threads call `route` and `run` with the same arguments.
+class Mixture {
+  public:
+    // The room that `tokens` take at most in any of these layers.
+    Mixture(const Layer* layers, int64_t count, int64_t tokens) {
+        for (int64_t i = 0; i < count; i++)
+            if (const Experts& own = layers[i].experts; own.count) reserve(own, tokens);
+    }
+    Mixture(const Experts& experts, int64_t tokens) { reserve(experts, tokens); }
+
+    // Which experts are given to token t, and with what weights [K].
+    int64_t* ids(const Experts& experts, int64_t t) { return ids_.data() + t * experts.chosen; }
+    float* weights(const Experts& experts, int64_t t) { return weights_.data() + t * experts.chosen; }
+    // Choose experts for tokens x [tokens, ldx].
+    void route(Region& region, int64_t& phase, const Experts& experts, const float* x, int64_t ldx, int64_t tokens, bool bf16) {
+        const int64_t count = experts.count;
+        region.share(phase++, panels(experts.router), PIECE, [&](int64_t first, int64_t stop) {
+            multiply(experts.router, x, ldx, tokens, first, stop, bf16 && experts.rounds_scores,
+                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(scores_.get() + t * count, o, count, sum); });
+        });
+        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+            choose(experts, bf16, scores_.get() + t * count, ids(experts, t), weights(experts, t));
+            if (experts.shared_gate.weight)
+                multiply(experts.shared_gate, x + t * ldx, ldx, 1, 0, 1, bf16,
+                         [&](int64_t, int64_t, const vec(&sum)[PARTS]) {
+                             float gate[LANES];
+                             store(gate, sum[0]);
+                             shared_[t] = sigmoid(gate[0], bf16);
+                         });
+        });
+    }
+
+    // Run x [tokens, ldx] through the experts that `ids` and `weights` name.
+    void run(Region& region, int64_t& phase, const Experts& experts, const float* x, int64_t ldx, int64_t tokens, bool bf16, bool gelu) {
+        const int64_t hidden = experts.down->out, inner = experts.gate->out, slots = tokens * experts.chosen;
+        region.share(phase++, 1, 1, [&](int64_t, int64_t) { assign(experts, slots); });
+        region.share(phase++, slots, 1, [&](int64_t s, int64_t) {
+            std::memcpy(outer_.get() + s * hidden, x + tokens_[s] * ldx, hidden * sizeof(float));
+        });
+        share(region, phase, panels(*experts.gate), [&](int64_t e, int64_t first, int64_t stop) {
+            const int64_t start = starts_[e];
+            gated_mlp(experts.gate[e], experts.up[e], outer_.get() + start * hidden, hidden, starts_[e + 1] - start, first,
+                      stop, bf16, gelu, inner_.get() + start * inner);
+        });
+        share(region, phase, panels(*experts.down), [&](int64_t e, int64_t first, int64_t stop) {
+            const int64_t start = starts_[e];
+            multiply(experts.down[e], inner_.get() + start * inner, inner, starts_[e + 1] - start, first, stop, bf16,
+                     [&](int64_t i, int64_t o, vec(&sum)[PARTS]) {
+                         for (vec& part : sum) {
+                             part = mul(part, all(factors_[start + i]));
+                             if (bf16 && experts.rounds_weights) part = rounded(part);
+                         }
+                         put(outer_.get() + (start + i) * hidden, o, hidden, sum);
+                     });
+        });
+    }
+
+    // The sum [H] of what the experts made of token t, and of what a shared one did (or null).
+    void sum(const Experts& experts, int64_t t, bool bf16, const float* shared, float* out) const {
+        const int64_t hidden = experts.down->out, *slots = slots_.data() + t * experts.chosen;
+        auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
+        for (int64_t i = 0; i < hidden; i += LANES) {
+            vec total = zero();
+            for (int64_t k = 0; k < experts.chosen; k++) total = add(total, load(outer_.get() + slots[k] * hidden + i));
+            total = keep(total);
+            if (shared) {
+                vec own = load(shared + i);
+                if (experts.shared_gate.weight) own = keep(mul(own, all(shared_[t])));
+                total = keep(add(total, own));
+            }
+            store(out + i, total);
+        }
+    }
+
+  private:
+    void reserve(const Experts& experts, int64_t tokens) {
+        const int64_t slots = tokens * experts.chosen, hidden = experts.down->out, inner = experts.gate->out;
+        if (slots > static_cast<int64_t>(ids_.size())) {
+            ids_.resize(slots), weights_.resize(slots), tokens_.resize(slots), slots_.resize(slots), factors_.resize(slots);
+            outer_.reset(new float[slots * hidden]);
+        }
+        if (slots * inner > inner_size_) inner_.reset(new float[inner_size_ = slots * inner]);
+        if (tokens * experts.count > scores_size_) scores_.reset(new float[scores_size_ = tokens * experts.count]);
+        if (experts.count >= static_cast<int64_t>(starts_.size())) starts_.resize(experts.count + 1);
+        shared_.resize(tokens);
+    }
+
+    // Order the slots by expert, and within an expert by token.
+    void assign(const Experts& experts, int64_t slots) {
+        std::fill(starts_.begin(), starts_.end(), 0);
+        for (int64_t s = 0; s < slots; s++) starts_[ids_[s] + 1]++;
+        used_.clear();
+        for (int64_t e = 0; e < experts.count; e++) {
+            if (starts_[e + 1]) used_.push_back(e);
+            starts_[e + 1] += starts_[e];
+        }
+        std::vector<int64_t> next(starts_);
+        for (int64_t i = 0; i < slots; i++) {
+            const int64_t slot = next[ids_[i]]++;
+            slots_[i] = slot, tokens_[slot] = i / experts.chosen, factors_[slot] = weights_[i];
+        }
+    }
+
+    // Share the panels of all experts in use: `work(expert, first, stop)`.
+    template <class Work>
+    void share(Region& region, int64_t& phase, int64_t each, const Work& work) {
+        region.share(phase++, static_cast<int64_t>(used_.size()) * each, PIECE, [&](int64_t first, int64_t stop) {
+            while (first < stop) {
+                const int64_t index = first / each, last = std::min(stop, (index + 1) * each);
+                work(used_[index], first - index * each, last - index * each);
+                first = last;
+            }
+        });
+    }
+
+    std::vector<int64_t> ids_, tokens_, slots_, starts_, used_;  // [T, K], [S] a slot's token, [T, K], [E + 1], experts with tokens
+    std::vector<float> weights_, factors_, shared_;              // [T, K], [S], [T]
+    int64_t inner_size_ = 0, scores_size_ = 0;
+    std::unique_ptr<float[]> scores_, outer_, inner_;            // [T, E], [S, H] inputs, then outputs; [S, intermediate]
+};
+
+}  // namespace eyas

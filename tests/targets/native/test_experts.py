@@ -1,0 +1,137 @@
+"""Experts on the native kernels: what transformers' modules compute, each token bit for bit the same in any pass."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.fingerprint import fingerprint
+from eyas.targets.native.experts import NativeExperts, NativeRouter, replace_experts
+from eyas.targets.native.forms import RouterForm
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import Int8Linear, NativeLinear
+
+from ... import tiny
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+FAMILIES = ("mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe")
+TYPES = (torch.float32, torch.bfloat16)
+
+
+def block(name: str, dtype: torch.dtype) -> Any:
+    """A layer's router and experts."""
+    return tiny.build_model(name).to(dtype).model.layers[2].mlp
+
+
+def chosen(experts: Any, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """States, and some experts for each, with weights."""
+    draw = torch.Generator().manual_seed(count)
+    size = experts.down_proj.shape if hasattr(experts.down_proj, "shape") else (experts.num_experts, experts.hidden_dim)
+    ids = torch.stack([torch.randperm(size[0], generator=draw)[:2] for _ in range(count)])
+    return torch.randn(count, size[1], generator=draw).to(dtype), ids, torch.rand(count, 2, generator=draw).to(dtype)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_they_make_what_the_modules_make(name: str, dtype: torch.dtype) -> None:
+    experts = block(name, dtype).experts
+    native = NativeExperts(experts, NativeLinear)
+    for count in (1, 7, 40):
+        given = chosen(experts, count, dtype)
+        wanted, found = experts(*given), native(*given)
+        assert found.dtype == dtype
+        close = float(wanted.abs().max()) * (1e-5 if dtype == torch.float32 else 2e-2)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("layout", [NativeLinear, Int8Linear])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_token_s_result_does_not_depend_on_the_others(layout: type[NativeLinear], dtype: torch.dtype) -> None:
+    native = NativeExperts(block("olmoe", dtype).experts, layout)
+    states, ids, weights = chosen(native, 37, dtype)
+    together = native(states, ids, weights)
+    alone = torch.cat([native(states[i : i + 1], ids[i : i + 1], weights[i : i + 1]) for i in range(37)])
+    order = torch.randperm(37, generator=torch.Generator().manual_seed(0))
+    assert together.equal(alone)
+    assert native(states[order], ids[order], weights[order]).equal(together[order])
+
+
+def test_eight_bits_are_close() -> None:
+    experts = block("mixtral", torch.float32).experts
+    given = chosen(experts, 20, torch.float32)
+    wanted, found = experts(*given), NativeExperts(experts, Int8Linear)(*given)
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.03
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_router_s_form_is_found_by_trying_it(name: str) -> None:
+    router = block(name, torch.bfloat16).gate
+    if name == "glm4moe":
+        router.e_score_correction_bias += torch.rand(4, generator=torch.Generator().manual_seed(1))
+    form = RouterForm.of(router, torch.bfloat16)
+    assert form.sigmoid == (name == "glm4moe")
+    assert form.renormalised == getattr(router, "norm_topk_prob", name == "mixtral")
+    assert form.rounds_scores == (name != "glm4moe")
+    assert form.rounds_weights == (name in ("qwen3moe", "olmoe", "qwen2moe"))
+    assert form.scale == (1.5 if name == "glm4moe" else 1.0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_routers_choose_as_they_did(name: str, dtype: torch.dtype) -> None:
+    mlp, x = block(name, dtype), torch.randn(50, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
+    wanted = mlp.gate(x)
+    replace_experts(mlp, NativeLinear, dtype)
+    assert isinstance(mlp.gate, NativeRouter)
+    found = mlp.gate(x)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    same = (found[2].sort(1).values == wanted[2].sort(1).values).all(1)
+    assert same.float().mean() > 0.9
+    atol = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(
+        found[1].sort(1).values[same].float(), wanted[1].sort(1).values[same].float(), rtol=0, atol=atol
+    )
+
+
+def test_routers_that_choose_in_other_ways_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="in another way"):
+        RouterForm.of(tiny.build_model("deepseek3").model.layers[2].mlp.gate, torch.float32)  # groups of experts
+    with pytest.raises(UnsupportedModelError, match="scores, weights and indices"):
+        RouterForm.of(nn.Linear(32, 4), torch.float32)
+
+    class Temper(nn.Module):
+        weight = nn.Parameter(torch.randn(4, 32), requires_grad=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            scores = (x @ self.weight.T).tanh()
+            return scores, *scores.softmax(1).topk(2)
+
+    with pytest.raises(UnsupportedModelError, match="by more than a product"):
+        RouterForm.of(Temper(), torch.float32)
+
+
+def test_experts_of_another_kind_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    clipped = block("mixtral", torch.float32)
+    clipped.experts._apply_gate = lambda both: both.clamp(-9, 9)[..., :48] * both[..., 48:]
+    with caplog.at_level(logging.INFO, "eyas"):
+        assert replace_experts(clipped, NativeLinear, torch.float32) == 0
+    assert "MixtralExperts stay as they are: native ones compute something else" in caplog.text
+    assert replace_experts(tiny.build_model("gptoss"), NativeLinear, torch.float32) == 0  # biases, interleaved
+    assert replace_experts(block("mixtral", torch.float32), NativeLinear, torch.bfloat16) == 0
+
+
+def test_replaced_experts_leave_the_fingerprint_as_it_was() -> None:
+    model = tiny.build_model("qwen2moe")
+    layer, states = model.model.layers[2].mlp, torch.randn(3, 5, 32)
+    before, wanted = fingerprint(model), layer(states)
+    assert replace_experts(model, NativeLinear, torch.float32) == 3
+    assert fingerprint(model) == before
+    torch.testing.assert_close(layer(states), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+    with pytest.raises(RuntimeError, match="no gradient"):
+        layer.experts(states[0].requires_grad_(), *chosen(layer.experts, 5, torch.float32)[1:])
