@@ -19,8 +19,8 @@ void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* 
     for (int64_t panel = 0; panel < count; panel++)
         for (int lane = 0; lane < PANEL; lane++) {
             const int64_t row = panel * PANEL + lane;
-            char* to = packed + (panel * in * PANEL + place(kind, lane)) * bytes;
-            for (int64_t i = 0; i < in; i++, to += PANEL * bytes) {
+            for (int64_t i = 0; i < in; i++) {
+                char* to = packed + (panel * in * PANEL + place(kind, lane, i, in)) * bytes;
                 if (row < out)
                     std::memcpy(to, weight + (row * in + i) * bytes, bytes);
                 else
@@ -34,8 +34,9 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
     const int64_t bytes = bytes_of(kind);
 #pragma omp parallel for
     for (int64_t row = 0; row < out; row++) {
-        const char* from = packed + (row / PANEL * in * PANEL + place(kind, static_cast<int>(row % PANEL))) * bytes;
-        for (int64_t i = 0; i < in; i++, from += PANEL * bytes) std::memcpy(weight + (row * in + i) * bytes, from, bytes);
+        const char* panel = packed + row / PANEL * in * PANEL * bytes;
+        for (int64_t i = 0; i < in; i++)
+            std::memcpy(weight + (row * in + i) * bytes, panel + place(kind, static_cast<int>(row % PANEL), i, in) * bytes, bytes);
     }
 }
 

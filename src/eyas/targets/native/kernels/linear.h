@@ -5,7 +5,8 @@
 //
 //     panel 0: w[0..15][0]  w[0..15][1]  ...  w[0..15][in-1]     panel 1: w[16..31][0]  ...
 //
-// (bf16 with vectors of 8: pairs w[o], w[o+8] share a 32-bit word, which is widened by a shift and a mask.)
+// In bf16 two weights share a 32-bit word, so that a shift and a mask widen them: with vectors of 8 those of outputs o
+// and o+8, with vectors of 16 those of inputs i and i+1.
 //
 // Every output is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of
 // tokens, panels and threads. So a token's result does not depend on what else is in the pass.
@@ -56,10 +57,11 @@ inline void load_panel(const char* at, vec (&w)[PARTS]) {
     }
 }
 
-// Where output `lane` of a panel lies among its 16 values.
-inline int place(int64_t kind, int lane) {
-    if (kind != BFLOAT16 || PARTS == 1) return lane;
-    return lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1;
+// Where the weight of output `lane` and input i lies among a panel's values.
+inline int64_t place(int64_t kind, int lane, int64_t i, int64_t in) {
+    if (kind != BFLOAT16) return i * PANEL + lane;
+    if (PARTS > 1) return i * PANEL + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
+    return i / 2 * 2 < in - in % 2 ? i / 2 * 2 * PANEL + 2 * lane + i % 2 : i * PANEL + lane;
 }
 
 // Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input.
@@ -74,16 +76,34 @@ void tile(const float* x, int64_t ldx, const char* panels, int64_t in, Fetch fet
     const char* panel[P];
     for (int p = 0; p < P; p++) panel[p] = panels + p * in * step;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
-    for (int64_t i = 0; i < in; i++) {
-        for (int p = 0; p < P; p++) {
-            vec w[PARTS];
-            load_panel<KIND>(panel[p] + i * step, w);
-            _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
-            for (int t = 0; t < T; t++) {
-                vec factor = all(x[t * ldx + i]);
-                for (int part = 0; part < PARTS; part++) sum[t][p][part] = fma(factor, w[part], sum[t][p][part]);
-            }
+    auto add = [&](int64_t i, const vec (&w)[P][PARTS]) {
+        for (int t = 0; t < T; t++) {
+            vec factor = all(x[t * ldx + i]);
+            for (int p = 0; p < P; p++)
+                for (int part = 0; part < PARTS; part++) sum[t][p][part] = fma(factor, w[p][part], sum[t][p][part]);
         }
+    };
+    int64_t i = 0;
+#ifdef __AVX512F__
+    if constexpr (KIND == BFLOAT16)
+        for (; i + 1 < in; i += 2) {
+            vec even[P][PARTS], odd[P][PARTS];
+            for (int p = 0; p < P; p++) {
+                __m512i both = _mm512_loadu_si512(panel[p] + i * step);
+                even[p][0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+                odd[p][0] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+                _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
+            }
+            add(i, even), add(i + 1, odd);
+        }
+#endif
+    for (; i < in; i++) {
+        vec w[P][PARTS];
+        for (int p = 0; p < P; p++) {
+            load_panel<KIND>(panel[p] + i * step, w[p]);
+            _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
+        }
+        add(i, w);
     }
     std::memcpy(result, sum, sizeof(sum));
 }
