@@ -42,12 +42,20 @@ def some_request(draw: random.Random, index: int) -> Request:
 class Whims(Controller):
     """Another tree every round, and often none."""
 
+    probing = False
+
     def __init__(self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES)) -> None:
         self._draw, self._trees = draw, [None if tree is None else parse_tree(tree) for tree in trees]
         self.planned = self.learnt = 0
 
-    def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
-        assert rows == len(lengths) == len(sampled or ()) > 0
+    def plan(
+        self,
+        rows: int,
+        lengths: Sequence[int],
+        sampled: Sequence[bool] | None = None,
+        unread: Sequence[int] | None = None,
+    ) -> TreeSpec | None:
+        assert rows == len(lengths) == len(sampled or ()) == len(unread or ()) > 0
         self.planned += 1
         return self._draw.choice(self._trees)
 

@@ -124,7 +124,7 @@ void run(const Decoder& d, const Pass& pass) {
             if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
         });
         if (d.mix.weight && !context)
-            region.share(phase++, panels(d.mix), PIECE, [&](int64_t first, int64_t stop) {
+            region.share(phase++, panels(d.mix), piece_of(tokens), [&](int64_t first, int64_t stop) {
                 multiply(d.mix, normed, wide, tokens, first, stop, bf16,
                          [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
             });
@@ -144,7 +144,7 @@ void run(const Decoder& d, const Pass& pass) {
             });
 
             const int64_t of_q = context ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
-            region.share(phase++, of_q + of_k + of_v, PIECE, [&](int64_t first, int64_t stop) {
+            region.share(phase++, of_q + of_k + of_v, piece_of(tokens), [&](int64_t first, int64_t stop) {
                 auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
                     int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
                     if (a < b)
@@ -214,7 +214,7 @@ void run(const Decoder& d, const Pass& pass) {
 
             // What attention or MLP adds to `before`: at once, or put aside until all of it is there to be normed.
             auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, bool aside) {
-                region.share(phase++, panels(linear), PIECE, [&](int64_t first, int64_t stop) {
+                region.share(phase++, panels(linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
                     multiply(linear, x, ldx, tokens, first, stop, bf16,
                              [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
                                  if (aside) return put(normed + t * wide, o, hidden, sum);
@@ -243,7 +243,7 @@ void run(const Decoder& d, const Pass& pass) {
                 mixture.run(region, phase, experts, normed, wide, tokens, bf16, d.gelu);
             }
             if (layer.gate.weight) {
-                region.share(phase++, panels(layer.gate), PIECE, [&](int64_t first, int64_t stop) {
+                region.share(phase++, panels(layer.gate), piece_of(tokens), [&](int64_t first, int64_t stop) {
                     gated_mlp(layer.gate, layer.up, normed, wide, tokens, first, stop, bf16, d.gelu, gated);
                 });
                 product(layer.down, gated, layer.gate.out, pass.x, experts.count || layer.mlp_out_norm);
@@ -269,7 +269,7 @@ void run(const Decoder& d, const Pass& pass) {
             if (pass.final) write(reinterpret_cast<T*>(pass.final) + t * hidden, out, hidden);
         });
         if (pass.logits)
-            region.share(phase++, panels(d.head), PIECE, [&](int64_t first, int64_t stop) {
+            region.share(phase++, panels(d.head), piece_of(tokens), [&](int64_t first, int64_t stop) {
                 multiply(d.head, normed, wide, tokens, first, stop, bf16,
                          [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
                              put(reinterpret_cast<T*>(pass.logits) + t * d.head.out, o, d.head.out, sum);

@@ -66,7 +66,7 @@ class Mixture {
     // Choose experts for tokens x [tokens, ldx].
     void route(Region& region, int64_t& phase, const Experts& experts, const float* x, int64_t ldx, int64_t tokens, bool bf16) {
         const int64_t count = experts.count;
-        region.share(phase++, panels(experts.router), PIECE, [&](int64_t first, int64_t stop) {
+        region.share(phase++, panels(experts.router), piece_of(tokens), [&](int64_t first, int64_t stop) {
             multiply(experts.router, x, ldx, tokens, first, stop, bf16 && experts.rounds_scores,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(scores_.get() + t * count, o, count, sum); });
         });

@@ -44,7 +44,7 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
 void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* out, int64_t bf16, int64_t threads) {
     Region region(1);
 #pragma omp parallel num_threads(static_cast<int>(threads))
-    region.share(0, panels(*linear), PIECE, [&](int64_t first, int64_t stop) {
+    region.share(0, panels(*linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
         multiply(*linear, x, linear->in, tokens, first, stop, bf16,
                  [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });
     });

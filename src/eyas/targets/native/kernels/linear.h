@@ -25,7 +25,7 @@ constexpr int AHEAD = 4096;                          // bytes that a panel is fe
 constexpr int PARTS = PANEL / LANES;                 // vectors that hold a panel's outputs
 constexpr int MOST = LANES == 16 ? 12 : 6;           // tokens whose sums fit into the registers
 constexpr int together(int tokens) {                 // panels that are worked on at once
-    return LANES == 16 ? (tokens <= 4 ? 4 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
+    return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 8 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
 
 enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
@@ -110,19 +110,30 @@ void tile(const float* x, int64_t ldx, const char* panels, int64_t in, Fetch fet
 
 using Tile = void (*)(const float*, int64_t, const char*, int64_t, Fetch, vec*);
 
-// The tile of so many tokens, of as many panels as go together with them or of one. They are compiled once for all that
-// is done with their sums.
+// The tile of so many tokens and panels: as many as go together, one, or two of three. They are compiled once for all
+// that is done with their sums.
 template <int64_t KIND, int T = MOST>
-Tile tile_of(int64_t tokens, bool one) {
+Tile tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
-        if (tokens < T) return tile_of<KIND, T - 1>(tokens, one);
-    return one ? tile<KIND, T, 1> : tile<KIND, T, together(T)>;
+        if (tokens < T) return tile_of<KIND, T - 1>(tokens, panels);
+    if constexpr (together(T) == 3)
+        if (panels == 2) return tile<KIND, T, 2>;
+    return panels == 1 ? tile<KIND, T, 1> : tile<KIND, T, together(T)>;
 }
 
-inline Tile tile_of(int64_t kind, int64_t tokens, bool one) {
-    return kind == FLOAT32    ? tile_of<FLOAT32>(tokens, one)
-           : kind == BFLOAT16 ? tile_of<BFLOAT16>(tokens, one)
-                              : tile_of<INT8>(tokens, one);
+inline Tile tile_of(int64_t kind, int64_t tokens, int64_t panels) {
+    return kind == FLOAT32    ? tile_of<FLOAT32>(tokens, panels)
+           : kind == BFLOAT16 ? tile_of<BFLOAT16>(tokens, panels)
+                              : tile_of<INT8>(tokens, panels);
+}
+
+// Tokens are worked on in so many groups of nearly equal size.
+inline int64_t groups_of(int64_t tokens) { return (tokens + MOST - 1) / MOST; }
+
+// Panels that a thread takes at once.
+inline int64_t piece_of(int64_t tokens) {
+    const int64_t groups = groups_of(tokens);
+    return together(static_cast<int>((tokens + groups - 1) / groups)) == 3 ? 6 : 4;
 }
 
 // Sums with their scale and bias, the model's own rounding included.
@@ -145,20 +156,23 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
 template <class Emit>
 void multiply(const Linear& linear, const float* x, int64_t ldx, int64_t tokens, int64_t first, int64_t stop,
               bool bf16, const Emit& emit) {
-    const int64_t row = PANEL * bytes_of(linear.kind), groups = (tokens + MOST - 1) / MOST;
-    const int64_t stride = groups > 1 ? together(MOST) : stop - first;
+    const int64_t row = PANEL * bytes_of(linear.kind), groups = groups_of(tokens);
+    const int64_t at_once = together(static_cast<int>((tokens + groups - 1) / groups));  // with the largest group
+    const int64_t stride = groups > 1 ? at_once : stop - first;
     vec sums[MOST * together(MOST) * PARTS];
     for (; first < stop; first += stride)
         for (int64_t index = 0; index < groups; index++) {
             const int64_t last = std::min(first + stride, stop), token = tokens * index / groups;
-            const int64_t count = tokens * (index + 1) / groups - token, most = together(static_cast<int>(count));
+            const int64_t count = tokens * (index + 1) / groups - token;
+            const int64_t most = std::min<int64_t>(together(static_cast<int>(count)), at_once);
             for (int64_t panel = first, step; panel < last; panel += step) {
-                step = last - panel < most ? 1 : most;
+                const int64_t left = last - panel;
+                step = left >= most ? most : most == 3 && left == 2 ? 2 : 1;
                 // tokens in several groups: each of them fetches its part of the panels that come next
                 Fetch fetch{AHEAD, row};
                 if (groups > 1) fetch = {(step * groups + index) * linear.in * row / groups, row / groups};
-                tile_of(linear.kind, count, step < most)(x + token * ldx, ldx, linear.weight + panel * linear.in * row,
-                                                         linear.in, fetch, sums);
+                tile_of(linear.kind, count, step)(x + token * ldx, ldx, linear.weight + panel * linear.in * row,
+                                                  linear.in, fetch, sums);
                 vec* at = sums;
                 for (int64_t t = token; t < token + count; t++)
                     for (int64_t p = panel; p < panel + step; p++, at += PARTS) {

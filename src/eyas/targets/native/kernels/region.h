@@ -8,7 +8,7 @@
 
 namespace eyas {
 
-constexpr int64_t PIECE = 4;  // panels that a thread takes at once
+constexpr int64_t PIECE = 4;  // panels of experts that a thread takes at once
 
 class Region {
   public:
