@@ -115,6 +115,13 @@ def test_routers_that_choose_in_other_ways_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="by more than a product"):
         RouterForm.of(Temper(), torch.float32)
 
+    class Biased(Temper):
+        def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+            return super().forward(x + bias)
+
+    with pytest.raises(UnsupportedModelError, match=r"can't be tried: .*bias"):
+        RouterForm.of(Biased(), torch.float32)
+
 
 def test_experts_of_another_kind_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     clipped = block("mixtral", torch.float32)

@@ -78,7 +78,10 @@ class RouterForm(NamedTuple):
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.dtype not in KINDS:
             raise UnsupportedModelError(f"{name} doesn't score experts by one weight")
         x = torch.randn(64, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
-        made = router(x)
+        try:
+            made = router(x)
+        except TypeError as error:  # it takes more than states
+            raise UnsupportedModelError(f"{name} can't be tried: {error}") from error
         if not isinstance(made, tuple) or [part.dim() for part in made] != [2, 2, 2]:
             raise UnsupportedModelError(f"{name} gives something else than scores, weights and indices")
         scores, weights, ids = made
