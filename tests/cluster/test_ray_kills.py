@@ -72,7 +72,7 @@ def killed_at_random(
 @pytest.mark.parametrize(
     ("verb", "chats", "kills"),
     [
-        (capture, 1500, ["worker", "node", "worker", "command", "worker", "node", "worker"]),
+        (capture, 3000, ["worker", "node", "worker", "command", "worker", "node", "worker"]),
         (regenerate, 600, ["worker", "command", "node", "worker", "worker", "node", "command", "worker"]),
         (sweep, 40, ["worker", "node", "command", "worker", "worker"]),
     ],
