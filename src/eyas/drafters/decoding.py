@@ -9,9 +9,9 @@ far, H draft hidden, Vd draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +19,12 @@ from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.deferred_pairs import DeferredPairs
-from eyas.drafters.heads import HeadLevels, HeadsNetwork
+from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels, ModuleLevels, Stage
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
+from eyas.targets.graphs import Compute, PassGraphs, filled_up, recurring
 from eyas.targets.native.decoder import Above, NativeDecoder, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
@@ -47,25 +48,6 @@ class NetworkPairs(NamedTuple):
         return 0 if self.deferred is None else self.deferred[0].shape[1]
 
 
-class Levels(Protocol):
-    """The levels of one draft, run one after another or all at once."""
-
-    def add(self, frontier: Frontier) -> Tensor:
-        """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
-
-
-class Stage(NamedTuple):
-    """Where a pass of the network's modules stages its keys and values, and what it sees there."""
-
-    lengths: Tensor  # [R] pairs that were read
-    seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
-    before: int = 0  # columns of each row that passes before this one staged
-    layout: RaggedLayout | None = None  # of rows whose tokens lie end to end
-    layer: int = 0  # the slot cache's layer that is the network's first
-    first: int = 0  # the first of a row's own pairs that is seen
-    level: int = 0  # of a draft: 0 is that of the root's children
-
-
 class NetworkDrafter(Drafter):
     """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
@@ -75,6 +57,8 @@ class NetworkDrafter(Drafter):
         self._taps = taps
         self._ids = network.target_ids
         self._guesses, self._decoder = network.config.guesses, network.decoder()
+        self.graphs: PassGraphs | None = None
+        """Recorded passes of the network; None = it runs as it is."""
         self.resize(0)
 
     @property
@@ -113,6 +97,8 @@ class NetworkDrafter(Drafter):
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
+        if self.graphs is not None:
+            self.graphs.clear()
         self._deferred = DeferredPairs(slots)
         # the state after each slot's last pair that was read: as it is fed back, and as the head reads it
         self._normed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
@@ -193,7 +179,7 @@ class NetworkDrafter(Drafter):
         fed = self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:
-            return _ModuleLevels(self, rows, self._lengths(rows), fed), logits
+            return ModuleLevels(self, rows, fed), logits
         return _NativeLevels(self._decoder, network, self._cache, rows, fed), logits
 
     def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
@@ -243,13 +229,17 @@ class NetworkDrafter(Drafter):
         if not width:
             return
         next_tokens, taps = next_tokens[:, :width], taps[:, :width]
-        layout = None if sum(counts) == next_tokens.numel() else RaggedLayout.of_counts(counts, self._ids.device)
-        if layout is not None:
+        layout = None
+        if self.graphs is not None and self.graphs.takes(next_tokens.numel()):
+            width = max(width, min(recurring(width), self._cache.capacity - self._cache.start(rows)))
+            next_tokens, taps = filled_up(next_tokens, len(rows), width), filled_up(taps, len(rows), width)
+        elif sum(counts) < next_tokens.numel():
+            layout = RaggedLayout.of_counts(counts, self._ids.device)
             next_tokens, taps = layout.gather(next_tokens), layout.gather(taps)
         fed, normed = self._run_pairs(rows, next_tokens, self.network.fuse(taps), width, layout)
         self._cache.commit(rows, [range(count) for count in counts])
-        # rows lie end to end in both forms: padded ones are of one length
-        lasts = [end - 1 for end in accumulate(counts)]
+        ends = (row * width + count for row, count in enumerate(counts)) if layout is None else accumulate(counts)
+        lasts = [end - 1 for end in ends]
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
         slots: Any
         slots, last = known[0] if len(known) == 1 else to_device(known, self._ids.device).unbind(1)
@@ -263,11 +253,17 @@ class NetworkDrafter(Drafter):
         Tokens [R, Q] and states [R, Q, H], or end to end in a `layout`; the results are [R * Q, H] in both forms.
         """
         if self._decoder is None:
-            steps, lengths = torch.arange(width, device=self._ids.device), self._lengths(rows)
-            positions = lengths.unsqueeze(1) + steps
-            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout)
-            positions = positions if layout is None else layout.gather(positions)
-            fed, normed = self.network.step(tokens, hidden, positions, self.attend(rows, stage))
+
+            def compute(
+                rows: range, end: int | None, lengths: Tensor, tokens: Tensor, hidden: Tensor
+            ) -> tuple[Tensor, Tensor]:
+                steps = torch.arange(width, device=lengths.device)
+                positions = lengths.unsqueeze(1) + steps
+                stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
+                positions = positions if layout is None else layout.gather(positions)
+                return self.network.step(tokens, hidden, positions, self.attend(rows, stage))
+
+            fed, normed = self.run_pass("pairs", rows, (tokens, hidden), compute, width, layout)
             return fed.flatten(0, 1), normed.flatten(0, 1)
         self._cache.reserve(self._cache.start(rows) + width)
         cells = None if layout is None else layout.cell_index
@@ -279,6 +275,17 @@ class NetworkDrafter(Drafter):
     def _lengths(self, rows: range) -> Tensor:
         return to_device(self._cache.lengths[rows.start : rows.stop], self._ids.device)
 
+    def run_pass(
+        self, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
+        layout: RaggedLayout | None = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
+        if self.graphs is not None and layout is None:
+            done = self.graphs.run(kind, self._cache, rows, staged, inputs, compute)
+            if done is not None:
+                return done
+        return compute(rows, None, self._lengths(rows), *inputs)
+
     def run_level(
         self, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
@@ -289,7 +296,11 @@ class NetworkDrafter(Drafter):
     def attend(self, rows: range, stage: Stage) -> Attend:
         """Attention that stages its keys and values where `stage` says."""
         self._cache.reserve(self._cache.start(rows) + stage.seen.shape[2], stage.before)
-        staging = self._cache.staging(rows, stage.seen.shape[2] - stage.before, stage.before)
+        width, before = stage.seen.shape[2] - stage.before, stage.before
+        if stage.end is None:
+            staging = self._cache.staging(rows, width, before)
+        else:
+            staging = self._cache.staging_at(rows, stage.lengths, width, before, stage.end)
         columns = torch.arange(staging.end, device=stage.lengths.device)
         seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
         if stage.first:
@@ -318,32 +329,6 @@ def best_children(
         return native_guesses(logits, count, ids)
     score, best = coupling.rank(logits, level, ids).topk(count, dim=2)
     return score, ids[best]
-
-
-class _ModuleLevels:
-    """The levels of one draft, run by the network's modules."""
-
-    def __init__(self, drafter: NetworkDrafter, rows: range, lengths: Tensor, fed: Tensor) -> None:
-        self._drafter, self._rows, self._lengths = drafter, rows, lengths
-        self._level, self._fed = 0, fed  # [R, W, H]
-        self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=fed.device)  # [R, W, F]
-
-    def add(self, frontier: Frontier) -> Tensor:
-        """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
-        rows, width = len(self._rows), frontier.tokens.shape[1]
-        seen, fed = self._seen, self._fed
-        # a guess sees the committed pairs, the guesses above it, and itself
-        itself = torch.eye(width, dtype=torch.bool, device=fed.device).expand(rows, width, width)
-        if width > 1 or fed.shape[1] > 1:  # in a chain every guess follows the one before
-            parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
-            seen = seen.gather(1, parents.expand(-1, -1, seen.shape[2]))
-            fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
-        self._seen = torch.cat((seen, itself), dim=2)
-        positions = (self._lengths + self._level).unsqueeze(1).expand(-1, width)
-        stage = Stage(self._lengths, self._seen, self._seen.shape[2] - width, level=self._level)
-        self._fed, logits = self._drafter.run_level(self._rows, frontier.tokens, fed, positions, stage)
-        self._level += 1
-        return logits
 
 
 class _NativeLevels:

@@ -34,6 +34,7 @@ from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.adapters import base_of
 from eyas.targets.fingerprint import fingerprint
+from eyas.targets.graphs import PassGraphs
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.linears import best_layout
 
@@ -136,7 +137,10 @@ def _decoding(
     if layout is not None:
         prepack_linears(network, layout)
         use_huge_pages()
-    return drafter_of(network, network.config.taps_of(target.num_layers), chosen)
+    drafter = drafter_of(network, network.config.taps_of(target.num_layers), chosen)
+    if target.record is not None:
+        drafter.graphs = PassGraphs(target.record)
+    return drafter
 
 
 def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> WindowChoice:

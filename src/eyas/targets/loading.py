@@ -29,6 +29,7 @@ from eyas.targets.architecture import (
     model_class,
     refuse_unsupported,
 )
+from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
@@ -49,6 +50,7 @@ def load_target(
     device: str | torch.device | None = None,
     attention: str | None = None,
     compiled: bool = False,
+    eager: bool = False,
     prepacked: bool | None = None,
     quantize: str | None = None,
 ) -> Target:
@@ -57,8 +59,9 @@ def load_target(
     Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native.
 
     `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
-    the model through `torch.compile`. `prepacked` lays the weights of linears out for the CPU's kernels; None does so
-    where there are such kernels, unless the model is compiled: the compiler brings its own and refuses these.
+    the model through `torch.compile`. On a GPU passes over few tokens are CUDA graphs, unless `compiled` or `eager`.
+    `prepacked` lays the weights of linears out for the CPU's kernels; None does so where there are such kernels, unless
+    the model is compiled: the compiler brings its own and refuses these.
     `quantize` `int8` keeps the weights of all linears but the head in 8 bits, on a CPU with native kernels.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
@@ -93,7 +96,8 @@ def load_target(
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
-        return make(loaded, ragged=not compiled, native=native)
+        record = CudaRecorder() if torch_device.type == "cuda" and not (compiled or eager) else None
+        return make(loaded, ragged=not compiled, native=native, record=record)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     if stored is not None:
@@ -114,11 +118,11 @@ def load_target(
     return target
 
 
-def _text_target(model: Any, ragged: bool, native: NativeDecoder | None) -> Target:
+def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record: Record | None) -> Target:
     """A multimodal model as a target; UnsupportedModelError if it generates other text than it does here."""
     name = type(model).__name__
     try:
-        target = Target(model, ragged=ragged, native=native)
+        target = Target(model, ragged=ragged, native=native, record=record)
         own, here = _text_logits(target)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise UnsupportedModelError(f"{name} is multimodal and can't run text alone: {error}") from error

@@ -41,7 +41,7 @@ class Staging(NamedTuple):
     first: int
     """The first column of the longest row."""
     end: int
-    """Where the longest row's columns end."""
+    """Where the longest row's columns end, or a later column."""
     columns: Tensor | None  # [R, 1, Q, 1] the columns of each row; None = the same for all
 
 
@@ -72,6 +72,8 @@ class SlotCache:
                 members[shape] = members.get(shape, 0) + 1
             self._where.append((key_value[0], key_value[1]))
         self._addresses: Tensor | None = None
+        self.allocation = object()
+        """Another object whenever keys and values have moved to other addresses."""
         self._groups = {  # [G, slots, Hkv, C, D]
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
@@ -117,7 +119,7 @@ class SlotCache:
             kept = min(length + staged, capacity, self._capacity)
             for shape, new in made.items():
                 new[:, slot, :, :kept] = self._groups[shape][:, slot, :, :kept]
-        self._groups, self._capacity, self._addresses = made, capacity, None
+        self._groups, self._capacity, self._addresses, self.allocation = made, capacity, None, object()
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
 
     def staging(self, rows: range, width: int, before: int = 0) -> Staging:
@@ -126,10 +128,12 @@ class SlotCache:
         first = max(lengths, default=0) + before
         if all(length + before == first for length in lengths):
             return Staging(rows, first, first + width, None)
-        columns = to_device(lengths, self._device).unsqueeze(1) + torch.arange(
-            before, before + width, device=self._device
-        )
-        return Staging(rows, first, first + width, columns[:, None, :, None])
+        return self.staging_at(rows, to_device(lengths, self._device), width, before, first + width)
+
+    def staging_at(self, rows: range, lengths: Tensor, width: int, before: int, end: int) -> Staging:
+        """As `staging`, for committed `lengths` [R] that only the device knows and columns up to a fixed `end`."""
+        columns = lengths.unsqueeze(1) + torch.arange(before, before + width, device=lengths.device)  # [R, Q]
+        return Staging(rows, end - width, end, columns[:, None, :, None])
 
     def write(self, layer: int, key: Tensor, value: Tensor, staging: Staging) -> tuple[Tensor, Tensor]:
         """Stage one layer's key and value [R, Hkv, Q, D]; returns views of all columns up to the last staged one."""

@@ -7,7 +7,6 @@ a ragged pass), A taps, Ht hidden size, V vocabulary; B rows and S positions of 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eyas.errors import EyasError, UnsupportedModelError
+from eyas.errors import UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
@@ -24,23 +23,19 @@ from eyas.targets.architecture import (
     context_limit,
     decoder_layers,
     logit_finish,
-    logits_agree,
     refuse_encoder,
     refuse_unsupported,
     refused_where_it_fails,
 )
-from eyas.targets.attention import RaggedLayout, intercept, set_attention, use_layout
+from eyas.targets.attention import RaggedLayout, use_layout
+from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
-from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.linears import NativeLinear
-from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache
+from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache, Staging
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
 from eyas.targets.trace import Trace, traced
+from eyas.targets.trials import choose_passes
 from eyas.tree import DraftTree, NodeLogits
-
-_LOG = logging.getLogger("eyas")
-_ROUTED_TRIALS = 8
-"""Trials of passes where tokens are routed to experts."""
 
 
 class VerifyOutput(NamedTuple):
@@ -84,6 +79,8 @@ class Target:
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
     native: NativeDecoder | None = None
     """Runs the passes instead of the modules. Turned off if it doesn't compute what they do."""
+    record: Record | None = None
+    """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
 
     def __post_init__(self) -> None:
         refuse_unsupported(type(self.model), self.model.config)
@@ -97,11 +94,12 @@ class Target:
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(self.model, self.num_layers)
         self._plan = attention_plan(self.config)
+        self.graphs: PassGraphs | None = None
         self.finish = logit_finish(self.config)
         """What the model does to its head's product: nothing, a scale, a soft cap."""
         with refused_where_it_fails(self.model):
             self._probe()
-            self._choose_passes()
+            choose_passes(self)
         self.resize(self.cache_slots)
 
     @torch.inference_mode()
@@ -124,51 +122,6 @@ class Target:
             self.finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
         )
 
-    def _choose_passes(self) -> None:
-        """Keep `native` and `ragged` only where such passes give the logits of the model's own padded ones."""
-        native, ragged, own = self.native, self.ragged, self.model.config._attn_implementation
-        self.native, self.ragged = None, False
-        expected = self._trials()
-        if native is not None:
-            self.native, self.ragged = native, ragged
-            if self._agrees(expected):
-                return
-            _LOG.info("native passes differ from those of %s: its modules are run", type(self.model).__name__)
-            self.native, self.ragged = None, False
-        if ragged and intercept(self.model):
-            self.ragged = True
-            if not self._agrees(expected):
-                self.ragged = False
-                set_attention(self.model, own)
-
-    def _agrees(self, expected: Sequence[Tensor]) -> bool:
-        """Whether the trials run, and give the expected logits but for rounding.
-
-        Where there are several, rounding may have chosen another expert for a token: half of them say of each token.
-        """
-        try:
-            pairs = list(zip(self._trials(), expected, strict=True))
-        except (RuntimeError, ValueError, TypeError, IndexError, EyasError):
-            return False  # whatever the model raises, it can't run like this
-        close = [[logits_agree(*rows, self.dtype) for rows in zip(*pair, strict=True)] for pair in pairs]
-        return all(2 * sum(of_token) >= len(close) for of_token in zip(*close, strict=True))
-
-    def _trials(self) -> list[Tensor]:
-        routed = any(isinstance(part, NativeExperts) for part in self.model.modules())
-        return [self._trial(self.vocab_size // 2 + 4 * number) for number in range(_ROUTED_TRIALS if routed else 1)]
-
-    @torch.inference_mode()
-    def _trial(self, first: int) -> Tensor:
-        """Logits [4, V] of two rows with three and four tokens, the last of which are verified; one has a draft."""
-        self.resize(2)
-        tokens = (torch.arange(first, first + 4, device=self.device) % self.vocab_size).view(2, 2)
-        valid = torch.tensor([[True, True], [False, False]], device=self.device)
-        tree = DraftTree(tokens, tokens.new_tensor([[-1, 0]] * 2), valid.float(), valid, 2, counted=2)
-        for _ in self.prefill(range(2), [tokens[0].tolist() * 2, tokens[1].tolist()], ()):
-            pass
-        logits = self.verify(range(2), tokens[:, 1], tree, ()).logits
-        return logits.rows[logits.index[[0, 0, 0, 1], [0, 1, 2, 0]]].float()  # not the second row's nodes
-
     @property
     def slots(self) -> int:
         """Number of sequences that the cache has room for."""
@@ -178,6 +131,8 @@ class Target:
         """Replace the cache by an empty one of `slots` slots."""
         self.holder: object | None = None  # the engine whose sequences are in the slots
         self.cache: SlotCache = SlotCache(self._shapes, slots, self.dtype, self.device)
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def reshape(self, slots: int, columns: int) -> None:
         """Change the cache to `slots` x `columns`, keeping what lies in both."""
@@ -284,8 +239,12 @@ class Target:
     @torch.inference_mode()
     def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> VerifyOutput:
         """Run the `roots` [R] and the trees' valid nodes through the model in one pass; nothing is committed."""
+        tokens = tree.columns(roots)
+        if self.graphs is not None and (replayed := self._replayed(self.graphs, rows, tokens, tree, taps)) is not None:
+            logits, caught = replayed
+            return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
         layout = self._layout(tree)
-        logits, caught = self._forward(rows, tree.columns(roots), tree, taps, layout)
+        logits, caught = self._forward(rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
 
@@ -321,18 +280,46 @@ class Target:
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
-        start = self.cache.start(rows)
-        self.cache.reserve(start + tokens.shape[1])
+        self.cache.reserve(self.cache.start(rows) + tokens.shape[1])
         staging = self.cache.staging(rows, tokens.shape[1])
         lengths = to_device(self.cache.lengths[rows.start : rows.stop], self.device)
+        return self._run_modules(staging, lengths, tokens, ancestors, depth, taps, layout, tree is not None)
+
+    def _replayed(
+        self, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor] | None:
+        """`_forward` of a tree's columns [R, Q] as a recorded pass of recurring shape; None = it isn't recorded."""
+        count, columns = tokens.shape
+        width = recurring(columns)
+        self.cache.reserve(self.cache.start(rows) + columns)
+        inputs = [
+            filled_up(tokens, count, width),
+            filled_up(tree.ancestors, count, width, width),
+            filled_up(tree.depth, count, width),
+        ]
+
+        def compute(
+            rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            staging = self.cache.staging_at(rows, lengths, width, 0, end)
+            return self._run_modules(staging, lengths, tokens, ancestors, depth, taps, None, True)
+
+        done = graphs.run(tuple(taps), self.cache, rows, width, inputs, compute)
+        return None if done is None else (done[0][:, :columns], done[1][:, :columns])
+
+    def _run_modules(
+        self, staging: Staging, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int],
+        layout: RaggedLayout | None, heads: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`_forward` through the model's modules, for `lengths` [R] of committed tokens; logits only with `heads`."""
         positions = lengths.unsqueeze(1) + depth
-        if self.max_length is not None and start + tokens.shape[1] > self.max_length:
+        if self.max_length is not None and staging.end > self.max_length:
             # nodes beyond the context can't be emitted, but there are no learned positions to look up there
             positions = positions.clamp(max=self.max_length - 1)
-        mask = self.masks(lengths, start, ancestors, positions)
+        mask = self.masks(lengths, staging.end - ancestors.shape[2], ancestors, positions)
         if layout is not None:
             tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
-        runner = self.model.base_model if tree is None else self.model
+        runner = self.model if heads else self.model.base_model
         with use_layout(layout), caught_taps(self.model.base_model, self.layers, taps) as caught:
             out = runner(
                 input_ids=tokens,

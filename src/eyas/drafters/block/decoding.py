@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.decoding import Levels, NetworkDrafter, Stage, best_children
+from eyas.drafters.decoding import NetworkDrafter, best_children
+from eyas.drafters.levels import Levels, Stage
 from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
 from eyas.targets.architecture import logits_agree

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from eyas.drafters.config import DEEPEST, DrafterConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.medusa import HEADS, LAYERS, read_sizes
-from eyas.drafters.heads import HeadsNetwork
 from eyas.drafters.kind import Kind
+from eyas.drafters.levels import HeadsNetwork
 from eyas.drafters.network import Attend
 from eyas.errors import ConfigError
 

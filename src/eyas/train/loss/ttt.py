@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.heads import HeadsNetwork
+from eyas.drafters.levels import HeadsNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.window.window import Window
 from eyas.train.loss.causal_kernels import Windowed

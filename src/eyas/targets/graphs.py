@@ -1,0 +1,206 @@
+"""CUDA graphs: passes over few tokens, recorded once and then started by one launch.
+
+On a GPU such a pass takes less time than its host needs to launch its kernels one by one. A graph launches them all,
+but always the same ones at the same addresses: so passes come in recurring shapes, rows and columns rounded up; what
+differs between passes of a shape (tokens, lengths, what each sees) is copied to buffers at fixed addresses; and keys
+and values stay where the slot cache has them. When the cache moves, all graphs are recorded anew.
+
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, K columns of keys.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eyas.runtime import to_device
+from eyas.targets.slots import SlotCache
+
+_LOG = logging.getLogger("eyas")
+_MOST_TOKENS = 256
+"""Tokens of the largest pass that is recorded: larger ones keep a GPU busy while their kernels are launched."""
+_MOST_GRAPHS = 128
+_USES = 2
+"""A shape is recorded when it comes for this time: many come once."""
+_COLUMNS = 256
+"""Columns of keys are rounded up to a multiple of this, or of a quarter of a power of two."""
+
+Outputs = tuple[Tensor, ...]
+
+
+class Recording(NamedTuple):
+    """A computation that can be started again."""
+
+    replay: Callable[[], None]
+    outputs: Outputs
+    """Written by every replay."""
+
+
+Record = Callable[[Callable[[], Outputs]], Recording]
+"""Records a computation that has run before; RuntimeError if it does what can't be recorded, such as waiting."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs, all of which share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], Outputs]) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        # other threads may use the device meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = compute()
+        return Recording(graph.replay, outputs)
+
+
+class _Recorded(NamedTuple):
+    """A recording, and the buffers that it reads."""
+
+    inputs: list[Tensor]
+    recording: Recording
+
+
+class RecurringRows(NamedTuple):
+    """The slots and cache columns of a pass, rounded up so that they recur."""
+
+    rows: range
+    end: int
+    """K, the columns that are read, staged ones included."""
+
+
+Compute = Callable[..., Outputs]
+"""(rows, K or None, lengths [R], inputs ...) -> outputs [R, ...].
+
+Without K, the columns that are read, it runs as it is. It may use whatever else stays as it is and where it is.
+"""
+
+
+class PassGraphs:
+    """The recorded passes over one slot cache, the latest used of them.
+
+    All inputs and outputs share one buffer for each argument and result, since passes follow one another.
+    """
+
+    def __init__(self, record: Record, uses: int = _USES) -> None:
+        self._record, self._uses = record, uses
+        self._found: OrderedDict[Hashable, _Recorded | int] = OrderedDict()  # or how often a shape came so far
+        self._buffers: dict[Hashable, Tensor] = {}
+        self._allocation: object = None
+        self.failure: str | None = None
+        """Why nothing is recorded any more."""
+
+    def __len__(self) -> int:
+        """The number of passes that are recorded."""
+        return sum(isinstance(found, _Recorded) for found in self._found.values())
+
+    def takes(self, tokens: int) -> bool:
+        """Whether passes over so many tokens are recorded."""
+        return self.failure is None and tokens <= _MOST_TOKENS
+
+    def clear(self) -> None:
+        """Forget all recorded passes."""
+        self._found.clear()
+        self._buffers.clear()
+
+    def run(
+        self, kind: Hashable, cache: SlotCache, rows: range, staged: int, inputs: Sequence[Tensor], compute: Compute
+    ) -> Outputs | None:
+        """Run a pass that stages up to column `staged` behind each row's committed ones; None = run it as it is.
+
+        `inputs` [R, ...], the first of them tokens [R, Q]; the outputs are copies. `kind` stands for all else that
+        `compute` depends on.
+        """
+        shape = recurring_rows(cache, rows, staged) if self.takes(inputs[0].numel()) else None
+        if shape is None:
+            return None
+        if self._allocation is not cache.allocation:
+            self.clear()
+            self._allocation = cache.allocation
+        lengths = to_device(cache.lengths[shape.rows.start : shape.rows.stop], inputs[0].device)
+        given = [lengths, *(filled_up(tensor, len(shape.rows)) for tensor in inputs)]
+        key = (kind, shape, *(tensor.shape for tensor in given))
+        found = self._found.get(key, 0)
+        if not isinstance(found, _Recorded):
+            self._found[key] = found + 1
+            if found + 1 < self._uses:
+                return None
+            done = compute(*shape, *given)  # libraries set themselves up in it, which can't be recorded
+            self._add(key, shape, given, compute, done)
+            return tuple(out[: len(rows)] for out in done)
+        self._found.move_to_end(key)
+        for buffer, tensor in zip(found.inputs, given, strict=True):
+            buffer.copy_(tensor)
+        found.recording.replay()
+        return tuple(out[: len(rows)].clone() for out in found.recording.outputs)
+
+    def _add(
+        self, key: Hashable, shape: RecurringRows, given: Sequence[Tensor], compute: Compute, done: Outputs
+    ) -> None:
+        """Record a pass that has just run, with the outputs `done`."""
+        inputs, outputs = self._views("in", given), self._views("out", done)
+
+        def recorded() -> Outputs:
+            for buffer, out in zip(outputs, compute(*shape, *inputs), strict=True):
+                buffer.copy_(out)
+            return tuple(outputs)
+
+        for buffer, tensor in zip(inputs, given, strict=True):
+            buffer.copy_(tensor)
+        try:
+            self._found[key] = _Recorded(inputs, self._record(recorded))
+        except RuntimeError as error:
+            self.failure = str(error).split("\n", 1)[0]
+            self.clear()
+            _LOG.warning("no CUDA graphs, so kernels are launched one by one: %s", self.failure)
+            return
+        while len(self._found) > _MOST_GRAPHS:
+            self._found.popitem(last=False)
+
+    def _views(self, role: str, like: Sequence[Tensor]) -> list[Tensor]:
+        """Shared buffers in the shapes of some tensors; a recording keeps those that larger ones have replaced."""
+        views = []
+        for number, tensor in enumerate(like):
+            key = (role, number, tensor.dtype)
+            if key not in self._buffers or self._buffers[key].numel() < tensor.numel():
+                self._buffers[key] = tensor.new_zeros(tensor.numel())
+            views.append(self._buffers[key][: tensor.numel()].view(tensor.shape))
+        return views
+
+
+def recurring(count: int) -> int:
+    """The least number >= `count` of those that recur: up to 4 all of them, then two in each power of two."""
+    step = max(1, 1 << max(0, (count - 1).bit_length() - 2))
+    return count + -count % step
+
+
+def recurring_rows(cache: SlotCache, rows: range, staged: int) -> RecurringRows | None:
+    """The slots and columns of a pass that stages up to column `staged` behind `rows`; None where they aren't there.
+
+    Slots beyond `rows` may hold other sequences: they stage behind what those have committed, which nobody reads.
+    """
+    slots = range(rows.start, min(rows.start + recurring(len(rows)), cache.slots))
+    needed = cache.start(slots) + staged
+    if needed > cache.capacity:
+        slots = rows
+        needed = cache.start(slots) + staged
+    if needed > cache.capacity:
+        return None
+    blocks = -(-needed // _COLUMNS)
+    step = max(1, 1 << max(0, (blocks - 1).bit_length() - 3))
+    return RecurringRows(slots, min(cache.capacity, (blocks + -blocks % step) * _COLUMNS))
+
+
+def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
+    """A tensor whose first dimensions are filled up with zeros to `sizes`."""
+    missing = [size - have for size, have in zip(sizes, tensor.shape, strict=False)]
+    if not any(missing):
+        return tensor
+    pads = [0, 0] * (tensor.dim() - len(sizes))
+    return F.pad(tensor, [*pads, *(number for more in reversed(missing) for number in (0, more))])

@@ -1,0 +1,59 @@
+"""What CUDA graphs are on a GPU, on a CPU: a computation's operations, recorded once and replayed on the same tensors.
+
+As with a graph, a replay reads and writes memory where it was, Python isn't run again, and whatever asks the device for
+a value can't be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from eyas.targets.graphs import Outputs, Recording
+
+ASKING = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim", "_unique2"}
+
+
+class RecordedOperations(TorchDispatchMode):
+    """Records the operations of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Tensor]]]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.__name__.split(".")[0] in ASKING:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        given = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        fresh = [
+            (number, leaf)
+            for number, leaf in enumerate(tree_leaves(out))
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
+        ]
+        self._steps.append((function, args, kwargs, fresh))
+        return out
+
+    def replay(self) -> None:
+        """Run all operations again, each result written where the recorded one lies."""
+        for function, args, kwargs, fresh in self._steps:
+            out = tree_leaves(function(*args, **kwargs))
+            for number, kept in fresh:
+                kept.copy_(out[number])
+
+
+def record(compute: Callable[[], Outputs]) -> Recording:
+    """Record a computation as `eyas.targets.graphs.CudaRecorder` does on a GPU."""
+    with RecordedOperations() as operations:
+        outputs = compute()
+    return Recording(operations.replay, outputs)
+
+
+def refuse(compute: Callable[[], Outputs]) -> Recording:  # noqa: ARG001
+    """Refuse to record anything."""
+    raise RuntimeError("nothing is recorded here")
