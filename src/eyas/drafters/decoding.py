@@ -229,13 +229,11 @@ class NetworkDrafter(Drafter):
         if not width:
             return
         next_tokens, taps = next_tokens[:, :width], taps[:, :width]
-        layout = None
-        if self.graphs is not None and self.graphs.takes(next_tokens.numel()):
-            width = max(width, min(recurring(width), self._cache.capacity - self._cache.start(rows)))
-            next_tokens, taps = filled_up(next_tokens, len(rows), width), filled_up(taps, len(rows), width)
-        elif sum(counts) < next_tokens.numel():
-            layout = RaggedLayout.of_counts(counts, self._ids.device)
+        width, layout = self._arranged(rows, counts)
+        if layout is not None:
             next_tokens, taps = layout.gather(next_tokens), layout.gather(taps)
+        else:
+            next_tokens, taps = filled_up(next_tokens, len(rows), width), filled_up(taps, len(rows), width)
         fed, normed = self._run_pairs(rows, next_tokens, self.network.fuse(taps), width, layout)
         self._cache.commit(rows, [range(count) for count in counts])
         ends = (row * width + count for row, count in enumerate(counts)) if layout is None else accumulate(counts)
@@ -244,6 +242,17 @@ class NetworkDrafter(Drafter):
         slots: Any
         slots, last = known[0] if len(known) == 1 else to_device(known, self._ids.device).unbind(1)
         self._fed[slots], self._normed[slots] = fed[last], normed[last]
+
+    def _arranged(self, rows: range, counts: Sequence[int]) -> tuple[int, RaggedLayout | None]:
+        """The width of a pass over `counts` pairs of each row, and its layout if they lie end to end.
+
+        A recorded pass is a rectangle of a recurring width.
+        """
+        width = max(counts)
+        if self.graphs is not None and self.graphs.takes(len(rows) * width):
+            return max(width, min(recurring(width), self._cache.capacity - self._cache.start(rows))), None
+        ragged = sum(counts) < len(rows) * width
+        return width, RaggedLayout.of_counts(counts, self._ids.device) if ragged else None
 
     def _run_pairs(
         self, rows: range, tokens: Tensor, hidden: Tensor, width: int, layout: RaggedLayout | None = None
@@ -296,11 +305,8 @@ class NetworkDrafter(Drafter):
     def attend(self, rows: range, stage: Stage) -> Attend:
         """Attention that stages its keys and values where `stage` says."""
         self._cache.reserve(self._cache.start(rows) + stage.seen.shape[2], stage.before)
-        width, before = stage.seen.shape[2] - stage.before, stage.before
-        if stage.end is None:
-            staging = self._cache.staging(rows, width, before)
-        else:
-            staging = self._cache.staging_at(rows, stage.lengths, width, before, stage.end)
+        width = stage.seen.shape[2] - stage.before
+        staging = self._cache.staging(rows, width, stage.before, stage.lengths, stage.end)
         columns = torch.arange(staging.end, device=stage.lengths.device)
         seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
         if stage.first:

@@ -114,10 +114,10 @@ class PassGraphs:
     ) -> Outputs | None:
         """Run a pass that stages up to column `staged` behind each row's committed ones; None = run it as it is.
 
-        `inputs` [R, ...], the first of them tokens [R, Q]; the outputs are copies. `kind` stands for all else that
+        `inputs` are [R, ...], the first [R, Q, ...]; the outputs are copies. `kind` stands for all else that
         `compute` depends on.
         """
-        shape = recurring_rows(cache, rows, staged) if self.takes(inputs[0].numel()) else None
+        shape = recurring_rows(cache, rows, staged) if self.takes(inputs[0].shape[:2].numel()) else None
         if shape is None:
             return None
         if self._allocation is not cache.allocation:

@@ -65,11 +65,21 @@ class StagedLevels:
         if target.max_length is not None:  # guesses beyond the context are no good, but some models look positions up
             positions = positions.clamp(max=target.max_length - 1)
         self._positions = torch.cat((self._positions, positions), dim=1)
-        out: Tensor = target.model(
-            input_ids=tokens,
-            attention_mask=target.masks(lengths, self._start, self._seen, positions, self._positions),
-            position_ids=positions,
-            past_key_values=StagedCache(target.cache, target.cache.staging(self._rows, width, first)),
-            use_cache=True,
-        )[0]
-        return out
+
+        def compute(
+            rows: range, end: int | None, lengths: Tensor, tokens: Tensor, seen: Tensor, positions: Tensor, staged: Tensor
+        ) -> tuple[Tensor]:
+            start = self._start if end is None else end - seen.shape[2]
+            out: Tensor = target.model(
+                input_ids=tokens,
+                attention_mask=target.masks(lengths, start, seen, positions, staged),
+                position_ids=positions,
+                past_key_values=StagedCache(target.cache, target.cache.staging(rows, width, first, lengths, end)),
+                use_cache=True,
+            )[0]
+            return (out,)
+
+        inputs, done = (tokens, self._seen, positions, self._positions), None
+        if target.graphs is not None:
+            done = target.graphs.run("level", target.cache, self._rows, first + width, inputs, compute)
+        return (done or compute(self._rows, None, lengths, *inputs))[0]

@@ -122,16 +122,20 @@ class SlotCache:
         self._groups, self._capacity, self._addresses, self.allocation = made, capacity, None, object()
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
 
-    def staging(self, rows: range, width: int, before: int = 0) -> Staging:
-        """The columns of a pass `width` wide over `rows`, of which passes before it staged `before` columns."""
-        lengths = self.lengths[rows.start : rows.stop]
-        first = max(lengths, default=0) + before
-        if all(length + before == first for length in lengths):
-            return Staging(rows, first, first + width, None)
-        return self.staging_at(rows, to_device(lengths, self._device), width, before, first + width)
+    def staging(
+        self, rows: range, width: int, before: int = 0, lengths: Tensor | None = None, end: int | None = None
+    ) -> Staging:
+        """The columns of a pass `width` wide over `rows`, of which passes before it staged `before` columns.
 
-    def staging_at(self, rows: range, lengths: Tensor, width: int, before: int, end: int) -> Staging:
-        """As `staging`, for committed `lengths` [R] that only the device knows and columns up to a fixed `end`."""
+        Given `end`, a pass reads that many columns, and the committed `lengths` [R] are the device's: so it can be
+        recorded.
+        """
+        known = self.lengths[rows.start : rows.stop]
+        first = max(known, default=0) + before
+        if end is None or lengths is None:
+            if all(length + before == first for length in known):
+                return Staging(rows, first, first + width, None)
+            lengths, end = to_device(known, self._device), first + width
         columns = lengths.unsqueeze(1) + torch.arange(before, before + width, device=lengths.device)  # [R, Q]
         return Staging(rows, end - width, end, columns[:, None, :, None])
 

@@ -301,7 +301,7 @@ class Target:
         def compute(
             rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor
         ) -> tuple[Tensor, Tensor]:
-            staging = self.cache.staging_at(rows, lengths, width, 0, end)
+            staging = self.cache.staging(rows, width, 0, lengths, end)
             return self._run_modules(staging, lengths, tokens, ancestors, depth, taps, None, True)
 
         done = graphs.run(tuple(taps), self.cache, rows, width, inputs, compute)

@@ -31,6 +31,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.graphs import filled_up
 from eyas.targets.native.decoder import Staged
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
@@ -116,17 +117,20 @@ class BlockDrafter(NetworkDrafter):
         config = self.network.config
         anchors = self._anchors[rows.start : rows.stop].unsqueeze(1)
         tokens = F.pad(anchors, (0, config.block_size - 1), value=config.mask_token_id)  # [R, B]
-        steps = torch.arange(config.block_size, device=tokens.device)
-        self._cache.reserve(self._cache.start(rows) + len(steps))
+        self._cache.reserve(self._cache.start(rows) + config.block_size)
         if self._decoder is not None:
-            staged = Staged(rows, len(steps), None, self._cache.lengths[rows.start : rows.stop], None)
+            staged = Staged(rows, config.block_size, None, self._cache.lengths[rows.start : rows.stop], None)
             final = self._decoder.run(self._cache, staged, tokens, final=True, blocks=True).final
             assert final is not None
             return self._guessing(final.view(*tokens.shape, -1))
-        lengths = self._lengths(rows)
-        seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
-        attend = self.attend(rows, Stage(lengths, seen))
-        return self._guessing(self.network.block(tokens, lengths.unsqueeze(1) + steps, attend))
+
+        def compute(rows: range, end: int | None, lengths: Tensor, tokens: Tensor) -> tuple[Tensor]:
+            steps = torch.arange(tokens.shape[1], device=tokens.device)
+            seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
+            attend = self.attend(rows, Stage(lengths, seen, end=end))
+            return (self.network.block(tokens, lengths.unsqueeze(1) + steps, attend),)
+
+        return self._guessing(self.run_pass("block", rows, (tokens,), compute, tokens.shape[1])[0])
 
     def _guessing(self, states: Tensor) -> Tensor:
         """The states [R, D, H] of the slots that guess, of those of all slots [R, B, H]."""
@@ -138,8 +142,9 @@ class BlockDrafter(NetworkDrafter):
         if not width:
             return
         taps = taps[:, :width]
-        layout = None if sum(counts) == taps.shape[0] * width else RaggedLayout.of_counts(counts, taps.device)
-        context = self.network.fuse(taps if layout is None else layout.gather(taps))
+        width, layout = self._arranged(rows, counts)
+        taps = filled_up(taps, len(rows), width) if layout is None else layout.gather(taps)
+        context = self.network.fuse(taps)
         self._cache.reserve(self._cache.start(rows) + width)
         if self._decoder is not None:
             cells = None if layout is None else layout.cell_index
@@ -155,15 +160,20 @@ class BlockDrafter(NetworkDrafter):
 
     def _run_read(self, rows: range, width: int, context: Tensor, layout: RaggedLayout | None) -> None:
         """Stage what the modules make of fused states: [R, width, H], or end to end in a `layout`."""
-        positions = self._lengths(rows).unsqueeze(1) + torch.arange(width, device=context.device)
-        staging = self._cache.staging(rows, width)
 
-        def store(layer: int, keys: Tensor, values: Tensor) -> None:
-            if layout is not None:
-                keys, values = layout.pad_heads(keys), layout.pad_heads(values)
-            self._cache.write(layer, keys, values, staging)
+        def compute(rows: range, end: int | None, lengths: Tensor, context: Tensor) -> tuple[()]:
+            positions = lengths.unsqueeze(1) + torch.arange(width, device=context.device)
+            staging = self._cache.staging(rows, width, 0, lengths, end)
 
-        self.network.read(context, positions if layout is None else layout.gather(positions), store)
+            def store(layer: int, keys: Tensor, values: Tensor) -> None:
+                if layout is not None:
+                    keys, values = layout.pad_heads(keys), layout.pad_heads(values)
+                self._cache.write(layer, keys, values, staging)
+
+            self.network.read(context, positions if layout is None else layout.gather(positions), store)
+            return ()
+
+        self.run_pass("pairs", rows, (context,), compute, width, layout)
 
 
 class ParallelDrafter(NetworkDrafter):
