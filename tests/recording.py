@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from eyas.targets.graphs import Outputs, Recording
+from eyas.targets.graphs import CudaRecorder, Outputs, Record, Recording
 
 ASKING = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim", "_unique2"}
 
@@ -48,10 +50,18 @@ class RecordedOperations(TorchDispatchMode):
 
 
 def record(compute: Callable[[], Outputs]) -> Recording:
-    """Record a computation as `eyas.targets.graphs.CudaRecorder` does on a GPU."""
-    with RecordedOperations() as operations:
+    """Record a computation as `eyas.targets.graphs.CudaRecorder` does on a GPU, without attention of native kernels.
+
+    Those aren't PyTorch's operations, so they would be run once and never again.
+    """
+    with patch("eyas.targets.attention.native_attention", return_value=None), RecordedOperations() as operations:
         outputs = compute()
     return Recording(operations.replay, outputs)
+
+
+def recorder(device: torch.device) -> Record:
+    """What records on a device."""
+    return CudaRecorder() if device.type == "cuda" else record
 
 
 def refuse(compute: Callable[[], Outputs]) -> Recording:  # noqa: ARG001

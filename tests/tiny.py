@@ -25,6 +25,7 @@ from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS as KINDS_OF_DRAFTERS
 from eyas.targets import Target
+from eyas.targets.graphs import CudaRecorder
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.verify import Coupling
 
@@ -165,8 +166,9 @@ def sample(*axes: Sequence[Any]) -> list[Any]:
 
 @cache
 def target(name: str = "llama") -> Target:
-    """A shared target; whoever uses it resizes it first (an engine does)."""
-    return Target(build_model(name).to(DEVICE))
+    """A shared target; whoever uses it resizes it first (an engine does). On a GPU its passes are recorded."""
+    record = CudaRecorder() if DEVICE.type == "cuda" else None
+    return Target(build_model(name).to(DEVICE), record=record)
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:

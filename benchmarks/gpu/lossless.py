@@ -53,17 +53,18 @@ def demo_prompts() -> list[tuple[int, ...]]:
 
 def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome:
     """A tiny random model of an architecture, with a drafter that is often right anywhere in its trees."""
-    from tests import tiny  # the models that the tests use
+    from tests import recording, tiny  # the models that the tests use
 
     reference = Target(_tiny_model(name, dtype))
-    target = Target(copy.deepcopy(_tiny_model(name, dtype)).to(device))
+    target = Target(copy.deepcopy(_tiny_model(name, dtype)).to(device), record=recording.recorder(device))
     prompts = [tuple(prompt) for prompt in tiny.prompts(*FAMILY_PROMPTS)]
     params = SamplingParams(max_tokens=min(sizes.answers, 24))
     recorded = [[*p, *a] for p, a in zip(prompts, answers(target, prompts, params), strict=True)]
     oracle = tiny.OracleDrafter(recorded, (0, 2, tiny.LAYERS), device=device, strict=False)
     rows, wrong, detail = certified(target, oracle, prompts, params, (0.0,), (1, 4))
     apart, more, parted = compared(reference, target, prompts, params)
-    return Outcome([_pooled(rows), apart], wrong + more, [*detail, *parted])
+    graphs = 0 if target.graphs is None else len(target.graphs)
+    return Outcome([_pooled(rows) | {"graphs": graphs}, apart], wrong + more, [*detail, *parted])
 
 
 @lru_cache(maxsize=1)

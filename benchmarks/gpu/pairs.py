@@ -19,6 +19,7 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.drafters.network import DraftNetwork
 from eyas.targets import Target
+from eyas.targets.graphs import PassGraphs
 from eyas.targets.taps import choose_taps
 
 BF16 = torch.bfloat16
@@ -141,9 +142,25 @@ def make_sure(model: Any) -> None:
 
 
 def _pair(model: Any, network: DraftNetwork) -> Pair:
-    target = Target(model)
+    from tests.recording import recorder
+
+    target = Target(model, record=recorder(model.device))
     network = network.eval().requires_grad_(False).to(target.device, BF16)
-    return Pair(target, NetworkDrafter(network, network.config.taps_of(target.num_layers)))
+    drafter = NetworkDrafter(network, network.config.taps_of(target.num_layers))
+    if target.record is not None:
+        drafter.graphs = PassGraphs(target.record)
+    return Pair(target, drafter)
+
+
+@contextmanager
+def without_graphs(pair: Pair) -> Iterator[None]:
+    """A pair whose passes run kernel by kernel."""
+    found = pair.target.graphs, pair.drafter.graphs
+    pair.target.graphs = pair.drafter.graphs = None
+    try:
+        yield
+    finally:
+        pair.target.graphs, pair.drafter.graphs = found
 
 
 @contextmanager

@@ -11,6 +11,7 @@ NOTES = {
     "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
     "with a fixed probability a level, while a drafter's network of that shape runs as usual (except `for free`).",
     "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats, prompts are random.",
+    "lossless: families": "`graphs`: how many passes were recorded as CUDA graphs; 0 if the model can't be recorded.",
     "rounds": "`device ms`: kernels' time. `exposed host ms`: the rest of the round. `host waits`: how often a round "
     "the host waits for the device, copies from pageable memory included.",
 }
@@ -24,7 +25,6 @@ def page(results: Results, steps: Sequence[Step]) -> str:
     lines += [", ".join(f"{name} {value}" for name, value in identity.items() if name != "device"), ""]
     if identity["sizes"] != "full":
         lines += ["**The stand-in: tiny shapes on a CPU. These figures say that the script works, nothing else.**", ""]
-    lines += ["CUDA graphs: eyas has none yet, so there is no column for them.", ""]
     for section in dict.fromkeys(step.section for step in steps):
         lines += [f"## {section}", ""]
         if section in NOTES:

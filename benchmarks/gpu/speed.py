@@ -11,7 +11,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.oracle import OracleDrafter, expected_accept_length
-from benchmarks.gpu.pairs import Pair, Sizes, make_pair, stock_attention
+from benchmarks.gpu.pairs import Pair, Sizes, make_pair, stock_attention, without_graphs
 from benchmarks.gpu.steps import Outcome, Row
 from benchmarks.plain_decoding import transformers_rate
 from eyas.bench.offline.runner import rotated
@@ -38,8 +39,10 @@ ORACLES: dict[str, tuple[float, ...]] = {
 DRAFTED = ("chain:3", "dynamic:5,6,24")
 """Trees of the wide pair's own drafter."""
 PLAIN, STOCK = "plain", "transformers.generate"
+EAGER = ", no graphs"
+"""At the end of a setting whose passes aren't CUDA graphs."""
 ROUNDS: dict[str, tuple[float, ...]] = {PLAIN: (), "chain:3 at 0.9": (0.9,) * 3}
-"""Settings whose rounds are looked at closely."""
+"""Settings whose rounds are looked at closely, with and without graphs."""
 
 
 def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
@@ -54,6 +57,7 @@ def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
     drafters["chain:3 at 0.9, draft for free"] = oracle(pair, recorded, (0.9,) * 3, free=True)
     if name == "wide":
         drafters |= {f"{tree}, its drafter": pair.drafter for tree in DRAFTED}
+    drafters |= {setting + EAGER: drafters[setting] for setting in ROUNDS}
     engines = {setting: engine(pair, drafter, setting, batch) for setting, drafter in drafters.items()}
     runs: dict[str, list[Row]] = {setting: [] for setting in (*engines, STOCK)}
 
@@ -63,7 +67,8 @@ def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
                 with stock_attention(pair.target) as model:
                     row: Row = {"tokens/s": transformers_rate(model, prompts, sizes.tokens)}
             else:
-                row = _generated(engines[setting], requests)
+                with without_graphs(pair) if setting.endswith(EAGER) else nullcontext():
+                    row = _generated(engines[setting], requests)
         return row | memory
 
     plain = [sequence[sizes.prompt :][: sizes.tokens] for sequence in recorded]
@@ -88,8 +93,8 @@ def _line(setting: str, batch: int, runs: Sequence[Row], plain: Sequence[Row], e
     if "accept length" in runs[-1]:
         same = sum(a == b for a, b in zip(runs[-1]["token ids"], expected, strict=True))
         row |= {"accept length": runs[-1]["accept length"], "answers as plain": f"{same} of {len(expected)}"}
-    if setting in ORACLES:
-        row["set to"] = round(expected_accept_length(ORACLES[setting]), 3)
+    if (oracle := setting.removesuffix(EAGER)) in ORACLES:
+        row["set to"] = round(expected_accept_length(ORACLES[oracle]), 3)
     return row
 
 
@@ -102,24 +107,33 @@ def rounds(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome
     recorded = record(pair, requests, length)
     rows: list[Row] = []
     detail: dict[str, Any] = {}
-    for setting, right in ROUNDS.items():
+    for (setting, right), eager in product(ROUNDS.items(), (False, True)):
         drafter = oracle(pair, recorded, right) if right else None
-        seconds: list[float] = []
-        with decoding(engine(pair, drafter, setting, batch), requests) as step:
-            for _ in range(sizes.rounds):
-                began = time.perf_counter()
-                step()
-                seconds.append(time.perf_counter() - began)
-            row: Row = {"batch": batch, "setting": setting, "round ms": round(1e3 * statistics.median(seconds), 3)}
-            if device.type == "cuda":
-                waits = host_waits(step, sizes.rounds)
-                row |= device_work(step, sizes.rounds, row["round ms"])
-                row["host waits"] = round(sum(waits.values()) / sizes.rounds, 1)
-                detail[setting] = {place: count / sizes.rounds for place, count in waits.most_common()}
-            else:
-                row |= {"device ms": None, "exposed host ms": None, "kernels": None, "host waits": None}
-        rows.append(row)
+        name = setting + EAGER * eager
+        with (
+            without_graphs(pair) if eager else nullcontext(),
+            decoding(engine(pair, drafter, setting, batch), requests) as step,
+        ):
+            row, waits = _round(step, sizes.rounds, device)
+        rows.append({"batch": batch, "setting": name, **row})
+        detail[name] = waits
     return Outcome(rows, detail=detail)
+
+
+def _round(step: Callable[[], object], count: int, device: torch.device) -> tuple[Row, dict[str, float]]:
+    """What a round takes, over `count` of them and as many for each other figure; and where the host waits."""
+    seconds: list[float] = []
+    for _ in range(count):
+        began = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - began)
+    row: Row = {"round ms": round(1e3 * statistics.median(seconds), 3)}
+    if device.type != "cuda":
+        return row | {"device ms": None, "exposed host ms": None, "kernels": None, "host waits": None}, {}
+    waits = host_waits(step, count)
+    row |= device_work(step, count, row["round ms"])
+    row["host waits"] = round(sum(waits.values()) / count, 1)
+    return row, {line: number / count for line, number in waits.most_common()}
 
 
 def host_waits(step: Callable[[], object], count: int) -> Counter[str]:

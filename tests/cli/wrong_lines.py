@@ -57,6 +57,7 @@ LINES: list[tuple[str, str]] = [
     (f"{_GENERATE} --attention flash", "'flash' is not one of"),
     (f"{_GENERATE} --quantize int4", "--quantize"),
     (f"{_GENERATE} --quantize int8 --compile", "leave out --compile"),
+    (f"{_GENERATE} --enforce-eager --device cpu", "leave out eager (--enforce-eager)"),
     (f"{_GENERATE} --device toaster", "unknown device 'toaster'"),
     (f"{_GENERATE} --tensor-parallel-size 2", "--engine vllm"),
     (f"{_GENERATE} --tree chain:2", "--tree needs a drafter"),

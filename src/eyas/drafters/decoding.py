@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.deferred_pairs import DeferredPairs
-from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels, ModuleLevels, Stage
+from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.graphs import Compute, PassGraphs, filled_up, recurring
-from eyas.targets.native.decoder import Above, NativeDecoder, Staged
+from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
 from eyas.tree import DraftTree, Frontier, NodeLogits, TreeSpec
@@ -48,6 +48,19 @@ class NetworkPairs(NamedTuple):
         return 0 if self.deferred is None else self.deferred[0].shape[1]
 
 
+class Stage(NamedTuple):
+    """Where a pass of the network's modules stages its keys and values, and what it sees there."""
+
+    lengths: Tensor  # [R] pairs that were read
+    seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
+    before: int = 0  # columns of each row that passes before this one staged
+    layout: RaggedLayout | None = None  # of rows whose tokens lie end to end
+    layer: int = 0  # the slot cache's layer that is the network's first
+    first: int = 0  # the first of a row's own pairs that is seen
+    end: int | None = None  # the columns that are read, where their number is fixed
+    level: int = 0  # of a draft: 0 is that of the root's children
+
+
 class NetworkDrafter(Drafter):
     """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
@@ -57,8 +70,7 @@ class NetworkDrafter(Drafter):
         self._taps = taps
         self._ids = network.target_ids
         self._guesses, self._decoder = network.config.guesses, network.decoder()
-        self.graphs: PassGraphs | None = None
-        """Recorded passes of the network; None = it runs as it is."""
+        self.graphs: PassGraphs | None = None  # the network's recorded passes, if they are to be recorded
         self.resize(0)
 
     @property
@@ -180,7 +192,7 @@ class NetworkDrafter(Drafter):
         logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:
             return ModuleLevels(self, rows, fed), logits
-        return _NativeLevels(self._decoder, network, self._cache, rows, fed), logits
+        return NativeLevels(self._decoder, self._cache, rows, fed, network.logits), logits
 
     def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
         """Read what rows that are `drafting` (None = all) have deferred; [R] which of them can be drafted for."""
@@ -225,34 +237,34 @@ class NetworkDrafter(Drafter):
 
     def _read(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row: next_tokens [R, Q], taps [R, Q, A, Ht]."""
-        width = max(counts)
-        if not width:
+        if not any(counts):
             return
-        next_tokens, taps = next_tokens[:, :width], taps[:, :width]
-        width, layout = self._arranged(rows, counts)
-        if layout is not None:
-            next_tokens, taps = layout.gather(next_tokens), layout.gather(taps)
-        else:
-            next_tokens, taps = filled_up(next_tokens, len(rows), width), filled_up(taps, len(rows), width)
+        width, layout, (next_tokens, taps) = self._arranged(rows, counts, next_tokens, taps)
         fed, normed = self._run_pairs(rows, next_tokens, self.network.fuse(taps), width, layout)
         self._cache.commit(rows, [range(count) for count in counts])
-        ends = (row * width + count for row, count in enumerate(counts)) if layout is None else accumulate(counts)
-        lasts = [end - 1 for end in ends]
+        before = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts)]
+        lasts = [first + count - 1 for first, count in zip(before, counts, strict=False)]
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
         slots: Any
         slots, last = known[0] if len(known) == 1 else to_device(known, self._ids.device).unbind(1)
         self._fed[slots], self._normed[slots] = fed[last], normed[last]
 
-    def _arranged(self, rows: range, counts: Sequence[int]) -> tuple[int, RaggedLayout | None]:
-        """The width of a pass over `counts` pairs of each row, and its layout if they lie end to end.
+    def _arranged(
+        self, rows: range, counts: Sequence[int], *pairs: Tensor
+    ) -> tuple[int, RaggedLayout | None, list[Tensor]]:
+        """The first `counts[r]` of each row's `pairs` [R, Q, ...] as a pass takes them, after its width and layout.
 
-        A recorded pass is a rectangle of a recurring width.
+        Rows lie end to end where they differ in length; a recorded pass is a rectangle of a recurring width.
         """
         width = max(counts)
+        pairs = tuple(each[:, :width] for each in pairs)
         if self.graphs is not None and self.graphs.takes(len(rows) * width):
-            return max(width, min(recurring(width), self._cache.capacity - self._cache.start(rows))), None
-        ragged = sum(counts) < len(rows) * width
-        return width, RaggedLayout.of_counts(counts, self._ids.device) if ragged else None
+            width = max(width, min(recurring(width), self._cache.capacity - self._cache.start(rows)))
+            return width, None, [filled_up(each, len(rows), width) for each in pairs]
+        if sum(counts) == len(rows) * width:
+            return width, None, list(pairs)
+        layout = RaggedLayout.of_counts(counts, self._ids.device)
+        return width, layout, [layout.gather(each) for each in pairs]
 
     def _run_pairs(
         self, rows: range, tokens: Tensor, hidden: Tensor, width: int, layout: RaggedLayout | None = None
@@ -263,10 +275,8 @@ class NetworkDrafter(Drafter):
         """
         if self._decoder is None:
 
-            def compute(
-                rows: range, end: int | None, lengths: Tensor, tokens: Tensor, hidden: Tensor
-            ) -> tuple[Tensor, Tensor]:
-                steps = torch.arange(width, device=lengths.device)
+            def compute(rows: range, end: int | None, lengths: Tensor, *pairs: Tensor) -> tuple[Tensor, Tensor]:
+                (tokens, hidden), steps = pairs, torch.arange(width, device=lengths.device)
                 positions = lengths.unsqueeze(1) + steps
                 stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
                 positions = positions if layout is None else layout.gather(positions)
@@ -337,34 +347,34 @@ def best_children(
     return score, ids[best]
 
 
-class _NativeLevels:
-    """The levels of one draft, each run by one call of the native decoder."""
+class ModuleLevels:
+    """The levels of one draft, run by the network's modules."""
 
-    def __init__(
-        self, decoder: NativeDecoder, network: DraftNetwork, cache: SlotCache, rows: range, fed: Tensor
-    ) -> None:
-        self._decoder, self._network, self._cache, self._rows = decoder, network, cache, rows
-        self._lengths = cache.lengths[rows.start : rows.stop]
-        self._staged = 0
-        self._above = Above(fed, -1)  # [R, W, H]
-        self._parents: Tensor | None = None  # [R, F] as in `Staged`
+    def __init__(self, drafter: NetworkDrafter, rows: range, fed: Tensor) -> None:
+        self._drafter, self._rows = drafter, rows
+        self._level, self._fed = 0, fed  # [R, W, H]
+        self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=fed.device)  # [R, W, F]
 
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
-        width, staged = frontier.tokens.shape[1], self._staged
-        if self._parents is not None or width > 1:
-            parents = self._parents
-            if parents is None:  # a chain until now
-                parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
-            self._parents = torch.cat((parents, frontier.parents + self._above.first), dim=1)
-        where = Staged(self._rows, width, None, self._lengths, self._parents, staged)
-        self._cache.reserve(max(self._lengths) + staged + width, staged)
-        heads = bool(self._decoder.outputs)
-        done = self._decoder.run(self._cache, where, frontier.tokens, self._above, final=not heads, logits=heads)
-        shape = (*frontier.tokens.shape, -1)
-        self._above = Above(done.states.view(shape), staged)
-        self._staged += width
-        if done.logits is not None:
-            return done.logits.view(shape)
-        assert done.final is not None
-        return self._network.logits(done.final.view(shape))
+        rows, width = len(self._rows), frontier.tokens.shape[1]
+        seen, fed = self._seen, self._fed
+        # a guess sees the committed pairs, the guesses above it, and itself
+        itself = torch.eye(width, dtype=torch.bool, device=fed.device).expand(rows, width, width)
+        if width > 1 or fed.shape[1] > 1:  # in a chain every guess follows the one before
+            parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
+            seen = seen.gather(1, parents.expand(-1, -1, seen.shape[2]))
+            fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
+        self._seen = torch.cat((seen, itself), dim=2)
+        level, before = self._level, self._seen.shape[2] - width
+
+        def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+            tokens, fed, seen = given
+            positions = (lengths + level).unsqueeze(1).expand(-1, width)
+            stage = Stage(lengths, seen, before, level=level, end=end)
+            return self._drafter.run_level(rows, tokens, fed, positions, stage)
+
+        inputs = (frontier.tokens, fed, self._seen)
+        self._fed, logits = self._drafter.run_pass(("level", level), self._rows, inputs, compute, before + width)
+        self._level += 1
+        return logits

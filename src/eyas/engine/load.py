@@ -37,6 +37,7 @@ def load(
     device: str | torch.device | None = None,
     attention: str | None = None,
     compiled: bool = False,
+    eager: bool = False,
     quantize: str | None = None,
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
@@ -55,9 +56,9 @@ def load(
     that it must be; None = whatever the files hold. `draft_window` is the number of pairs that the drafter attends to
     besides its first ones, `auto` or `off`; None is what its config says. `rule` replaces the lossless walk.
     `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for
-    the demo and for CPUs that are slow in half precision. `quantize` `int8` keeps the target's weights in 8 bits, on a
-    CPU. `chat_template` is a Jinja file in place of the tokenizer's own template. Raises ModelError, CheckpointError,
-    DrafterMismatchError, UsageError.
+    the demo and for CPUs that are slow in half precision. `eager` leaves out CUDA graphs. `quantize` `int8` keeps the
+    target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in place of the tokenizer's own template.
+    Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     speculates = draft_model is not None or method is not None
     if not speculates and tree is not None:
@@ -67,7 +68,9 @@ def load(
         raise UsageError("costs are measured for --tree auto only: leave them out, or ask for auto")
     spec = parse_tree(tree) if isinstance(tree, str) and auto is None else None if isinstance(tree, str) else tree
     template = None if chat_template is None else read_chat_template(chat_template)
-    target = load_target(model, dtype=dtype, device=device, attention=attention, compiled=compiled, quantize=quantize)
+    target = load_target(
+        model, dtype=dtype, device=device, attention=attention, compiled=compiled, eager=eager, quantize=quantize
+    )
     tokenizer = load_tokenizer(model, template)
     speculation = controller = None
     if speculates:

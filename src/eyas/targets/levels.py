@@ -67,7 +67,13 @@ class StagedLevels:
         self._positions = torch.cat((self._positions, positions), dim=1)
 
         def compute(
-            rows: range, end: int | None, lengths: Tensor, tokens: Tensor, seen: Tensor, positions: Tensor, staged: Tensor
+            rows: range,
+            end: int | None,
+            lengths: Tensor,
+            tokens: Tensor,
+            seen: Tensor,
+            positions: Tensor,
+            staged: Tensor,
         ) -> tuple[Tensor]:
             start = self._start if end is None else end - seen.shape[2]
             out: Tensor = target.model(

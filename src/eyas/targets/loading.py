@@ -23,12 +23,7 @@ from eyas.hub import find_model
 from eyas.machine import cpu_computes_in
 from eyas.runtime import keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
-from eyas.targets.architecture import (
-    auto_class,
-    logits_agree,
-    model_class,
-    refuse_unsupported,
-)
+from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
@@ -79,6 +74,10 @@ def load_target(
         raise UsageError(
             "int8 weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
             "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
+        )
+    if eager and (torch_device.type != "cuda" or compiled):
+        raise UsageError(
+            "only a GPU has CUDA graphs to do without, and no compiled target: leave out eager (--enforce-eager)"
         )
     config = read_config(name)
     refuse_unsupported(model_class(config), config)

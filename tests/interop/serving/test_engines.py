@@ -53,6 +53,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "device": ("cuda:1", REFUSED, "--device cuda --base-gpu-id 1", "--device CUDA1"),
     "attention": ("eager", REFUSED, REFUSED, "--flash-attn off"),
     "compile": (True, REFUSED, "--enable-torch-compile", REFUSED),
+    "enforce_eager": (True, "--enforce-eager", "--disable-cuda-graph", REFUSED),
     "quantize": ("int8", REFUSED, REFUSED, REFUSED),
     "draft_window": ("256", REFUSED, REFUSED, REFUSED),
     "costs": ("c.json", REFUSED, REFUSED, REFUSED),

@@ -205,7 +205,6 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-radix-cache"), _PREFIXES),
     **dict.fromkeys(("--quantization", "--kv-cache-dtype", "--load-format"), _QUANTISED),
     "--trust-remote-code": _CODE,
-    **dict.fromkeys(("--enforce-eager", "--disable-cuda-graph"), "a target runs eagerly unless --compile is given"),
     "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens that are read between two rounds",
     "--ctx-size": "--max-model-len limits a sequence, --max-cached-tokens all of them together",
     **dict.fromkeys(("--enable-auto-tool-choice", "--tool-call-parser", "--jinja"), _TOOLS),

@@ -157,6 +157,7 @@ def open_engine(
         device=target.device,
         attention=target.attention,
         compiled=target.compile,
+        eager=target.enforce_eager,
         quantize=target.quantize,
         draft_weights=draft.draft_weights,
         ignore_config_keys=draft.ignore_config_key,
@@ -179,6 +180,7 @@ def open_target(name: str, runtime: RuntimeOptions) -> Target:
         device=runtime.device,
         attention=runtime.attention,
         compiled=runtime.compile,
+        eager=runtime.enforce_eager,
         quantize=runtime.quantize,
     )
 

@@ -45,6 +45,7 @@ def settings_of(
         "device": str(loaded.device),
         "attention": runtime.attention,
         "compile": runtime.compile,
+        "enforce_eager": runtime.enforce_eager,
         "quantize": runtime.quantize,
         **plan_settings(measuring, params),
     }
@@ -113,7 +114,7 @@ def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -
 
 def runtime_here(runtime: RuntimeT, shared: bool) -> RuntimeT:
     """How this process loads a target: on its CPU if workers compute, since it only looks at it then."""
-    return replace(runtime, device="cpu", quantize=None, compile=False) if shared else runtime
+    return replace(runtime, device="cpu", quantize=None, compile=False, enforce_eager=False) if shared else runtime
 
 
 def machine_of(workers: CrewMeasure | None) -> dict[str, Any]:

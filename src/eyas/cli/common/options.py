@@ -66,6 +66,9 @@ class RuntimeOptions:
         Literal["sdpa", "eager"] | None, Option(help="Its kernels; flash kernels can't mask a tree.")
     ] = None
     compile: Annotated[bool, Option("--compile", help="Compile the target with torch.compile.")] = False
+    enforce_eager: Annotated[
+        bool, Option("--enforce-eager", "--disable-cuda-graph", help="Run a GPU's passes without CUDA graphs.")
+    ] = False
     quantize: Annotated[Literal["int8"] | None, Option(help="Keep the target's weights in 8 bits, on a CPU.")] = None
 
 

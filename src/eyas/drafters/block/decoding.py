@@ -25,13 +25,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.decoding import NetworkDrafter, best_children
-from eyas.drafters.levels import Levels, Stage
+from eyas.drafters.decoding import NetworkDrafter, Stage, best_children
+from eyas.drafters.levels import Levels
 from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
-from eyas.targets.graphs import filled_up
 from eyas.targets.native.decoder import Staged
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
@@ -138,12 +137,9 @@ class BlockDrafter(NetworkDrafter):
 
     def _read(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row: next_tokens [R, Q], taps [R, Q, A, Ht]."""
-        width = max(counts)
-        if not width:
+        if not any(counts):
             return
-        taps = taps[:, :width]
-        width, layout = self._arranged(rows, counts)
-        taps = filled_up(taps, len(rows), width) if layout is None else layout.gather(taps)
+        width, layout, (taps,) = self._arranged(rows, counts, taps)
         context = self.network.fuse(taps)
         self._cache.reserve(self._cache.start(rows) + width)
         if self._decoder is not None:

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.decoding import NetworkDrafter, Stage
 from eyas.drafters.kinds.mtp import MtpModule
-from eyas.drafters.levels import Stage
 from eyas.drafters.network import DraftNetwork
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.slots import KVShape, Staging

@@ -34,7 +34,8 @@ def load_small_lm(source: str | Path, target: Target, tokenizer: Any = None) -> 
     `tokenizer` is the target's: with it the model may have another vocabulary. Raises ModelError, UnsupportedModelError
     for models that can't be verified like a target, DrafterMismatchError for vocabularies that can't be mapped.
     """
-    model = load_target(source, dtype=target.dtype, device=target.device, eager=target.record is None)
+    eager = target.device.type == "cuda" and target.record is None
+    model = load_target(source, dtype=target.dtype, device=target.device, eager=eager)
     if not model.head_is_exact:
         raise UnsupportedModelError(
             f"the draft model {source} ({model.config.model_type}) changes its logits in a way that eyas doesn't know: "

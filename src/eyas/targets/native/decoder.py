@@ -24,6 +24,7 @@ from eyas.targets.native.forms import RMSNormForm
 from eyas.targets.native.library import PANEL, Decoder, Experts, Layer, Linear, Mode, NativePass, kernels
 from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
+from eyas.tree import Frontier
 
 RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
@@ -302,3 +303,37 @@ class NativeDecoder:
 def _integers(values: Sequence[int]) -> Array[c_int64]:
     """Numbers as the kernels take them."""
     return (c_int64 * len(values))(*values)
+
+
+class NativeLevels:
+    """The levels of one draft below the pairs in a slot cache, each run by one call of the decoder."""
+
+    def __init__(
+        self, decoder: NativeDecoder, cache: SlotCache, rows: range, fed: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> None:
+        """For drafts below the states `fed` [R, 1, H]; `head` gives logits where the decoder has no head."""
+        self._decoder, self._cache, self._rows, self._head = decoder, cache, rows, head
+        self._lengths = cache.lengths[rows.start : rows.stop]
+        self._staged = 0
+        self._above = Above(fed, -1)
+        self._parents: Tensor | None = None  # [R, S] as in `Staged`
+
+    def add(self, frontier: Frontier) -> Tensor:
+        """Run the next level's W nodes; returns the logits [R, W, V] of what follows them."""
+        width, staged = frontier.tokens.shape[1], self._staged
+        if self._parents is not None or width > 1:
+            parents = self._parents
+            if parents is None:  # a chain until now
+                parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
+            self._parents = torch.cat((parents, frontier.parents + self._above.first), dim=1)
+        where = Staged(self._rows, width, None, self._lengths, self._parents, staged)
+        self._cache.reserve(max(self._lengths) + staged + width, staged)
+        heads = bool(self._decoder.outputs)
+        done = self._decoder.run(self._cache, where, frontier.tokens, self._above, final=not heads, logits=heads)
+        shape = (*frontier.tokens.shape, -1)
+        self._above = Above(done.states.view(shape), staged)
+        self._staged += width
+        if done.logits is not None:
+            return done.logits.view(shape)
+        assert done.final is not None
+        return self._head(done.final.view(shape))
