@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target
+from eyas.targets.graphs import Outputs, PassGraphs, Record, Recording
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.library import kernels
@@ -23,9 +24,9 @@ from eyas.tree import parse_tree
 from eyas.tree.shared import SharedTree
 from eyas.types import Request, SamplingParams
 
-from .. import tiny
+from .. import recording, tiny
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+NATIVE = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 PRICES = tuple(0.01 * n for n in range(1, 17))
 
 
@@ -81,6 +82,7 @@ def native() -> tuple[Target, NetworkDrafter]:
     return target, NetworkDrafter(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
 
 
+@NATIVE
 @pytest.mark.parametrize(
     ("tree", "rows", "temperature", "most"),
     [
@@ -109,3 +111,27 @@ def test_a_round_dispatches_few_operations(
     assert engine.outcome is not None
     assert engine.outcome.pass_tokens >= rows * (1 if tree is None else 4)
     assert sum(counted.counts.values()) <= most, counted.counts.most_common(15)
+
+
+def dispatched(layers: int, tree: str | None, record: Record | None) -> int:
+    """The operations of a greedy round, what is replayed not counted: the fewest of some rounds."""
+    target, drafter = Target(tiny.build_model("llama", num_hidden_layers=layers)), tiny.eagle3_drafter()
+    if record is not None:
+        target.graphs, drafter.graphs = PassGraphs(record), PassGraphs(record)
+    engine = Engine(target, None, Speculation(drafter, None if tree is None else parse_tree(tree)))
+    engine.submit(Request(tuple(tiny.prompts(7)[0]), SamplingParams(max_tokens=80, ignore_eos=True)))
+    found = []
+    for _ in range(12):
+        with Operations() as counted:
+            engine.step()
+        found.append(sum(counted.counts.values()))
+    return min(found)
+
+
+@pytest.mark.parametrize(("tree", "most"), [(None, 55), ("chain:3", 135), ("dynamic:5,4,15", 255)])
+def test_recorded_rounds_dispatch_few_operations_however_many_layers(tree: str | None, most: int) -> None:
+    def started_at_once(compute: Callable[[], Outputs]) -> Recording:
+        return Recording(lambda: None, recording.record(compute).outputs)
+
+    assert dispatched(12, tree, started_at_once) == dispatched(4, tree, started_at_once) <= most
+    assert dispatched(12, tree, None) > dispatched(4, tree, None) + 300
