@@ -1,7 +1,7 @@
 """What CUDA graphs are on a GPU, on a CPU: a computation's operations, recorded once and replayed on the same tensors.
 
-As with a graph, a replay reads and writes memory where it was, Python isn't run again, and whatever asks the device for
-a value can't be recorded.
+As with a graph, a replay reads and writes memory where it was, Python isn't run again, and what asks the device for a
+value, or copies one to it, can't be recorded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from eyas.targets.graphs import CudaRecorder, Outputs, Record, Recording
 
 ASKING = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim", "_unique2"}
+COPYING = {"lift_fresh"}
+"""What `torch.tensor` does: a copy from the host's memory, which waits for the device too."""
 
 
 class RecordedOperations(TorchDispatchMode):
@@ -28,7 +30,7 @@ class RecordedOperations(TorchDispatchMode):
         self._steps: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Tensor]]]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.__name__.split(".")[0] in ASKING:
+        if function.__name__.split(".")[0] in ASKING | COPYING:
             raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
@@ -61,7 +63,7 @@ def record(compute: Callable[[], Outputs]) -> Recording:
 
 def recorder(device: torch.device) -> Record:
     """What records on a device."""
-    return CudaRecorder() if device.type == "cuda" else record
+    return CudaRecorder(device) if device.type == "cuda" else record
 
 
 def refuse(compute: Callable[[], Outputs]) -> Recording:  # noqa: ARG001

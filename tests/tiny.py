@@ -167,7 +167,7 @@ def sample(*axes: Sequence[Any]) -> list[Any]:
 @cache
 def target(name: str = "llama") -> Target:
     """A shared target; whoever uses it resizes it first (an engine does). On a GPU its passes are recorded."""
-    record = CudaRecorder() if DEVICE.type == "cuda" else None
+    record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else None
     return Target(build_model(name).to(DEVICE), record=record)
 
 

@@ -47,15 +47,22 @@ Record = Callable[[Callable[[], Outputs]], Recording]
 
 
 class CudaRecorder:
-    """Records CUDA graphs, all of which share one pool of memory."""
+    """Records CUDA graphs on a device, all of them in one pool of memory."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            # the same for all: cuBLAS keeps a workspace for each stream
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], Outputs]) -> Recording:
         graph = torch.cuda.CUDAGraph()
-        # other threads may use the device meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(self._device),
+            # other threads may use the device meanwhile
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             outputs = compute()
         return Recording(graph.replay, outputs)
 

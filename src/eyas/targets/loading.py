@@ -95,7 +95,7 @@ def load_target(
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
-        record = CudaRecorder() if torch_device.type == "cuda" and not (compiled or eager) else None
+        record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
         return make(loaded, ragged=not compiled, native=native, record=record)
 
     torch_dtype = resolve_dtype(dtype, name, torch_device)

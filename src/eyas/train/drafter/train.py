@@ -60,7 +60,8 @@ def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) ->
     if config.source == "offline" and not decodes:
         return RunTarget(load_embedding_and_head(config.target, dtype=dtype, device=processes.device))
     if not sharded:
-        return RunTarget(load_target(config.target, dtype=dtype, device=processes.device))
+        eager = processes.device.type == "cuda"  # it reads whole chats
+        return RunTarget(load_target(config.target, dtype=dtype, device=processes.device, eager=eager))
     method = quantized_by(read_config(config.target))
     if method is not None:
         raise ConfigError(
