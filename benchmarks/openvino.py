@@ -77,7 +77,8 @@ def openvino(python: Path, target: Path, drafter: Path, chain: int) -> Side:
     def ask(prompt: Sequence[int], tokens: int) -> Timed:
         written.write(json.dumps({"prompt": list(prompt), "tokens": tokens}) + "\n")
         written.flush()
-        return Timed(**line())
+        answer = line()  # with counts, too, where it drafts
+        return Timed(answer["tokens"], answer["seconds"], answer["first"])
 
     return ask
 
