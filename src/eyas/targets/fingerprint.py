@@ -92,9 +92,8 @@ def _samples(model: nn.Module) -> Iterator[_Sample]:
         yield from _scales(model)
     for name, linear in prepacked.items():
         if linear.stacked is not None:
-            shape = linear.stacked, linear.out_features // linear.stacked, linear.in_features
-            yield name, shape, linear.first(SAMPLE)
+            yield name, linear.stacked, linear.first(SAMPLE)
         elif not linear.tied:
             yield f"{name}.weight", (linear.out_features, linear.in_features), linear.first(SAMPLE)
-        if linear.bias is not None:
+        if linear.bias is not None and linear.stacked is None:
             yield f"{name}.bias", tuple(linear.bias.shape), linear.bias.flatten()[:SAMPLE]

@@ -86,13 +86,13 @@ class PrepackedLinear(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, shared: bool, stacked: int | None = None) -> None:
-        """`stacked` says that the weight consists of so many, one below the other, which are one parameter."""
+    def __init__(self, linear: nn.Linear, shared: bool, stacked: Tensor | None = None) -> None:
+        """`stacked` is the one parameter [E, ...] that holds the weights of which this one was made."""
         super().__init__()
-        self.stacked = stacked
+        self.stacked = None if stacked is None else tuple(stacked.shape)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = linear.weight.dtype
-        self._first = linear.weight.detach().flatten()[:_SAMPLED].clone()
+        self._first = (linear.weight if stacked is None else stacked).detach().flatten()[:_SAMPLED].clone()
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
         self._prepacked = self._pack(linear.weight.detach())
@@ -120,7 +120,7 @@ class PrepackedLinear(nn.Module):
         return self._shared is not None
 
     def first(self, count: int) -> Tensor:
-        """The first `count` values of the row-major weight (at most 1024), without restoring it."""
+        """The first `count` values of the row-major weight or stack (at most 1024), without restoring it."""
         return self._first[:count]
 
     def forward(self, x: Tensor) -> Tensor:

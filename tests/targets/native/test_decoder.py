@@ -27,9 +27,9 @@ from ... import tiny
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "granite", "smollm3",
-          "mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe")  # fmt: skip
+          "mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss")  # fmt: skip
 """Architectures whose passes are native; "mistral" has a sliding window, those of the second line have experts."""
-ROUTED = NATIVE[-5:]
+ROUTED = NATIVE[-6:]
 SIZES = {"head_dim": 16}
 OTHER_SIZES = {"olmoe": {"num_attention_heads": 2}}  # whose heads share out the hidden size
 TYPES = (torch.float32, torch.bfloat16)
@@ -235,11 +235,14 @@ def test_int8_targets_speculate_losslessly(folders: Path, name: str, dtype: torc
         assert [one.token_ids for one in done] == plain
 
 
-def test_int8_says_what_stays_as_it_is(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_int8_says_what_stays_as_it_is(
+    folders: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel has no linear layers to quantise"):
         load_target(folders / "gpt2", device="cpu", quantize="int8")
     load_target(folders / "llama", device="cpu", quantize="int8")
     assert "int8" not in caplog.text
+    monkeypatch.setattr("eyas.targets.loading.replace_experts", lambda *_: 0)
     load_target(folders / "gptoss", device="cpu", quantize="int8")
     assert "% of the weights of GptOssForCausalLM are in linear layers and take 8 bits" in caplog.text
 
@@ -254,7 +257,7 @@ def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pyt
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("gptoss", torch.float32)])
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("deepseek3", torch.float32)])
 def test_auto_is_bfloat16_where_passes_are_native(
     tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

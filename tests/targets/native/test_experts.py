@@ -19,7 +19,7 @@ from eyas.targets.native.linears import Int8Linear, NativeLinear
 from ... import tiny
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
-FAMILIES = ("mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe")
+FAMILIES = ("mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss")
 TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -28,10 +28,21 @@ def block(name: str, dtype: torch.dtype) -> Any:
     return tiny.build_model(name).to(dtype).model.layers[2].mlp
 
 
+def router_of(mlp: Any) -> Any:
+    """The module that chooses a layer's experts."""
+    return mlp.router if hasattr(mlp, "router") else mlp.gate
+
+
+def output_of(mlp: Any, states: Tensor) -> Tensor:
+    """What a layer's experts make of states [B, S, H]."""
+    out: Any = mlp(states)
+    return out[0] if isinstance(out, tuple) else out
+
+
 def chosen(experts: Any, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """States, and some experts for each, with weights."""
     draw = torch.Generator().manual_seed(count)
-    size = experts.down_proj.shape if hasattr(experts.down_proj, "shape") else (experts.num_experts, experts.hidden_dim)
+    size = experts.num_experts, getattr(experts, "hidden_dim", None) or experts.hidden_size
     ids = torch.stack([torch.randperm(size[0], generator=draw)[:2] for _ in range(count)])
     return torch.randn(count, size[1], generator=draw).to(dtype), ids, torch.rand(count, 2, generator=draw).to(dtype)
 
@@ -70,14 +81,15 @@ def test_eight_bits_are_close() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_router_s_form_is_found_by_trying_it(name: str) -> None:
-    router = block(name, torch.bfloat16).gate
+    router = router_of(block(name, torch.bfloat16))
     if name == "glm4moe":
         router.e_score_correction_bias += torch.rand(4, generator=torch.Generator().manual_seed(1))
     form = RouterForm.of(router, torch.bfloat16)
     assert form.sigmoid == (name == "glm4moe")
-    assert form.renormalised == getattr(router, "norm_topk_prob", name == "mixtral")
+    assert form.renormalised == getattr(router, "norm_topk_prob", name in ("mixtral", "gptoss"))
     assert form.rounds_scores == (name != "glm4moe")
-    assert form.rounds_weights == (name in ("qwen3moe", "olmoe", "qwen2moe"))
+    assert form.rounds_weights == (name in ("qwen3moe", "olmoe", "qwen2moe", "gptoss"))
+    assert (form.offset is not None) == (name == "gptoss")
     assert form.scale == (1.5 if name == "glm4moe" else 1.0)
 
 
@@ -85,10 +97,10 @@ def test_a_router_s_form_is_found_by_trying_it(name: str) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_routers_choose_as_they_did(name: str, dtype: torch.dtype) -> None:
     mlp, x = block(name, dtype), torch.randn(50, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
-    wanted = mlp.gate(x)
+    wanted = router_of(mlp)(x)
     replace_experts(mlp, NativeLinear, dtype)
-    assert isinstance(mlp.gate, NativeRouter)
-    found = mlp.gate(x)
+    assert isinstance(router_of(mlp), NativeRouter)
+    found = router_of(mlp)(x)
     for one, other in zip(found, wanted, strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
     same = (found[2].sort(1).values == wanted[2].sort(1).values).all(1)
@@ -129,16 +141,19 @@ def test_experts_of_another_kind_stay_as_they_are(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "eyas"):
         assert replace_experts(clipped, NativeLinear, torch.float32) == 0
     assert "MixtralExperts stay as they are: native ones compute something else" in caplog.text
-    assert replace_experts(tiny.build_model("gptoss"), NativeLinear, torch.float32) == 0  # biases, interleaved
+    odd = block("gptoss", torch.float32)
+    odd.experts._apply_gate = lambda both: both[..., ::2].sigmoid() * both[..., 1::2]
+    assert replace_experts(odd, NativeLinear, torch.float32) == 0
     assert replace_experts(block("mixtral", torch.float32), NativeLinear, torch.bfloat16) == 0
 
 
-def test_replaced_experts_leave_the_fingerprint_as_it_was() -> None:
-    model = tiny.build_model("qwen2moe")
+@pytest.mark.parametrize("name", ["qwen2moe", "gptoss"])
+def test_replaced_experts_leave_the_fingerprint_as_it_was(name: str) -> None:
+    model = tiny.build_model(name)
     layer, states = model.model.layers[2].mlp, torch.randn(3, 5, 32)
-    before, wanted = fingerprint(model), layer(states)
-    assert replace_experts(model, NativeLinear, torch.float32) == 3
+    before, wanted = fingerprint(model), output_of(layer, states)
+    assert replace_experts(model, NativeLinear, torch.float32) == (3 if name == "qwen2moe" else tiny.LAYERS)
     assert fingerprint(model) == before
-    torch.testing.assert_close(layer(states), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+    torch.testing.assert_close(output_of(layer, states), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
     with pytest.raises(RuntimeError, match="no gradient"):
         layer.experts(states[0].requires_grad_(), *chosen(layer.experts, 5, torch.float32)[1:])

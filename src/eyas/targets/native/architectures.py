@@ -68,14 +68,14 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
                 **_layer_norms(layer),
                 window=plan.windows[kind],
                 rope=rope if getattr(layer.self_attn, "use_rope", True) else None,
+                sinks=getattr(layer.self_attn, "sinks", None),
             )
         )
-        mlp: Any
-        for mlp in (parts[-1].mlp, parts[-1].routed and parts[-1].routed.experts):
-            if mlp is not None:
-                gelus.add(is_gelu(getattr(mlp, "act_fn", None) or mlp.activation_fn))
+        mlp = parts[-1].mlp
+        if mlp is not None:
+            gelus.add(is_gelu(getattr(mlp, "act_fn", None) or mlp.activation_fn))
         factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
-    if len(gelus) + len(factors) != 2:
+    if len(gelus) > 1 or len(factors) > 1:
         raise UnsupportedModelError("layers differ in their activation or in the factor of what they add")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
@@ -86,7 +86,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     )  # fmt: skip
     return NativeDecoder(
         parts, base.norm, model.get_output_embeddings(), heads, ropes, base.embed_tokens.weight.detach(), model.dtype,
-        limit=context_limit(config), gelu=gelus.pop(), residual_scale=factors.pop(),
+        limit=context_limit(config), gelu=True in gelus, residual_scale=factors.pop(),
         embedding_scale=_embedding_scale(base),
     )  # fmt: skip
 
@@ -101,8 +101,8 @@ def _layer_norms(layer: Any) -> dict[str, Any]:
     _check_children(layer.self_attn, of_attention, {"q_norm", "k_norm", "rotary_emb"})
     if not isinstance(getattr(layer.mlp, "experts", None), NativeExperts):
         _check_children(layer.mlp, of_mlp, {"act_fn", "activation_fn"})
-    if dict(layer.self_attn.named_parameters(recurse=False)):
-        raise UnsupportedModelError(f"{type(layer.self_attn).__name__} has sinks or the like")
+    if dict(layer.self_attn.named_parameters(recurse=False)).keys() - {"sinks"}:
+        raise UnsupportedModelError(f"{type(layer.self_attn).__name__} has parameters of its own")
     norms: dict[str, Any] = {"input_norm": None, "mlp_norm": None}
     return norms | {part: getattr(layer, name) for name, part in names.items()}
 
@@ -111,13 +111,15 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
     """An MLP, or experts with their router and, where there is one, the expert that all tokens share."""
     if not isinstance(getattr(mlp, "experts", None), NativeExperts):
         return {"mlp": mlp}
-    _check_children(mlp, {"experts", "gate"}, {*_SHARED, "shared_expert_gate"})
+    router = "router" if hasattr(mlp, "router") else "gate"
+    _check_children(mlp, {"experts", router}, {*_SHARED, "shared_expert_gate"})
     shared = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
     if shared is not None:
         _check_children(shared, _SEPARATE[1], {"act_fn"})
-    if not isinstance(mlp.gate, NativeRouter):
-        raise UnsupportedModelError(f"{type(mlp.gate).__name__} chooses experts in a way of its own")
-    routed = RoutedExperts(mlp.experts, mlp.gate, getattr(mlp, "shared_expert_gate", None))
+    gate = getattr(mlp, router)
+    if not isinstance(gate, NativeRouter):
+        raise UnsupportedModelError(f"{type(gate).__name__} chooses experts in a way of its own")
+    routed = RoutedExperts(mlp.experts, gate, getattr(mlp, "shared_expert_gate", None))
     return {"mlp": shared, "routed": routed}
 
 
@@ -130,8 +132,22 @@ def _check_children(module: nn.Module, needed: set[str], allowed: Collection[str
 def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTables]:
     """One table for all layers, or one for each of the attention `types`."""
     if "layer_type" not in signature(rotary.forward).parameters:
-        return [partial(rotary, probe)]
-    return [partial(rotary, probe, layer_type=kind) for kind in types]
+        found: list[RopeTables] = [partial(rotary, probe)]
+    else:
+        found = [partial(rotary, probe, layer_type=kind) for kind in types]
+    return [partial(_both_halves, tables) if _one_half(tables) else tables for tables in found]
+
+
+def _one_half(tables: RopeTables) -> bool:
+    """Whether tables have entries for the first half of a head's rotated features only; the second has the same."""
+    cosines, _ = tables(torch.arange(9).unsqueeze(0))
+    left, right = cosines.tensor_split(2, dim=-1)
+    return left.shape != right.shape or not left.equal(right)
+
+
+def _both_halves(tables: RopeTables, positions: Tensor) -> tuple[Tensor, Tensor]:
+    cosines, sines = tables(positions)
+    return torch.cat((cosines, cosines), dim=-1), torch.cat((sines, sines), dim=-1)
 
 
 def _embedding_scale(base: Any) -> float:

@@ -60,6 +60,8 @@ class LayerParts:
     rope: int | None = 0
     """Which of the decoder's RoPE tables turn queries and keys; None = none does."""
     routed: RoutedExperts | None = None
+    sinks: Tensor | None = None
+    """[heads] the scores of keys without a value."""
 
     @property
     def norms(self) -> tuple[nn.Module | None, ...]:
@@ -179,12 +181,15 @@ class NativeDecoder:
         attention = layer.attention
         width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
+        if layer.sinks is not None and layer.sinks.shape != (heads.queries,):
+            raise UnsupportedModelError(f"sinks of {tuple(layer.sinks.shape)} for {heads.queries} heads")
         return Layer(
             *self._linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", (queries, keys, keys), width),
             self._linear(attention.o_proj, self.hidden, queries),
             *self._mlp(layer.mlp),
             Experts() if layer.routed is None else self._experts(layer.routed),
             *(None if norm is None else self._vector(self._norms[norm].factors) for norm in layer.norms),
+            None if layer.sinks is None else self._vector(layer.sinks),
             -1 if layer.rope is None else layer.rope,
             layer.window or 0,
             layer.normed_residual,
@@ -201,12 +206,11 @@ class NativeDecoder:
         experts, router, gate = routed
         form = router.form
         self._kept.append(experts)
-        return Experts(
-            *experts.linears, experts.num_experts, form.chosen,
-            self._linear(router, experts.num_experts, self.hidden),
-            None if form.bias is None else self._vector(form.bias), form.sigmoid, form.renormalised,
-            form.rounds_scores, form.rounds_weights, form.scale,
-            Linear() if gate is None else self._linear(gate, 1, self.hidden),
+        return experts.struct(
+            form.chosen, router=self._linear(router, experts.num_experts, self.hidden),
+            bias=None if form.bias is None else self._vector(form.bias), sigmoid=form.sigmoid,
+            renormalised=form.renormalised, rounds_scores=form.rounds_scores, rounds_weights=form.rounds_weights,
+            scale=form.scale, shared_gate=Linear() if gate is None else self._linear(gate, 1, self.hidden),
         )  # fmt: skip
 
     def _linears(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.native.forms import RouterForm, is_gelu
-from eyas.targets.native.library import PANEL, Experts, Linear
+from eyas.targets.native.forms import ExpertsForm, RouterForm
+from eyas.targets.native.library import Experts, Linear
 from eyas.targets.native.linears import NativeLinear, as_linear, loaded_kernels, threads_for
 
 _LOG = logging.getLogger("eyas")
@@ -27,12 +27,16 @@ class NativeExperts(nn.Module):
     """A frozen replacement of transformers' module of stacked experts; each token's sums are its own, in any pass."""
 
     def __init__(self, experts: Any, layout: type[NativeLinear]) -> None:
+        """Raises UnsupportedModelError for experts of another form than `ExpertsForm` knows."""
         super().__init__()
-        self.num_experts, self.hidden_dim, self.intermediate_dim = experts.down_proj.shape
-        self.act_fn = experts.act_fn
-        self.gelu = is_gelu(experts.act_fn)
-        self.gate_up_proj = layout(as_linear(experts.gate_up_proj), False, stacked=self.num_experts)
-        self.down_proj = layout(as_linear(experts.down_proj), False, stacked=self.num_experts)
+        form = ExpertsForm.of(experts, experts.down_proj.dtype)
+        self.num_experts, self.hidden_dim, self.intermediate_dim = form.down.shape
+        self._gating = form.activation, form.alpha, form.limit
+        both, down = as_linear(form.gate_up, form.gate_up_bias), as_linear(form.down, form.down_bias)
+        self.gate_up_proj = layout(both, False, stacked=experts.gate_up_proj)
+        self.down_proj = layout(down, False, stacked=experts.down_proj)
+        if form.down_bias is not None:  # parameters of the model as before
+            self.gate_up_proj_bias, self.down_proj_bias = experts.gate_up_proj_bias, experts.down_proj_bias
         size, hidden = self.intermediate_dim, self.hidden_dim
         self.linears = [
             (Linear * self.num_experts)(*(stack.rows((e * parts + part) * out, out) for e in range(self.num_experts)))
@@ -42,6 +46,13 @@ class NativeExperts(nn.Module):
         ]  # fmt: skip
         """The gate, up and down projections of all experts, as the kernels take them."""
 
+    def struct(self, chosen: int, **router: Any) -> Experts:
+        """The experts as the kernels take them, so many of them `chosen` for a token by what a `router` does."""
+        activation, alpha, limit = self._gating
+        return Experts(
+            *self.linears, self.num_experts, chosen, activation=activation, alpha=alpha, limit=limit, **router
+        )
+
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """What the experts `top_k_index` [T, K] make of states [T, H], summed with their weights [T, K]."""
         if torch.is_grad_enabled() and hidden_states.requires_grad:
@@ -49,10 +60,10 @@ class NativeExperts(nn.Module):
         x, weights = hidden_states.float().contiguous(), top_k_weights.float().contiguous()
         ids, out = top_k_index.long().contiguous(), torch.empty_like(x)
         rounds = top_k_weights.dtype == torch.bfloat16
-        struct = Experts(*self.linears, self.num_experts, ids.shape[1], rounds_weights=rounds)
+        struct = self.struct(ids.shape[1], rounds_weights=rounds)
         loaded_kernels().experts(
             byref(struct), x.data_ptr(), len(x), ids.data_ptr(), weights.data_ptr(), out.data_ptr(),
-            hidden_states.dtype == torch.bfloat16, self.gelu, threads_for(len(x) * struct.weights),
+            hidden_states.dtype == torch.bfloat16, threads_for(len(x) * struct.weights),
         )  # fmt: skip
         return out.to(hidden_states.dtype)
 
@@ -61,7 +72,7 @@ class NativeRouter(NativeLinear):
     """A frozen replacement of a router, whose products are the kernels'."""
 
     def __init__(self, form: RouterForm, dtype: torch.dtype) -> None:
-        super().__init__(as_linear(form.weight), False)
+        super().__init__(as_linear(form.weight, form.offset), False)
         self.form, self._states = form, dtype
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]  # routers' own outputs
@@ -82,7 +93,7 @@ def replace_experts(model: nn.Module, layout: type[NativeLinear], dtype: torch.d
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if _stacked(child, dtype)
+        if hasattr(child, "down_proj") and not isinstance(child.down_proj, nn.Module)
     ]
     done = 0
     child: Any
@@ -102,7 +113,7 @@ def _replace_router(parent: nn.Module, experts: NativeExperts, dtype: torch.dtyp
     shape = (experts.num_experts, experts.hidden_dim)
     for name, child in parent.named_children():
         weights = dict(child.named_parameters())
-        if isinstance(child, nn.Linear) or weights.keys() != {"weight"} or weights["weight"].shape != shape:
+        if isinstance(child, nn.Linear) or "weight" not in weights or weights["weight"].shape != shape:
             continue
         try:
             setattr(parent, name, NativeRouter(RouterForm.of(child, dtype), dtype))
@@ -110,22 +121,14 @@ def _replace_router(parent: nn.Module, experts: NativeExperts, dtype: torch.dtyp
             _LOG.info("a router stays as it is: %s", error)
 
 
-def _stacked(module: Any, dtype: torch.dtype) -> bool:
-    """Whether a module has nothing but stacked weights of gated MLPs, in a `dtype` and sizes that fit the panels."""
-    names = {"gate_up_proj", "down_proj"}
-    if set(dict(module.named_parameters())) != names or any(True for _ in module.buffers()):
-        return False
-    both, down = module.gate_up_proj, module.down_proj
-    if type(both.data) is not Tensor or both.dtype != dtype or down.dtype != dtype or both.dim() != 3:
-        return False
-    count, hidden, size = down.shape
-    return both.shape == (count, 2 * size, hidden) and not size % PANEL and not hidden % PANEL
-
-
 @torch.inference_mode()
 def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype) -> NativeExperts | None:
     """A module of experts as a native one; None, with a line in the log, if the two differ by more than rounding."""
-    count, hidden, _ = experts.down_proj.shape
+    try:
+        count, hidden, _ = ExpertsForm.of(experts, dtype).down.shape
+    except (UnsupportedModelError, AttributeError) as error:
+        _LOG.debug("%s stay as they are: %s", type(experts).__name__, error)
+        return None
     states = torch.linspace(-3, 5, 2 * hidden).view(2, -1).cos()
     states[1] *= 100.0  # some experts clip large values
     ids, weights = torch.tensor([[0, count - 1], [count // 2, 0]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.native.library import KINDS
+from eyas.targets.native.library import KINDS, PANEL, Activation
 
 
 class RMSNormForm(NamedTuple):
@@ -52,10 +52,54 @@ class RMSNormForm(NamedTuple):
         return min(found, key=lambda each: each[:2])[2]
 
 
+class ExpertsForm(NamedTuple):
+    """Stacked gated MLPs, and what they have inside."""
+
+    gate_up: Tensor  # [E, 2 I, H] of each expert the gate's rows, then those of `up`
+    down: Tensor  # [E, H, I]
+    gate_up_bias: Tensor | None  # [E, 2 I]
+    down_bias: Tensor | None  # [E, H]
+    activation: Activation
+    alpha: float = 0.0
+    limit: float = 0.0
+    """See `Gating` in `kernels/layer.h`."""
+
+    @staticmethod
+    def of(experts: Any, dtype: torch.dtype) -> ExpertsForm:
+        """What a module's parameters are meant for. Raises UnsupportedModelError for others than stacks in a `dtype`.
+
+        Those with biases are taken for GPT-OSS's, whose weights are transposed, gates and ups in turn.
+        """
+        weights, name = dict(experts.named_parameters()), type(experts).__name__
+        stacks, biases = {"gate_up_proj", "down_proj"}, {"gate_up_proj_bias", "down_proj_bias"}
+        biased = set(weights) == stacks | biases
+        if not (biased or set(weights) == stacks) or any(True for _ in experts.buffers()):
+            raise UnsupportedModelError(f"{name} has other parameters than stacked weights")
+        if any(type(weight.data) is not Tensor or weight.dtype != dtype for weight in weights.values()):
+            raise UnsupportedModelError(f"the weights of {name} aren't {dtype}")
+        both, down = weights["gate_up_proj"].detach(), weights["down_proj"].detach()
+        if biased:
+            halves = [(weight[..., ::2], weight[..., 1::2]) for weight in (both, weights["gate_up_proj_bias"].detach())]
+            both, of_both = (torch.cat(pair, dim=-1) for pair in halves)
+            form = ExpertsForm(
+                both.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous(), of_both,
+                weights["down_proj_bias"].detach(), Activation.CLIPPED, float(experts.alpha), float(experts.limit),
+            )  # fmt: skip
+        else:
+            form = ExpertsForm(both, down, None, None, Activation(is_gelu(experts.act_fn)))
+        if form.down.dim() != 3:
+            raise UnsupportedModelError(f"{name} has other sizes than gated MLPs")
+        count, hidden, size = form.down.shape
+        if form.gate_up.shape != (count, 2 * size, hidden) or size % PANEL or hidden % PANEL:
+            raise UnsupportedModelError(f"{name} has other sizes than gated MLPs in whole panels")
+        return form
+
+
 class RouterForm(NamedTuple):
     """How a router scores experts by a product, and weights those that it chooses."""
 
     weight: Tensor  # [E, H]
+    offset: Tensor | None  # [E] added to the products
     bias: Tensor | None  # [E] float32, added to the scores by which experts are chosen
     chosen: int
     """K."""
@@ -85,14 +129,16 @@ class RouterForm(NamedTuple):
         if not isinstance(made, tuple) or [part.dim() for part in made] != [2, 2, 2]:
             raise UnsupportedModelError(f"{name} gives something else than scores, weights and indices")
         scores, weights, ids = made
+        offset = getattr(router, "bias", None)
         products, close = x.float() @ weight.float().T, 1e-5 if scores.dtype == torch.float32 else 1e-2
+        products = products if offset is None else products + offset.float()
         if scores.shape != products.shape or not _close(scores.float(), products, close):
             raise UnsupportedModelError(f"{name} scores experts by more than a product")
         bias = getattr(getattr(router, "moe_statics", router), "e_score_correction_bias", None)
         form = RouterForm(
-            weight.detach(), None if bias is None else bias.detach().float().flatten().contiguous(), ids.shape[1],
-            False, False, float(getattr(router, "routed_scaling_factor", 1.0)), scores.dtype == torch.bfloat16,
-            weights.dtype == torch.bfloat16,
+            weight.detach(), offset, None if bias is None else bias.detach().float().flatten().contiguous(),
+            ids.shape[1], False, False, float(getattr(router, "routed_scaling_factor", 1.0)),
+            scores.dtype == torch.bfloat16, weights.dtype == torch.bfloat16,
         )  # fmt: skip
         for sigmoid, renormalised in product((False, True), repeat=2):
             tried = form._replace(sigmoid=sigmoid, renormalised=renormalised)

@@ -45,6 +45,16 @@ class Linear(Structure):
     )  # fmt: skip
 
 
+class Activation(IntEnum):
+    """What a gated MLP has inside, of the outputs of its gate and of `up`."""
+
+    SILU = 0
+    GELU = 1
+    """Its tanh form."""
+    CLIPPED = 2
+    """Both clipped: gate * sigmoid(alpha * gate) * (up + 1) (GPT-OSS)."""
+
+
 class Experts(Structure):
     """The experts of a layer, and the router that chooses among them."""
 
@@ -55,6 +65,7 @@ class Experts(Structure):
         *((name, c_int64) for name in ("sigmoid", "renormalised", "rounds_scores", "rounds_weights")),
         *((name, c_float) for name in ("scale",)),
         ("shared_gate", Linear),
+        ("activation", c_int64), *((name, c_float) for name in ("alpha", "limit")),
     )  # fmt: skip
 
     @property
@@ -75,7 +86,7 @@ class Layer(Structure):
     _fields_ = (
         *((name, Linear) for name in _LINEARS),
         ("experts", Experts),
-        *((name, c_void_p) for name in NORMS),
+        *((name, c_void_p) for name in (*NORMS, "sinks")),
         *((name, c_int64) for name in ("rope", "window", "normed_residual")),
     )  # fmt: skip
 
@@ -143,7 +154,7 @@ class Kernels:
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
         self.experts = _function(
             library.eyas_experts,
-            (POINTER(Experts), c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+            (POINTER(Experts), c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
         )
         self.attention = _function(
             library.eyas_attention,

@@ -83,11 +83,13 @@ def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> li
     return found
 
 
-def as_linear(weight: Tensor) -> nn.Linear:
-    """A linear layer with a weight [out, in], or with a stack of such weights [E, out, in] one below the other."""
+def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer with a weight [out, in] and a bias [out], or with stacks [E, ...] of them one below the other."""
     rows = weight.detach().reshape(-1, weight.shape[-1])
     linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(rows, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach().flatten(), requires_grad=False)
     return linear
 
 

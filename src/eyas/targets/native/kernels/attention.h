@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -63,29 +64,32 @@ struct Context {
     bool bf16;
 };
 
+constexpr float NO_SINK = -std::numeric_limits<float>::infinity();
+
 struct Query {
     const float* state;   // [size]
     float* out;           // [value_size]
     int64_t count;
+    float sink;           // the score of a key without a value, which takes its share of the weights (GPT-OSS)
 };
 
-// The weights of a query's keys in place of their scores, zero beyond the last; returns one over their sum.
-inline float weigh(float* scores, int64_t count, int64_t padded, float softcap) {
+// The weights of a query's keys in place of their scores, zero beyond the last; returns one over their sum, that of the
+// sink included.
+inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, float sink) {
     if (softcap > 0)
         for (int64_t j = 0; j < padded; j += LANES)
             store(scores + j, mul(all(softcap), tangent(div(load(scores + j), all(softcap)))));
-    constexpr float least = -std::numeric_limits<float>::infinity();
-    for (int64_t j = count; j < padded; j++) scores[j] = least;
-    vec highest = all(least);
+    for (int64_t j = count; j < padded; j++) scores[j] = NO_SINK;
+    vec highest = all(NO_SINK);
     for (int64_t j = 0; j < padded; j += LANES) highest = larger(highest, load(scores + j));
-    float lanes[LANES], top = least;
+    float lanes[LANES], top = sink;
     store(lanes, highest);
     for (float lane : lanes) top = lane > top ? lane : top;
     for (int64_t j = 0; j < padded; j += LANES) store(scores + j, exponential(sub(load(scores + j), all(top))));
     for (int64_t j = count; j < padded; j++) scores[j] = 0;
     vec total = zero();
     for (int64_t j = 0; j < padded; j += LANES) total = add(total, load(scores + j));
-    return 1.0f / sum(total);
+    return 1.0f / (sink > NO_SINK ? sum(total) + std::exp(sink - top) : sum(total));
 }
 
 constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
@@ -158,9 +162,9 @@ class Queries {
   public:
     Queries(const Context<T>& context, float* scores) : context_(context), scores_(scores) {}
 
-    void add(const float* state, float* out, int64_t count) {
+    void add(const float* state, float* out, int64_t count, float sink = NO_SINK) {
         if (total_ == QUERIES) finish();
-        waiting_[total_++] = {state, out, count};
+        waiting_[total_++] = {state, out, count, sink};
     }
 
     // Attend those that are left.
@@ -177,7 +181,8 @@ class Queries {
         float inverse[QUERIES];
         groups([&](auto size, int64_t at, int64_t longest) {
             for (int64_t i = at; i < at + decltype(size)::value; i++)
-                inverse[i] = weigh(scores_ + i * stride, waiting_[i].count, (longest + LANES - 1) / LANES * LANES, context_.softcap);
+                inverse[i] = weigh(scores_ + i * stride, waiting_[i].count, (longest + LANES - 1) / LANES * LANES,
+                                   context_.softcap, waiting_[i].sink);
         });
         for (int64_t first = 0; first < most; first += TILE)
             groups([&](auto size, int64_t at, int64_t longest) {

@@ -76,6 +76,7 @@ void run(const Decoder& d, const Pass& pass) {
     const int64_t q_size = d.heads * d.size, kv_size = d.kv_heads * d.size, group = d.heads / d.kv_heads;
     const int64_t head_stride = pass.capacity * d.size, slot_stride = d.kv_heads * head_stride;
     const bool bf16 = d.bf16;
+    const Gating gating{d.gelu ? GELU : SILU, 0, 0};
     float* normed = pass.scratch;               // [T, wide]
     float* residual = normed + tokens * wide;   // [T, H] what a layer adds to, if that isn't its input
     float* q = residual + tokens * hidden;      // [T, heads, D]
@@ -205,7 +206,7 @@ void run(const Decoder& d, const Pass& pass) {
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t g = h * group; g < (h + 1) * group; g++) {
                             const int64_t head = (t + i) * q_size + g * d.size;
-                            queries.add(q + head, mixed + head, counts[i]);
+                            queries.add(q + head, mixed + head, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
                         }
                     queries.finish();
                     t += count;
@@ -240,11 +241,11 @@ void run(const Decoder& d, const Pass& pass) {
             const Experts& experts = layer.experts;
             if (experts.count) {
                 mixture.route(region, phase, experts, normed, wide, tokens, bf16);
-                mixture.run(region, phase, experts, normed, wide, tokens, bf16, d.gelu);
+                mixture.run(region, phase, experts, normed, wide, tokens, bf16);
             }
             if (layer.gate.weight) {
                 region.share(phase++, panels(layer.gate), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                    gated_mlp(layer.gate, layer.up, normed, wide, tokens, first, stop, bf16, d.gelu, gated);
+                    gated_mlp(layer.gate, layer.up, normed, wide, tokens, first, stop, bf16, gating, gated);
                 });
                 product(layer.down, gated, layer.gate.out, pass.x, experts.count || layer.mlp_out_norm);
             }

@@ -83,7 +83,7 @@ class Mixture {
     }
 
     // Run x [tokens, ldx] through the experts that `ids` and `weights` name.
-    void run(Region& region, int64_t& phase, const Experts& experts, const float* x, int64_t ldx, int64_t tokens, bool bf16, bool gelu) {
+    void run(Region& region, int64_t& phase, const Experts& experts, const float* x, int64_t ldx, int64_t tokens, bool bf16) {
         const int64_t hidden = experts.down->out, inner = experts.gate->out, slots = tokens * experts.chosen;
         region.share(phase++, 1, 1, [&](int64_t, int64_t) { assign(experts, slots); });
         region.share(phase++, slots, 1, [&](int64_t s, int64_t) {
@@ -92,7 +92,7 @@ class Mixture {
         share(region, phase, panels(*experts.gate), [&](int64_t e, int64_t first, int64_t stop) {
             const int64_t start = starts_[e];
             gated_mlp(experts.gate[e], experts.up[e], outer_.get() + start * hidden, hidden, starts_[e + 1] - start, first,
-                      stop, bf16, gelu, inner_.get() + start * inner);
+                      stop, bf16, experts.gating, inner_.get() + start * inner);
         });
         share(region, phase, panels(*experts.down), [&](int64_t e, int64_t first, int64_t stop) {
             const int64_t start = starts_[e];

@@ -11,7 +11,14 @@
 
 namespace eyas {
 
+enum Activation : int64_t { SILU, GELU, CLIPPED };
+
 // The structs are also known to native/library.py, field by field.
+struct Gating {                          // what a gated MLP has inside, of the outputs of its gate and of `up`:
+    int64_t activation;                  // SILU, GELU (tanh form): that of the gate, times up. CLIPPED (GPT-OSS): both at
+    float alpha, limit;                  // most `limit`, up at least -limit; gate * sigmoid(alpha * gate) * (up + 1)
+};
+
 struct Experts {
     const Linear *gate, *up, *down;      // [E] of each expert
     int64_t count, chosen;               // E, K of them for each token; count 0 = there are none
@@ -21,6 +28,7 @@ struct Experts {
     int64_t rounds_scores, rounds_weights;  // bf16: whether the router's outputs are rounded, and weights with what they weight
     float scale;                         // a factor of the weights
     Linear shared_gate;                  // its one output's sigmoid weights the layer's own MLP; or none
+    Gating gating;
 };
 
 struct Layer {
@@ -30,6 +38,7 @@ struct Layer {
     const float* embedding_norm;         // [H] of a drafter's first layer, which reads embeddings too; else null
     const float *q_norm, *k_norm;        // [D], or of all heads together [heads * D]; or null
     const float *attention_out_norm, *mlp_out_norm;  // [H] of what attention and MLP add; or null
+    const float* sinks;                  // [heads] see `Query`; or null
     int64_t rope;                        // which RoPE tables; -1 = none
     int64_t window;                      // latest positions that a token sees; 0 = all
     int64_t normed_residual;             // whether the layer adds to the normed input instead of the input
@@ -40,7 +49,7 @@ struct Decoder {
     int64_t count, hidden, heads, kv_heads, size, intermediate;
     int64_t rotated;                     // leading features of a head that RoPE rotates
     int64_t bf16;
-    int64_t norms_heads_together, rounds_twice, gelu;  // see `norm_heads`, `rms_norm`, `activation`
+    int64_t norms_heads_together, rounds_twice, gelu;  // see `norm_heads`, `rms_norm`; of MLPs
     float eps, scale, softcap;           // scale and softcap: of attention's scores, see `Context`
     float embedding_scale, residual_scale;  // factors of the embeddings, of what attention and MLP add
     const void* embedding;               // [embeddings, H] row-major
@@ -105,19 +114,30 @@ inline void embed(const Decoder& d, int64_t token, float* out) {
     }
 }
 
-// Panels [first, stop) of what a gated MLP has inside: the activation of `gate`'s outputs times those of `up`, for
-// x [tokens, ldx] -> inner [tokens, gate.out].
+// Panels [first, stop) of what a gated MLP has inside, see `Gating`, for x [tokens, ldx] -> inner [tokens, gate.out].
 inline void gated_mlp(const Linear& gate, const Linear& up, const float* x, int64_t ldx, int64_t tokens, int64_t first,
-                      int64_t stop, bool bf16, bool with_gelu, float* inner) {
+                      int64_t stop, bool bf16, const Gating& gating, float* inner) {
     const int64_t size = gate.out;
+    const vec limit = all(gating.limit), alpha = all(gating.alpha), one = all(1.0f);
     auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
+    auto activated = [&](vec x) {
+        if (gating.activation == SILU) return keep(silu(x));
+        if (gating.activation == GELU) return keep(gelu(x));
+        x = smaller(x, limit);
+        const vec share = div(one, add(one, exponential(sub(zero(), keep(mul(x, alpha))))));
+        return keep(mul(x, keep(share)));
+    };
     multiply(gate, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
-        for (vec& part : sum) part = keep(with_gelu ? gelu(part) : silu(part));
+        for (vec& part : sum) part = activated(part);
         put(inner + t * size, o, size, sum);
     });
     multiply(up, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
-        for (int part = 0; part < PARTS; part++)
-            sum[part] = keep(mul(load(inner + t * size + o + part * LANES), sum[part]));
+        for (int part = 0; part < PARTS; part++) {
+            vec factor = sum[part];
+            if (gating.activation == CLIPPED)
+                factor = keep(add(larger(smaller(factor, limit), sub(zero(), limit)), one));
+            sum[part] = keep(mul(load(inner + t * size + o + part * LANES), factor));
+        }
         put(inner + t * size, o, size, sum);
     });
 }

@@ -109,7 +109,7 @@ void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, i
 
 // The sum [tokens, H] of what the experts `ids` [tokens, K] make of x [tokens, H], each times its weight.
 void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const int64_t* ids, const float* weights,
-                  float* out, int64_t bf16, int64_t gelu, int64_t threads) {
+                  float* out, int64_t bf16, int64_t threads) {
     const int64_t hidden = experts->down->out, slots = tokens * experts->chosen;
     Mixture mixture(*experts, tokens);
     std::copy(ids, ids + slots, mixture.ids(*experts, 0));
@@ -118,7 +118,7 @@ void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const 
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
         int64_t phase = 0;
-        mixture.run(region, phase, *experts, x, hidden, tokens, bf16, gelu);
+        mixture.run(region, phase, *experts, x, hidden, tokens, bf16);
         region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
             mixture.sum(*experts, t, bf16, nullptr, out + t * hidden);
         });
