@@ -1,7 +1,7 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
 With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
-random tokens, or the first of `--prompt-file`. `random-moe` for a MODEL_DIR is a random mixture of experts (955M).
+random tokens, or the first of `--prompt-file`. The MODEL_DIR `random-moe` or `random-gpt-oss` is a mixture of experts.
 
     python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3MoeConfig
 
 import eyas
 from eyas.assets import named_target
@@ -26,16 +26,29 @@ from eyas.bench.machine import describe_machine
 from eyas.hub import find_model
 from eyas.targets.loading import resolve_dtype
 
+_SIZES: dict[str, Any] = {
+    "vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 64, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+RANDOM: dict[str, Any] = {
+    "random-moe": Qwen3MoeConfig(
+        **_SIZES, moe_intermediate_size=384, num_experts=64, num_experts_per_tok=8, norm_topk_prob=True
+    ),
+    "random-gpt-oss": GptOssConfig(**_SIZES, intermediate_size=768, num_local_experts=32, num_experts_per_tok=4),
+}
+"""Mixtures of experts with some 950M parameters, by what stands for them in place of a folder."""
 
-def random_experts(folder: str) -> str:
-    """Save a random model of Qwen3-MoE's kind in a folder; returns its name."""
+
+def random_model(name: str, folder: str) -> str:
+    """Save the random model of a name in a folder; returns the folder.
+
+    Its routers tell experts apart, as trained ones do: else every rounding would choose others.
+    """
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=8192, hidden_size=1024, moe_intermediate_size=384, num_experts=64, num_experts_per_tok=8,
-        num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4, head_dim=64, norm_topk_prob=True,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(RANDOM[name], dtype=torch.bfloat16)
+    for layer in model.model.layers:
+        (layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate).weight.data *= 50.0
+    model.save_pretrained(folder)
     return folder
 
 
@@ -93,7 +106,7 @@ def main() -> None:
     parser.add_argument("--prompt-file", type=Path)
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        measure(options, random_experts(folder) if options.model == "random-moe" else options.model)
+        measure(options, random_model(options.model, folder) if options.model in RANDOM else options.model)
 
 
 def measure(options: argparse.Namespace, model: str) -> None:
