@@ -11,19 +11,19 @@ from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
-from eyas.targets.trials import Trial, token_agrees
+from eyas.targets.trials import PassTrial, token_agrees
 
 from .. import tiny
 
 
-def trial(logits: float, first: float, routed: bool = True) -> Trial:
+def trial(logits: float, first: float, routed: bool = True) -> PassTrial:
     """Logits and first states that differ by so much, as shares of their length, from those of `trial(0, 0)`."""
     draw = torch.Generator().manual_seed(0)
     made = []
     for shape, share in (((4, 97), logits), ((4, 2, 32), first)):
         right, wrong = torch.randn(shape, generator=draw), torch.randn(shape, generator=draw)
         made.append(right + share * wrong * (right.flatten(1).norm(dim=1) / wrong.flatten(1).norm(dim=1)).max())
-    return Trial(made[0], made[1] if routed else made[1][:, :0])
+    return PassTrial(made[0], made[1] if routed else made[1][:, :0])
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ _NEAR, _RELATED = 3e-2, 0.7
 """The largest differences, as shares of a vector's length, of bfloat16's rounding and of logits that are related."""
 
 
-class Trial(NamedTuple):
+class PassTrial(NamedTuple):
     """What a pass made of four tokens."""
 
     logits: Tensor  # [4, V]
@@ -70,7 +70,7 @@ def choose_passes(target: Target) -> None:
         target.graphs = target.record = None
 
 
-def _agrees(target: Target, expected: Sequence[Trial]) -> bool:
+def _agrees(target: Target, expected: Sequence[PassTrial]) -> bool:
     """Whether the trials run, and half of them give the expected logits of each token but for rounding."""
     try:
         found = _trials(target)
@@ -83,7 +83,7 @@ def _agrees(target: Target, expected: Sequence[Trial]) -> bool:
     return all(2 * sum(of_token) >= len(close) for of_token in zip(*close, strict=True))
 
 
-def token_agrees(found: Trial, expected: Trial, token: int, dtype: torch.dtype) -> bool:
+def token_agrees(found: PassTrial, expected: PassTrial, token: int, dtype: torch.dtype) -> bool:
     """Whether a token's logits are the expected ones but for rounding, or for what rounding may do to its routing."""
     if logits_agree(found.logits[token], expected.logits[token], dtype):
         return True
@@ -93,14 +93,14 @@ def token_agrees(found: Trial, expected: Trial, token: int, dtype: torch.dtype) 
     return bool(apart[0] <= _RELATED and apart[1] <= _NEAR)
 
 
-def _trials(target: Target) -> list[Trial]:
+def _trials(target: Target) -> list[PassTrial]:
     routed = any(isinstance(part, NativeExperts) for part in target.model.modules())
     numbers, taps = range(_ROUTED_TRIALS if routed else 1), _FIRST if routed else ()
     return [_trial(target, target.vocab_size // 2 + 4 * number, taps) for number in numbers]
 
 
 @torch.inference_mode()
-def _trial(target: Target, first: int, taps: Sequence[int]) -> Trial:
+def _trial(target: Target, first: int, taps: Sequence[int]) -> PassTrial:
     """A pass over two rows with three and four tokens, the last of which are verified; one has a draft."""
     target.resize(2)
     tokens = (torch.arange(first, first + 4, device=target.device) % target.vocab_size).view(2, 2)
@@ -112,4 +112,4 @@ def _trial(target: Target, first: int, taps: Sequence[int]) -> Trial:
             target.verify(range(2), tokens[:, 0], tree, taps)
     done = target.verify(range(2), tokens[:, 1], tree, taps)
     rows = done.logits.index[[0, 0, 0, 1], [0, 1, 2, 0]]  # not the second row's nodes
-    return Trial(done.logits.rows[rows].float(), done.taps[rows].float())
+    return PassTrial(done.logits.rows[rows].float(), done.taps[rows].float())

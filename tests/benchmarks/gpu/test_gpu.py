@@ -32,14 +32,17 @@ def test_a_batch_of_the_random_pair() -> None:
     outcome = speed.rates("random", 2, SMALL, CPU)
     lines = {row["setting"]: row for row in outcome.rows}
     assert next(iter(lines)) == speed.PLAIN
-    assert set(speed.ORACLES) | {speed.STOCK} < set(lines)
+    assert set(speed.ORACLES) | {speed.STOCK} | {setting + speed.EAGER for setting in speed.ROUNDS} < set(lines)
+    graphs = make_pair("random", SMALL, CPU).target.graphs
+    assert graphs is not None
+    assert len(graphs) > 0
     assert lines[speed.PLAIN]["to plain"] == lines[speed.PLAIN]["min"] == lines[speed.PLAIN]["max"] == 1.0
-    for setting in speed.ORACLES:
+    for setting in (*speed.ORACLES, "chain:3 at 0.9, no graphs"):
         assert lines[setting]["answers as plain"] == "2 of 2"
         assert lines[setting]["accept length"] > 1.5
         assert lines[setting]["peak GiB"] is None
     rounds = speed.rounds("random", 2, SMALL, CPU)
-    assert [row["setting"] for row in rounds.rows] == list(speed.ROUNDS)
+    assert [row["setting"] for row in rounds.rows] == [name + end for name in speed.ROUNDS for end in ("", speed.EAGER)]
     assert all(row["round ms"] > 0 and row["host waits"] is None for row in rounds.rows)
 
 

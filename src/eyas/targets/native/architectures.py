@@ -139,8 +139,14 @@ def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTable
 
 
 def _one_half(tables: RopeTables) -> bool:
-    """Whether tables have entries for the first half of a head's rotated features only; the second has the same."""
-    cosines, _ = tables(torch.arange(9).unsqueeze(0))
+    """Whether tables have entries for the first half of a head's rotated features only; the second has the same.
+
+    Raises UnsupportedModelError if they aren't cosines and sines.
+    """
+    made: Any = tables(torch.arange(9).unsqueeze(0))
+    if not isinstance(made, tuple):
+        raise UnsupportedModelError("RoPE isn't given by cosines and sines")
+    cosines, _ = made
     left, right = cosines.tensor_split(2, dim=-1)
     return left.shape != right.shape or not left.equal(right)
 
