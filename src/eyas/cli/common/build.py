@@ -100,6 +100,8 @@ def check_target(name: str, runtime: RuntimeOptions) -> None:
     check_device(runtime.device)
     if runtime.quantize is not None and runtime.compile:
         raise UsageError("--quantize int8 needs eyas's own kernels, which aren't compiled: leave out --compile")
+    if runtime.enforce_eager and (runtime.compile or runtime.device == "cpu"):
+        raise UsageError("only a GPU has CUDA graphs to do without, and no compiled target: leave out --enforce-eager")
     found = Path(find_model(named_target(name)))
     if found.is_file():
         raise UsageError(f"{name} is a file: give the folder of a transformers model")
