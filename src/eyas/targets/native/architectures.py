@@ -20,6 +20,7 @@ from eyas.targets.architecture import attention_plan, context_limit, decoder_lay
 from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import is_gelu
+from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
 
 _LOG = logging.getLogger("eyas")
 
@@ -56,7 +57,13 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
     _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
     kinds = sorted(set(types))
-    ropes = _rope_tables(base.rotary_emb, kinds, torch.empty(0, dtype=model.dtype))
+    attention: Any = layers[0].self_attn
+    latent, size, groups = LatentHeads(), getattr(attention, "head_dim", 0), config.num_key_value_heads
+    if hasattr(attention, "kv_a_proj_with_mqa"):
+        latent, tables = latent_heads(attention, base.rotary_emb, model.dtype)
+        size, groups, ropes = attention.qk_head_dim, 1, [tables]
+    else:
+        ropes = _rope_tables(base.rotary_emb, kinds, torch.empty(0, dtype=model.dtype))
     parts, gelus, factors = [], set(), set()
     layer: Any
     for layer, kind in zip(layers, types, strict=True):
@@ -79,10 +86,9 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         raise UnsupportedModelError("layers differ in their activation or in the factor of what they add")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
-    attention: Any = layers[0].self_attn
     heads = Heads(
-        config.num_attention_heads, config.num_key_value_heads, attention.head_dim, float(attention.scaling),
-        float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+        config.num_attention_heads, groups, size, float(attention.scaling),
+        float(getattr(attention, "attn_logit_softcapping", None) or 0.0), latent,
     )  # fmt: skip
     return NativeDecoder(
         parts, base.norm, model.get_output_embeddings(), heads, ropes, base.embed_tokens.weight.detach(), model.dtype,
@@ -98,7 +104,8 @@ def _layer_norms(layer: Any) -> dict[str, Any]:
     if names is None:
         raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(children)}")
     of_attention, of_mlp = _FUSED if hasattr(layer.self_attn, "qkv_proj") else _SEPARATE
-    _check_children(layer.self_attn, of_attention, {"q_norm", "k_norm", "rotary_emb"})
+    if {name for name, _ in layer.self_attn.named_children()} not in PARTS:
+        _check_children(layer.self_attn, of_attention, {"q_norm", "k_norm", "rotary_emb"})
     if not isinstance(getattr(layer.mlp, "experts", None), NativeExperts):
         _check_children(layer.mlp, of_mlp, {"act_fn", "activation_fn"})
     if dict(layer.self_attn.named_parameters(recurse=False)).keys() - {"sinks"}:

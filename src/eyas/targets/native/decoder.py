@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import RMSNormForm
-from eyas.targets.native.library import PANEL, Decoder, Experts, Layer, Linear, Mode, NativePass, kernels
+from eyas.targets.native.latent import LatentHeads, latent_parts
+from eyas.targets.native.library import PANEL, Decoder, Experts, Latent, Layer, Linear, Mode, NativePass, kernels
 from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
@@ -81,6 +82,7 @@ class Heads(NamedTuple):
     scale: float
     softcap: float = 0.0
     """Limit of the scores' absolute values; 0 = none."""
+    latent: LatentHeads = LatentHeads()
 
 
 class Staged(NamedTuple):
@@ -137,6 +139,7 @@ class NativeDecoder:
         self._kernels = found
         self._kept: list[Any] = []  # what the structs point to
         self._ropes, self._dtype, self._limit = ropes, dtype, limit
+        self._of_tables = torch.float32 if heads.latent.exact_rope else dtype
         self._tables = (torch.empty(len(ropes), 0, 0),) * 2  # [ropes, positions, rotated]
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
@@ -160,7 +163,7 @@ class NativeDecoder:
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
             raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
-        self._layers = (Layer * len(layers))(*(self._layer(layer, heads) for layer in layers))
+        self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
         fits = (*(size % PANEL for size in (self.hidden, *sizes)), heads.size % self._kernels.lanes)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
@@ -173,20 +176,30 @@ class NativeDecoder:
             Linear() if mix is None else self._linear(mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(self._norms[norm].factors), returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
+            *heads.latent[:-1],
         )  # fmt: skip
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
 
-    def _layer(self, layer: LayerParts, heads: Heads) -> Layer:
+    def _layer(self, layer: LayerParts, heads: Heads, rounds_twice: bool) -> Layer:
         attention = layer.attention
         width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
         if layer.sinks is not None and layer.sinks.shape != (heads.queries,):
             raise UnsupportedModelError(f"sinks of {tuple(layer.sinks.shape)} for {heads.queries} heads")
+        if heads.latent.rank:
+            mixed = heads.queries * heads.latent.value_size
+            given = latent_parts(
+                attention, heads.latent, heads.queries, heads.size, width, rounds_twice, self._linear, self._vector
+            )
+        else:
+            mixed, names = queries, ("q_proj", "k_proj", "v_proj")
+            given = self._linears(attention, names, "qkv_proj", (queries, keys, keys), width), Latent()
         return Layer(
-            *self._linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", (queries, keys, keys), width),
-            self._linear(attention.o_proj, self.hidden, queries),
+            *given[0],
+            self._linear(attention.o_proj, self.hidden, mixed),
             *self._mlp(layer.mlp),
+            given[1],
             Experts() if layer.routed is None else self._experts(layer.routed),
             *(None if norm is None else self._vector(self._norms[norm].factors) for norm in layer.norms),
             None if layer.sinks is None else self._vector(layer.sinks),
@@ -208,7 +221,7 @@ class NativeDecoder:
         self._kept.append(experts)
         return experts.struct(
             form.chosen, router=self._linear(router, experts.num_experts, self.hidden),
-            bias=None if form.bias is None else self._vector(form.bias), sigmoid=form.sigmoid,
+            groups=form.groups, groups_used=form.groups_used, summed=form.summed, bias=None if form.bias is None else self._vector(form.bias), sigmoid=form.sigmoid,
             renormalised=form.renormalised, rounds_scores=form.rounds_scores, rounds_weights=form.rounds_weights,
             scale=form.scale, shared_gate=Linear() if gate is None else self._linear(gate, 1, self.hidden),
         )  # fmt: skip
@@ -242,7 +255,7 @@ class NativeDecoder:
         if min(positions, most) > self._tables[0].shape[1]:
             wanted = torch.arange(min(positions + -positions % 1024, most)).unsqueeze(0)
             made = zip(*(rope(wanted) for rope in self._ropes), strict=True)
-            cosines, sines = (torch.cat(tables).to(self._dtype).float().contiguous() for tables in made)
+            cosines, sines = (torch.cat(tables).to(self._of_tables).float().contiguous() for tables in made)
             self._tables = (cosines, sines)
 
     @torch.inference_mode()

@@ -16,6 +16,11 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.native.library import KINDS, PANEL, Activation
 
 
+_MOSTLY = 0.8
+"""The share of tokens for which a router's form must choose the same experts: equal scores may choose others."""
+_MOST_GROUPS = 64
+
+
 class RMSNormForm(NamedTuple):
     """What an RMSNorm computes, found by trying it: families write it in several ways."""
 
@@ -113,6 +118,11 @@ class RouterForm(NamedTuple):
     """Whether the products are rounded to bfloat16."""
     rounds_weights: bool
     """Whether weights are rounded to bfloat16, and so what they weight."""
+    groups: int = 1
+    groups_used: int = 1
+    """The number of groups of experts among which a token's are chosen."""
+    summed: int = 1
+    """How many of its experts' best scores make that of a group."""
 
     @staticmethod
     @torch.inference_mode()
@@ -140,29 +150,50 @@ class RouterForm(NamedTuple):
             ids.shape[1], False, False, float(getattr(router, "routed_scaling_factor", 1.0)),
             scores.dtype == torch.bfloat16, weights.dtype == torch.bfloat16,
         )  # fmt: skip
-        for sigmoid, renormalised in product((False, True), repeat=2):
-            tried = form._replace(sigmoid=sigmoid, renormalised=renormalised)
-            if tried._agrees(scores.float(), weights.float(), ids):
-                return tried
-        raise UnsupportedModelError(f"{name} chooses or weights experts in another way")
+        best, found = _MOSTLY, None
+        for grouped, sigmoid, renormalised in product(form._grouped(router), (False, True), (False, True)):
+            tried = grouped._replace(sigmoid=sigmoid, renormalised=renormalised)
+            share = tried._agreement(scores.float(), weights.float(), ids)
+            if share > best:
+                best, found = share, tried
+        if found is None:
+            raise UnsupportedModelError(f"{name} chooses or weights experts in another way")
+        return found
+
+    def _grouped(self, router: Any) -> list[RouterForm]:
+        """The form without groups of experts, and those that have the groups which a router names."""
+        groups, used = (getattr(router, name, None) or 1 for name in ("num_group", "topk_group"))
+        size = len(self.weight) // groups
+        if not 1 < groups <= _MOST_GROUPS or len(self.weight) % groups or used * size < self.chosen:
+            return [self]
+        with_groups = [self._replace(groups=groups, groups_used=used, summed=n) for n in (1, 2) if n <= size]
+        return [self, *with_groups]
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The weights and the indices [T, K] of the experts that scores [T, E] choose; of equal ones the first."""
         shares = scores.sigmoid() if self.sigmoid else scores.softmax(1)
         valued = shares if self.bias is None else shares + self.bias
+        if self.groups > 1:
+            by_group = valued.view(len(valued), self.groups, -1)  # [T, groups, E / groups]
+            sums = by_group.topk(self.summed, dim=2).values.sum(2)
+            order = sums.sort(dim=1, descending=True, stable=True).indices
+            unused = torch.ones_like(sums, dtype=torch.bool).scatter(1, order[:, : self.groups_used], False)
+            valued = by_group.masked_fill(unused.unsqueeze(2), float("-inf")).flatten(1)
         ids = valued.sort(dim=1, descending=True, stable=True).indices[:, : self.chosen]
         weights = shares.gather(1, ids)
         if self.renormalised:
             weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
         return weights * self.scale, ids
 
-    def _agrees(self, scores: Tensor, weights: Tensor, ids: Tensor) -> bool:
-        """Whether this form makes the weights and indices [T, K] of scores [T, E], but for scores that are equal."""
+    def _agreement(self, scores: Tensor, weights: Tensor, ids: Tensor) -> float:
+        """For how many tokens this form makes the indices [T, K] of scores [T, E], as a share; 0 with other weights."""
         made, found = self.choose(scores)
         same = (found.sort(1).values == ids.sort(1).values).all(1)
-        return bool(same.float().mean() > 0.8) and _close(
-            made.sort(1).values[same], weights.sort(1).values[same], 1e-2 if self.rounds_weights else 1e-5
-        )
+        share = float(same.float().mean())
+        if share <= _MOSTLY:
+            return 0.0
+        close = 1e-2 if self.rounds_weights else 1e-5
+        return share if _close(made.sort(1).values[same], weights.sort(1).values[same], close) else 0.0
 
 
 def _close(found: Tensor, expected: Tensor, share: float) -> bool:

@@ -62,6 +62,7 @@ class Experts(Structure):
         *((name, POINTER(Linear)) for name in ("gate", "up", "down")),
         *((name, c_int64) for name in ("count", "chosen")),
         ("router", Linear), ("bias", c_void_p),
+        *((name, c_int64) for name in ("groups", "groups_used", "summed")),
         *((name, c_int64) for name in ("sigmoid", "renormalised", "rounds_scores", "rounds_weights")),
         *((name, c_float) for name in ("scale",)),
         ("shared_gate", Linear),
@@ -80,11 +81,20 @@ NORMS = ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm", "attent
 """A layer's norms, in the order in which the kernels are given them."""
 
 
+class Latent(Structure):
+    """What latent attention has besides the products of a layer's input."""
+
+    _fields_ = (
+        ("query", Linear), ("query_norm", c_void_p), ("norm", c_void_p), ("absorb", Linear), ("expand", Linear),
+    )  # fmt: skip
+
+
 class Layer(Structure):
     """A decoder layer: its linears, its norms, and what its tokens see."""
 
     _fields_ = (
         *((name, Linear) for name in _LINEARS),
+        ("latent", Latent),
         ("experts", Experts),
         *((name, c_void_p) for name in (*NORMS, "sinks")),
         *((name, c_int64) for name in ("rope", "window", "normed_residual")),
@@ -93,7 +103,8 @@ class Layer(Structure):
     @property
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
-        linears = (getattr(self, name) for name in _LINEARS)
+        latent = self.latent.query, self.latent.absorb, self.latent.expand
+        linears = (*latent, *(getattr(self, name) for name in _LINEARS))
         return int(self.experts.weights + sum(linear.out * linear.in_ for linear in linears))
 
 
@@ -108,6 +119,8 @@ class Decoder(Structure):
         ("embedding", c_void_p),
         *((name, c_int64) for name in ("embeddings", "embedding_bf16")),
         ("mix", Linear), ("norm", c_void_p), ("returns_normed", c_int64), ("head", Linear), ("limit", c_int64),
+        *((name, c_int64) for name in ("rank", "query_rank", "value_size", "pairs", "exact_rope")),
+        ("latent_eps", c_float),
     )  # fmt: skip
 
 
@@ -186,6 +199,8 @@ class Kernels:
 
 PANEL = 16
 """Outputs of a panel: sizes of states must be multiples of it."""
+MOST_ROTATED = 512
+"""Features that RoPE rotates in latent attention, at most."""
 
 
 def _function(function: Any, arguments: Sequence[Any], result: Any = None) -> Any:

@@ -54,7 +54,7 @@ inline const int64_t* visible(int64_t committed, const Tree& tree, int64_t colum
 }
 
 // What some queries attend to: keys [C, size] and values [C, value_size] at `columns`. A query sees the first `count` of
-// them.
+// them. Keys may lie in two pieces (latent attention), of which the second is `tails` [C, tail_size].
 template <class T>
 struct Context {
     const T *keys, *values;
@@ -62,12 +62,14 @@ struct Context {
     int64_t size, value_size;
     float scale, softcap;  // softcap: of the scores' absolute values (Gemma 2); 0 = none
     bool bf16;
+    const T* tails = nullptr;
+    int64_t tail_size = 0;
 };
 
 constexpr float NO_SINK = -std::numeric_limits<float>::infinity();
 
 struct Query {
-    const float* state;   // [size]
+    const float* state;   // [size + tail_size]
     float* out;           // [value_size]
     int64_t count;
     float sink;           // the score of a key without a value, which takes its share of the weights (GPT-OSS)
@@ -96,21 +98,24 @@ constexpr int64_t TILE = 512;    // keys that all queries are done with before t
 constexpr int64_t QUERIES = 32;  // queries that share such a reading
 
 // Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
-template <int N, class T>
+template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                     int64_t stride) {
     constexpr int KEYS = 8 / N;  // keys that are worked on at once
     for (int64_t j = first; j < stop; j += KEYS) {
         vec products[8] = {};
-        const T* key[KEYS];
-        for (int i = 0; i < KEYS; i++)
-            key[i] = context.keys + context.columns[j + i < stop ? j + i : stop - 1] * context.size;
-        for (int64_t d = 0; d < context.size; d += LANES)
-            for (int i = 0; i < KEYS; i++) {
-                vec of_key = load(key[i] + d);
-                for (int n = 0; n < N; n++)
-                    products[n * KEYS + i] = fma(load(query[n].state + d), of_key, products[n * KEYS + i]);
-            }
+        auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
+            const T* key[KEYS];
+            for (int i = 0; i < KEYS; i++) key[i] = keys + context.columns[j + i < stop ? j + i : stop - 1] * size;
+            for (int64_t d = 0; d < size; d += LANES)
+                for (int i = 0; i < KEYS; i++) {
+                    vec of_key = load(key[i] + d);
+                    for (int n = 0; n < N; n++)
+                        products[n * KEYS + i] = fma(load(query[n].state + at + d), of_key, products[n * KEYS + i]);
+                }
+        };
+        multiply(context.keys, context.size, 0);
+        if constexpr (TAILS) multiply(context.tails, context.tail_size, context.size);
         float found[8];
         _mm256_storeu_ps(found, _mm256_mul_ps(sums(products), _mm256_set1_ps(context.scale)));
         for (int n = 0; n < N; n++)
@@ -175,8 +180,9 @@ class Queries {
         for (int64_t first = 0; first < most; first += TILE)
             groups([&](auto size, int64_t at, int64_t longest) {
                 constexpr int N = decltype(size)::value;
+                const auto score = context_.tails ? score_together<N, true, T> : score_together<N, false, T>;
                 if (first < longest)
-                    score_together<N>(context_, waiting_ + at, first, std::min(longest, first + TILE), scores_ + at * stride, stride);
+                    score(context_, waiting_ + at, first, std::min(longest, first + TILE), scores_ + at * stride, stride);
             });
         float inverse[QUERIES];
         groups([&](auto size, int64_t at, int64_t longest) {

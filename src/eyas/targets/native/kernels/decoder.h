@@ -16,6 +16,7 @@
 
 #include "attention.h"
 #include "experts.h"
+#include "latent.h"
 
 namespace eyas {
 
@@ -36,8 +37,8 @@ struct Pass {
     int64_t slot;                        // of row 0
     const float *cosines, *sines;        // [ropes, positions, rotated]
     int64_t positions;
-    char* const* keys;                   // for each layer [slots, kv_heads, C, D]
-    char* const* values;
+    char* const* keys;                   // for each layer [slots, kv_heads, C, D]; latents [slots, C, L], and as values
+    char* const* values;                 // the keys that all heads share [slots, C, P]
     int64_t capacity;                    // C
     float* x;                            // [T, H] a drafter's states, then what leaves the last layer
     const float* above;                  // [R, above_count, H] where a guess takes its parent's state from; or null
@@ -49,6 +50,8 @@ struct Pass {
     char* logits;                        // [T, V], or null
     float* scratch;                      // [T, eyas_token_scratch]
     int64_t threads;
+
+    Tree tree(int64_t row) const { return {parents ? parents + row * parents_row : nullptr}; }
 };
 
 constexpr int64_t BLOCK = 16;  // the most tokens whose attention it takes at once
@@ -67,13 +70,39 @@ inline int64_t widest_input(const Decoder& decoder) {
 
 // Floats of scratch that each token takes.
 inline int64_t token_scratch(const Decoder& d) {
-    return widest_input(d) + d.hidden + (2 * d.heads + 2 * d.kv_heads) * d.size + d.intermediate;
+    return widest_input(d) + d.hidden + d.heads * (d.size + mixed_size(d)) + keys_size(d) + values_size(d) +
+           d.intermediate;
+}
+
+// Call `work(t, count, columns, counts)` for tokens `first` to `stop`, in runs of one row in which each token sees what
+// the one before saw: of `columns` the first `counts[i]`. `room` is for twice as many columns as any token sees.
+template <class Work>
+void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int64_t* room, const Work& work) {
+    auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
+    for (int64_t t = first; t < stop;) {
+        const int64_t row = cell_of(t) / pass.columns;
+        const Tree tree = pass.tree(row);
+        int64_t *held = room, *next = room + pass.most, counts[BLOCK], count = 0, length = 0;
+        const int64_t* list = nullptr;
+        for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
+            const int64_t last = pass.mode == BLOCKS ? pass.columns - 1 : cell_of(t + count) % pass.columns;
+            const int64_t* found = visible(pass.lengths[row], tree, pass.before + last, window, next, length);
+            if (count && (length < counts[count - 1] || std::memcmp(found, list, counts[count - 1] * sizeof(int64_t)))) break;
+            counts[count] = length;
+            list = found;
+            std::swap(held, next);
+        }
+        work(t, count, list, counts);
+        t += count;
+    }
 }
 
 template <class T>  // T: what the cache and the outputs hold
 void run(const Decoder& d, const Pass& pass) {
     const int64_t tokens = pass.tokens, hidden = d.hidden, wide = widest_input(d);
-    const int64_t q_size = d.heads * d.size, kv_size = d.kv_heads * d.size, group = d.heads / d.kv_heads;
+    const int64_t q_size = d.heads * d.size, kv_size = keys_size(d), v_size = values_size(d),
+                  out_size = d.heads * mixed_size(d);
+    const int64_t shares = shares_of(d), group = (d.heads + shares - 1) / shares;  // heads that share keys
     const int64_t head_stride = pass.capacity * d.size, slot_stride = d.kv_heads * head_stride;
     const bool bf16 = d.bf16;
     const Gating gating{d.gelu ? GELU : SILU, 0, 0};
@@ -81,9 +110,9 @@ void run(const Decoder& d, const Pass& pass) {
     float* residual = normed + tokens * wide;   // [T, H] what a layer adds to, if that isn't its input
     float* q = residual + tokens * hidden;      // [T, heads, D]
     float* k = q + tokens * q_size;             // [T, kv_heads, D]
-    float* v = k + tokens * kv_size;
-    float* mixed = v + tokens * kv_size;        // [T, heads, D]
-    float* gated = mixed + tokens * q_size;     // [T, intermediate]
+    float* v = k + tokens * kv_size;            // of latent attention: what its queries are made of
+    float* mixed = v + tokens * v_size;         // [T, heads, D or V]
+    float* gated = mixed + tokens * out_size;   // [T, intermediate]
 
     auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
     auto tap = [&](int64_t boundary, int64_t t, const float* state) {
@@ -98,20 +127,21 @@ void run(const Decoder& d, const Pass& pass) {
             std::memcpy(out, state, hidden * sizeof(float));
     };
     const int64_t stage = pass.before, most = pass.most;
-    const int64_t block = std::clamp<int64_t>(tokens * d.kv_heads / (UNITS * pass.threads), 4, BLOCK);
+    const int64_t block = std::clamp<int64_t>(tokens * shares / (UNITS * pass.threads), 4, BLOCK);
     const int64_t blocks = (tokens + block - 1) / block;
-    auto tree_of = [&](int64_t row) { return Tree{pass.parents ? pass.parents + row * pass.parents_row : nullptr}; };
+    auto tree_of = [&](int64_t row) { return pass.tree(row); };
     const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm, context = pass.mode == CONTEXT;
     const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
     const int64_t input_width = context ? hidden : wide;
     Mixture mixture(d.layers, d.count, tokens);
-    Region region(15 * d.count + 4);
+    Region region(17 * d.count + 4);
 
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
     {
         int64_t phase = 0;
         std::vector<float> scores(score_room(std::min(block, tokens) * group, most));
         std::vector<int64_t> columns(2 * most);
+        LatentQueries<T> latents(d, std::min(block, tokens), group);
 
         region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
             float* state = pass.x + t * hidden;
@@ -152,19 +182,32 @@ void run(const Decoder& d, const Pass& pass) {
                         multiply(linear, input, input_width, tokens, a, b, bf16,
                                  [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
                 };
-                if (!context) part(layer.q, 0, q, q_size);
+                if (!context) part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
                 part(layer.k, of_q, k, kv_size);
                 part(layer.v, of_q + of_k, v, kv_size);
             });
 
-            T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * slot_stride;
-            T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * slot_stride;
-            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
-                const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
-                const int64_t row = cell / pass.columns;
+            T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * (d.rank ? d.rank * pass.capacity : slot_stride);
+            T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * (d.rank ? d.rotated * pass.capacity : slot_stride);
+            auto entry_of = [&](int64_t t) {  // of a token's position in the RoPE tables
+                const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
                 int64_t position = pass.lengths[row] + tree_of(row).depth(column) - 1;
                 if (d.limit) position = std::min(position, d.limit - 1);
-                const int64_t entry = (std::max<int64_t>(layer.rope, 0) * pass.positions + position) * d.rotated;
+                return (std::max<int64_t>(layer.rope, 0) * pass.positions + position) * d.rotated;
+            };
+            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+                const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
+                const int64_t row = cell / pass.columns, entry = entry_of(t);
+                if (d.rank) {
+                    float *latent = k + t * kv_size, *of_query = v + t * v_size;
+                    const int64_t at = row * pass.capacity + pass.lengths[row] + column;
+                    rms_norm(d, latent, layer.latent.norm, d.rank, latent, d.latent_eps);
+                    turn(d, latent + d.rank, pass.cosines + entry, pass.sines + entry);
+                    write(keys + at * d.rank, latent, d.rank);
+                    write(values + at * d.rotated, latent + d.rank, d.rotated);
+                    if (layer.latent.query.weight) rms_norm(d, of_query, layer.latent.query_norm, v_size, of_query, d.latent_eps);
+                    return;
+                }
                 auto turn = [&](float* head) {
                     if (layer.rope >= 0) rotate(head, pass.cosines + entry, pass.sines + entry, d.rotated, bf16);
                 };
@@ -182,35 +225,34 @@ void run(const Decoder& d, const Pass& pass) {
                 }
             });
             if (context) continue;
+            if (layer.latent.query.weight)
+                region.share(phase++, panels(layer.latent.query), piece_of(tokens), [&](int64_t first, int64_t stop) {
+                    multiply(layer.latent.query, v, v_size, tokens, first, stop, bf16,
+                             [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(q + t * q_size, o, q_size, sum); });
+                });
 
             // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
-            region.share(phase++, d.kv_heads * blocks, 1, [&](int64_t unit, int64_t) {
-                const int64_t h = unit / blocks, stop = std::min(tokens, (unit % blocks + 1) * block);
-                for (int64_t t = unit % blocks * block; t < stop;) {
-                    const int64_t row = cell_of(t) / pass.columns;
-                    int64_t *held = columns.data(), *next = columns.data() + most, counts[BLOCK], count = 0, length = 0;
-                    const int64_t* list = nullptr;
-                    for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
-                        const int64_t last = pass.mode == BLOCKS ? pass.columns - 1 : cell_of(t + count) % pass.columns;
-                        const int64_t column = stage + last;
-                        const int64_t* found =
-                            visible(pass.lengths[row], tree_of(row), column, layer.window, next, length);
-                        if (count && (length < counts[count - 1] || std::memcmp(found, list, counts[count - 1] * sizeof(int64_t))))
-                            break;
-                        counts[count] = length;
-                        list = found;
-                        std::swap(held, next);
-                    }
-                    const int64_t base = row * slot_stride + h * head_stride;
+            region.share(phase++, shares * blocks, 1, [&](int64_t unit, int64_t) {
+                const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens, first + block);
+                const int64_t head = h * group, last = std::min(head + group, d.heads);
+                if (d.rank)
+                    latents.absorb(layer, q + first * q_size, stop - first, head, last,
+                                   [&](int64_t i) { return entry_of(first + i); }, pass.cosines, pass.sines);
+                auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
+                    const int64_t row = cell_of(t) / pass.columns, base = row * slot_stride + h * head_stride;
+                    if (d.rank)
+                        return latents.attend(keys + row * pass.capacity * d.rank, values + row * pass.capacity * d.rotated,
+                                              list, t - first, count, counts, last - head, scores.data());
                     Queries<T> queries({keys + base, values + base, list, d.size, d.size, d.scale, d.softcap, bf16}, scores.data());
                     for (int64_t i = 0; i < count; i++)
-                        for (int64_t g = h * group; g < (h + 1) * group; g++) {
-                            const int64_t head = (t + i) * q_size + g * d.size;
-                            queries.add(q + head, mixed + head, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
+                        for (int64_t g = head; g < last; g++) {
+                            const int64_t at = (t + i) * q_size + g * d.size;
+                            queries.add(q + at, mixed + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
                         }
                     queries.finish();
-                    t += count;
-                }
+                };
+                in_runs(pass, layer.window, first, stop, columns.data(), attend);
+                if (d.rank) latents.expand(layer, stop - first, head, last, mixed + first * out_size);
             });
 
             // What attention or MLP adds to `before`: at once, or put aside until all of it is there to be normed.
@@ -233,7 +275,7 @@ void run(const Decoder& d, const Pass& pass) {
                     store(pass.x + at, added(d, load(before + at), load(output + i)));
             };
             const float* before = layer.normed_residual ? residual : pass.x;
-            product(layer.o, mixed, q_size, before, layer.attention_out_norm);
+            product(layer.o, mixed, out_size, before, layer.attention_out_norm);
             region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
                 if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
                 norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);

@@ -22,6 +22,37 @@ inline float sigmoid(float x, bool bf16) {
     return bf16 ? rounded(value) : value;
 }
 
+// The groups of experts among which those of a token are chosen, one bit each; `valued(e)` is the score of an expert.
+template <class Valued>
+uint64_t groups_used(const Experts& experts, const Valued& valued) {
+    if (experts.groups == 1) return 1;
+    const int64_t group = experts.count / experts.groups;
+    const float least = -std::numeric_limits<float>::infinity();
+    float sums[64];
+    for (int64_t g = 0; g < experts.groups; g++) {
+        float above = std::numeric_limits<float>::infinity();  // the best scores, from the highest on
+        int64_t last = -1;
+        sums[g] = 0;
+        for (int64_t i = 0; i < experts.summed; i++) {
+            float best = least;
+            int64_t found = -1;
+            for (int64_t e = g * group; e < (g + 1) * group; e++) {
+                const float score = valued(e);
+                if ((score < above || (score == above && e > last)) && score > best) best = score, found = e;
+            }
+            sums[g] += best, above = best, last = found;
+        }
+    }
+    uint64_t used = 0;
+    for (int64_t i = 0; i < experts.groups_used; i++) {
+        int64_t best = -1;
+        for (int64_t g = 0; g < experts.groups; g++)
+            if (!(used >> g & 1) && (best < 0 || sums[g] > sums[best])) best = g;
+        used |= uint64_t{1} << best;
+    }
+    return used;
+}
+
 // Choose the experts of a token by their scores [E], which are overwritten: `ids` and `weights` [K], the best first.
 inline void choose(const Experts& experts, bool bf16, float* scores, int64_t* ids, float* weights) {
     const int64_t count = experts.count;
@@ -33,13 +64,16 @@ inline void choose(const Experts& experts, bool bf16, float* scores, int64_t* id
         for (int64_t e = 0; e < count; e++) total += scores[e] = std::exp(scores[e] - most);
         for (int64_t e = 0; e < count; e++) scores[e] /= total;
     }
+    auto valued = [&](int64_t e) { return scores[e] + (experts.bias ? experts.bias[e] : 0.0f); };
+    const uint64_t used = groups_used(experts, valued);
+    const int64_t group = count / experts.groups;
     float total = 1e-20f;  // where all weights are 0, they stay so
     for (int64_t k = 0; k < experts.chosen; k++) {
         float best = -std::numeric_limits<float>::infinity();
         ids[k] = 0;
         for (int64_t e = 0; e < count; e++) {
-            const float score = scores[e] + (experts.bias ? experts.bias[e] : 0.0f);
-            if (score > best && std::find(ids, ids + k, e) == ids + k) best = score, ids[k] = e;
+            const float score = valued(e);
+            if (score > best && (used >> (e / group) & 1) && std::find(ids, ids + k, e) == ids + k) best = score, ids[k] = e;
         }
         total += weights[k] = scores[ids[k]];
     }

@@ -11,6 +11,8 @@
 
 namespace eyas {
 
+constexpr int64_t MOST_ROTATED = 512;  // features that RoPE rotates in latent attention
+
 enum Activation : int64_t { SILU, GELU, CLIPPED };
 
 // The structs are also known to native/library.py, field by field.
@@ -24,6 +26,8 @@ struct Experts {
     int64_t count, chosen;               // E, K of them for each token; count 0 = there are none
     Linear router;                       // to E scores
     const float* bias;                   // [E] added to the scores by which experts are chosen, or null
+    int64_t groups, groups_used;         // only experts of so many groups are chosen, those with the highest sums of
+    int64_t summed;                      // so many of their experts' best scores; groups 1 = all experts
     int64_t sigmoid, renormalised;       // scores are sigmoids, not a softmax; weights are divided by their sum
     int64_t rounds_scores, rounds_weights;  // bf16: whether the router's outputs are rounded, and weights with what they weight
     float scale;                         // a factor of the weights
@@ -31,8 +35,17 @@ struct Experts {
     Gating gating;
 };
 
+struct Latent {                          // multi-head latent attention, see latent.h
+    Linear query;                        // from what `q` and a norm [its inputs] make to queries; or none: `q` makes them
+    const float* query_norm;
+    const float* norm;                   // [L] of the latent, which `k` makes, with the key of all heads behind it
+    Linear absorb;                       // for each head from its query [N] to [L]
+    Linear expand;                       // from a latent [L] to each head's key [N] and value [V]
+};
+
 struct Layer {
     Linear q, k, v, o, gate, up, down;   // gate, up, down: of the MLP, or of the expert that all tokens share; or none
+    Latent latent;
     Experts experts;
     const float *input_norm, *mlp_norm;  // [H] or null
     const float* embedding_norm;         // [H] of a drafter's first layer, which reads embeddings too; else null
@@ -59,18 +72,25 @@ struct Decoder {
     int64_t returns_normed;              // whether the states that come back are those after the norm
     Linear head;                         // or none
     int64_t limit;                       // positions stay below it; 0 = there is no limit
+    int64_t rank, query_rank, value_size;  // of latent attention: L, inputs of `Latent.query`, V; rank 0 = there is none
+    int64_t pairs, exact_rope;           // there RoPE turns neighbours, not halves; is rounded once, not at each step
+    float latent_eps;                    // of its norms
 };
 
 // RMSNorm. Llama's rounds the normed value before it is multiplied by the weight and after, Gemma's and OLMo's only after.
-inline void rms_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
+inline void rms_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out, float eps) {
     vec squares = zero();
     for (int64_t i = 0; i < size; i += LANES) squares = fma(load(x + i), load(x + i), squares);
-    vec factor = all(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + d.eps));
+    vec factor = all(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps));
     for (int64_t i = 0; i < size; i += LANES) {
         vec normed = mul(load(x + i), factor);
         vec done = mul(d.bf16 && d.rounds_twice ? rounded(normed) : normed, load(weight + i));
         store(out + i, d.bf16 ? rounded(done) : done);
     }
+}
+
+inline void rms_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
+    rms_norm(d, x, weight, size, out, d.eps);
 }
 
 // The norm of queries or keys, head by head or (OLMo) of all heads as one vector.

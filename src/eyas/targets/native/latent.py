@@ -1,0 +1,133 @@
+"""Multi-head latent attention (DeepSeek-V2 and its kin) as the kernels take it; see `kernels/latent.h`.
+
+Shapes: T tokens, L size of a latent, P features with RoPE, D = N + P size of a query, V that of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.native.forms import RMSNormForm
+from eyas.targets.native.library import MOST_ROTATED, PANEL, Latent, Linear, kernels
+from eyas.targets.native.linears import NativeLinear, as_linear
+
+_INPUTS = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
+PARTS = ({"q_proj", *_INPUTS}, {"q_a_proj", "q_a_layernorm", "q_b_proj", *_INPUTS})
+"""What latent attention consists of: its queries are made by one product, or by two with a norm between them."""
+
+
+class LatentHeads(NamedTuple):
+    """Sizes of latent attention and what its RoPE does, as the kernels' `Decoder` has them, and its `rotated` features."""
+
+    rank: int = 0
+    """L; 0 = attention is of another kind."""
+    query_rank: int = 0
+    """Inputs of the second product that makes queries; 0 = there is one."""
+    value_size: int = 0
+    pairs: bool = False
+    """Whether RoPE turns neighbouring features, not those of two halves."""
+    exact_rope: bool = False
+    """Whether its tables and products are float32, and only what comes out is rounded."""
+    eps: float = 0.0
+    rotated: int = 0
+    """P."""
+
+
+class _Recorder:
+    """A cache, to an attention module, that keeps what it is given."""
+
+    latents: Tensor  # [1, 1, T, L]
+    keys: Tensor  # [1, 1, T, P]
+
+    def update(self, latents: Tensor, keys: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.latents, self.keys = latents, keys
+        return latents, keys
+
+
+@torch.inference_mode()
+def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[LatentHeads, Callable[[Tensor], Any]]:
+    """Sizes and RoPE tables of latent attention, found by trying what it caches.
+
+    Raises UnsupportedModelError where that isn't the normed latent and one key with RoPE for all heads.
+    """
+    down, norm = attention.kv_a_proj_with_mqa, attention.kv_a_layernorm
+    x = torch.linspace(-3, 5, 4 * down.in_features).view(1, 4, -1).cos().to(dtype)
+    positions, seen = torch.arange(3, 7).unsqueeze(0), _Recorder()
+    turns = rotary(x, positions)
+    attention(hidden_states=x, position_embeddings=turns, attention_mask=None, past_key_values=seen)
+    rank, exact = len(norm.weight), not isinstance(turns, tuple)
+    probe = torch.empty(0, dtype=dtype)
+    tables = partial(_of_turns, rotary, probe) if exact else partial(rotary, probe)
+    latents, keys = down(x).split([rank, down.out_features - rank], dim=-1)
+    cosines, sines = (table.float() for table in tables(positions))
+    close: dict[str, float] = {"rtol": 0.0, "atol": (1e-4 if dtype == torch.float32 else 3e-2) * float(keys.abs().max())}
+    same = seen.latents.shape == (1, 1, *latents.shape[1:]) and torch.allclose(seen.latents[0], norm(latents))
+    if not same or cosines.shape[2:] != seen.keys.shape[3:] or seen.keys.shape[2:] != keys.shape[1:]:
+        raise UnsupportedModelError(f"{type(attention).__name__} caches something else than latents and keys")
+    for pairs in (False, True):
+        left, right = _halves(keys.float(), pairs)
+        turned = torch.cat((left, right), dim=-1) * cosines + torch.cat((-right, left), dim=-1) * sines
+        written = (seen.keys[0], torch.cat(_halves(seen.keys[0], True), dim=-1)) if pairs else (seen.keys[0],)
+        if any(torch.allclose(turned, found.float(), **close) for found in written):
+            compressed = getattr(attention, "q_a_proj", None)
+            return LatentHeads(
+                rank, 0 if compressed is None else compressed.out_features,
+                attention.v_head_dim, pairs, exact, RMSNormForm.of(norm, dtype).eps, keys.shape[2],
+            ), tables  # fmt: skip
+    raise UnsupportedModelError(f"{type(attention).__name__} turns keys in another way than RoPE")
+
+
+def _of_turns(rotary: Any, probe: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The tables of a rotary embedding that gives complex numbers."""
+    turns = rotary(probe, positions)
+    return torch.cat((turns.real, turns.real), dim=-1), torch.cat((turns.imag, turns.imag), dim=-1)
+
+
+def _halves(x: Tensor, pairs: bool) -> tuple[Tensor, Tensor]:
+    """The features that RoPE turns with each other."""
+    if pairs:
+        return x[..., ::2], x[..., 1::2]
+    left, right = x.chunk(2, dim=-1)
+    return left, right
+
+
+def latent_parts(
+    attention: Any, sizes: LatentHeads, heads: int, size: int, hidden: int, rounds_twice: bool,
+    linear: Callable[[nn.Module, int, int], Linear], vector: Callable[[Tensor], int],
+) -> tuple[list[Linear], Latent]:  # fmt: skip
+    """The linears that a layer multiplies its input by, [q, k, v], and what else its attention needs.
+
+    `linear` and `vector` keep what the kernels are given: layers of so many outputs and inputs, and values. Raises
+    UnsupportedModelError for sizes that don't fit.
+    """
+    up, keys, found = attention.kv_b_proj, size - sizes.rotated, kernels()
+    lanes = PANEL if found is None else found.lanes
+    whole = (keys, sizes.rank, sizes.value_size, sizes.query_rank)
+    if any(part % PANEL for part in whole) or sizes.rotated % lanes or sizes.rotated > MOST_ROTATED:
+        raise UnsupportedModelError(f"latent attention of {whole}, {sizes.rotated} don't fit the vectors")
+    expand = linear(up, heads * (keys + sizes.value_size), sizes.rank)
+    if up.bias is not None:
+        raise UnsupportedModelError("keys and values of latents have a bias")
+    weight = up.restored().view(heads, -1, sizes.rank)[:, :keys].transpose(1, 2).reshape(-1, keys)
+    absorb = linear(NativeLinear(as_linear(weight), False), heads * sizes.rank, keys)
+
+    def norm(module: nn.Module) -> int:
+        form = RMSNormForm.of(module, weight.dtype)
+        if (form.eps, form.rounds_twice) != (sizes.eps, rounds_twice):
+            raise UnsupportedModelError("norms differ in epsilon or rounding")
+        return vector(form.factors)
+
+    of_keys = linear(attention.kv_a_proj_with_mqa, sizes.rank + sizes.rotated, hidden)
+    if not sizes.query_rank:
+        of_queries, query, query_norm = linear(attention.q_proj, heads * size, hidden), Linear(), None
+    else:
+        of_queries = linear(attention.q_a_proj, sizes.query_rank, hidden)
+        query, query_norm = linear(attention.q_b_proj, heads * size, sizes.query_rank), norm(attention.q_a_layernorm)
+    parts = Latent(query, query_norm, norm(attention.kv_a_layernorm), absorb, expand)
+    return [of_queries, of_keys, Linear()], parts
