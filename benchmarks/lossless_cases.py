@@ -138,9 +138,8 @@ def _sometimes(rng: Random, share: float, value: T, otherwise: T) -> T:
 
 def save_family(family: str, folder: Path, seed: int) -> Path:
     """A random model of an architecture whose vocabulary is the tokenizer's, saved as users have it."""
-    # what DeepSeek's config calls head_dim is its part with RoPE
-    sizes = {"deepseek3": {}, "olmoe": {"num_attention_heads": 2}}.get(family, {"head_dim": 16})
-    tiny.build_model(family, seed=seed, vocab_size=len(pairs.tokenizer()), **sizes).save_pretrained(folder)
+    sizes = {**tiny.fitting(family), "vocab_size": len(pairs.tokenizer())}
+    tiny.build_model(family, seed=seed, **sizes).save_pretrained(folder)
     return folder
 
 

@@ -88,7 +88,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 4,
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "first_k_dense_replace": 1,
             "kv_lora_rank": 16,
             "q_lora_rank": 16,
@@ -101,12 +101,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek2": (  # RoPE in complex numbers, queries made by one product, and by its factor YaRN scales scores
+    "deepseek2": (  # RoPE in complex numbers, queries made by one product, scores that YaRN scales
         "DeepseekV2Config",
         {
             "num_key_value_heads": 4,
             "n_routed_experts": 6,
-            "num_experts_per_tok": 2,
+            "num_experts_per_tok": 3,
             "moe_intermediate_size": 16,
             "first_k_dense_replace": 1,
             "kv_lora_rank": 32,
@@ -160,7 +160,17 @@ NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Further architectures for the tests of native passes."""
+_FITTING: dict[str, dict[str, int]] = {
+    "olmoe": {"num_attention_heads": 2},  # its heads share out the hidden size
+    "deepseek3": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48},
+    "deepseek2": {},
+}
 WINDOWED = ("mistral", "gemma2", "gemma3", "olmo3", "gptoss")
+
+
+def fitting(name: str) -> dict[str, int]:
+    """Sizes that make an architecture's heads fit the vectors of native kernels."""
+    return _FITTING.get(name, {"head_dim": 16})
 
 
 def build_model(name: str, scale: float = 14.0, seed: int = 0, **changes: Any) -> Any:

@@ -27,18 +27,18 @@ from ... import tiny
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "granite", "smollm3",
-          "mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss")  # fmt: skip
+          "mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss", "deepseek2", "deepseek3")  # fmt: skip
 """Architectures whose passes are native; "mistral" has a sliding window, those of the second line have experts."""
-ROUTED = NATIVE[-6:]
-SIZES = {"head_dim": 16}
-OTHER_SIZES = {"olmoe": {"num_attention_heads": 2}}  # whose heads share out the hidden size
+ROUTED = NATIVE[-8:]
+LATENT = NATIVE[-2:]
+SIZES = tiny.fitting("llama")
 TYPES = (torch.float32, torch.bfloat16)
 BOUNDARIES = (0, 1, 3, tiny.LAYERS, tiny.LAYERS + 1)
 
 
 def sizes(name: str) -> dict[str, int]:
     """What makes an architecture's heads fit the kernels' vectors."""
-    return OTHER_SIZES.get(name, SIZES) if name in NATIVE else {}
+    return tiny.fitting(name) if name in NATIVE else {}
 
 
 @pytest.fixture(scope="module")
@@ -220,12 +220,12 @@ def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "deepseek3"])
 def test_int8_targets_speculate_losslessly(folders: Path, name: str, dtype: torch.dtype) -> None:
     target = load_target(folders / name, device="cpu", dtype=dtype, quantize="int8")
     assert target.native is not None
     kinds = {name.split(".")[-1]: type(part) for name, part in target.model.named_modules()}
-    assert (kinds["q_proj"], kinds["down_proj"], kinds["lm_head"]) == (Int8Linear, Int8Linear, NativeLinear)
+    assert (kinds["o_proj"], kinds["down_proj"], kinds["lm_head"]) == (Int8Linear, Int8Linear, NativeLinear)
     assert fingerprint(target.model) == fingerprint(native_target(folders, name, dtype).model)
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=12)) for prompt in tiny.prompts(9, 4, 17)]
     plain = [done.token_ids for done in Engine(target).generate(requests)]
@@ -257,13 +257,13 @@ def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pyt
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("deepseek3", torch.float32)])
+@pytest.mark.parametrize(("name", "fitting", "dtype"), [("llama", SIZES, torch.bfloat16), ("deepseek3", {}, torch.float32)])
 def test_auto_is_bfloat16_where_passes_are_native(
-    tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, fitting: dict[str, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although PyTorch's own kernels are slow in it on this CPU."""
     monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda wanted: wanted == torch.float32)
-    tiny.build_model(name, **sizes(name)).to(torch.bfloat16).save_pretrained(tmp_path)
+    tiny.build_model(name, **fitting).to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
     assert load_target(tmp_path, device="cpu", dtype="auto", prepacked=False).dtype == torch.float32
 

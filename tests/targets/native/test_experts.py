@@ -19,7 +19,7 @@ from eyas.targets.native.linears import Int8Linear, NativeLinear
 from ... import tiny
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
-FAMILIES = ("mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss")
+FAMILIES = ("mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss", "deepseek2", "deepseek3")
 TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -82,15 +82,17 @@ def test_eight_bits_are_close() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_router_s_form_is_found_by_trying_it(name: str) -> None:
     router = router_of(block(name, torch.bfloat16))
-    if name == "glm4moe":
+    if name in ("glm4moe", "deepseek3"):
         router.e_score_correction_bias += torch.rand(4, generator=torch.Generator().manual_seed(1))
     form = RouterForm.of(router, torch.bfloat16)
-    assert form.sigmoid == (name == "glm4moe")
+    assert form.sigmoid == (name in ("glm4moe", "deepseek3"))
     assert form.renormalised == getattr(router, "norm_topk_prob", name in ("mixtral", "gptoss"))
-    assert form.rounds_scores == (name != "glm4moe")
+    assert form.rounds_scores == (name not in ("glm4moe", "deepseek2", "deepseek3"))
     assert form.rounds_weights == (name in ("qwen3moe", "olmoe", "qwen2moe", "gptoss"))
     assert (form.offset is not None) == (name == "gptoss")
-    assert form.scale == (1.5 if name == "glm4moe" else 1.0)
+    assert form.scale == {"glm4moe": 1.5, "deepseek2": 2.0, "deepseek3": 2.5}.get(name, 1.0)
+    groups = {"deepseek2": (3, 2, 1), "deepseek3": (2, 1, 2)}.get(name, (1, 1, 1))
+    assert (form.groups, form.groups_used, form.summed) == groups
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -112,8 +114,11 @@ def test_routers_choose_as_they_did(name: str, dtype: torch.dtype) -> None:
 
 
 def test_routers_that_choose_in_other_ways_are_refused() -> None:
+    router = block("mixtral", torch.float32).gate
+    forward = router.forward
+    router.forward = lambda x: (*forward(x)[:2], forward(-x)[2])
     with pytest.raises(UnsupportedModelError, match="in another way"):
-        RouterForm.of(tiny.build_model("deepseek3").model.layers[2].mlp.gate, torch.float32)  # groups of experts
+        RouterForm.of(router, torch.float32)
     with pytest.raises(UnsupportedModelError, match="scores, weights and indices"):
         RouterForm.of(nn.Linear(32, 4), torch.float32)
 
