@@ -20,8 +20,9 @@ _NAMES = {
     2: "num_key_value_heads swa_num_key_value_heads num_experts_per_tok moe_topk moe_top_k moe_k top_k_experts n_group "
     "zero_expert_num",
     16: "head_dim swa_head_dim kv_lora_rank q_lora_rank v_head_dim dim_head kv_channels attention_head_size "
-    "index_head_dim hidden_size_per_layer_input query_pre_attn_scalar o_lora_rank laurel_rank adapter_rank",
-    8: "qk_rope_head_dim qk_nope_head_dim rotary_dim",
+    "index_head_dim hidden_size_per_layer_input query_pre_attn_scalar o_lora_rank laurel_rank adapter_rank "
+    "qk_rope_head_dim qk_nope_head_dim",
+    8: "rotary_dim",
     1: "n_shared_experts moe_num_shared_experts topk_group first_k_dense_replace moe_layer_start_index",
     6: "sliding_window sliding_window_size",
     256: "max_position_embeddings n_positions n_ctx max_target_positions max_source_positions max_seq_len "

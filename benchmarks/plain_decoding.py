@@ -1,7 +1,8 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
 With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
-random tokens, or the first of `--prompt-file`. The MODEL_DIR `random-moe` or `random-gpt-oss` is a mixture of experts.
+random tokens, or the first of `--prompt-file`. The MODEL_DIR `random-moe`, `random-gpt-oss` or `random-deepseek` is a
+mixture of experts.
 
     python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
@@ -18,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen3MoeConfig
 
 import eyas
 from eyas.assets import named_target
@@ -35,6 +36,22 @@ RANDOM: dict[str, Any] = {
         **_SIZES, moe_intermediate_size=384, num_experts=64, num_experts_per_tok=8, norm_topk_prob=True
     ),
     "random-gpt-oss": GptOssConfig(**_SIZES, intermediate_size=768, num_local_experts=32, num_experts_per_tok=4),
+    "random-deepseek": DeepseekV3Config(
+        **{**_SIZES, "num_key_value_heads": 16, "head_dim": 64},
+        intermediate_size=3072,
+        moe_intermediate_size=384,
+        n_routed_experts=64,
+        num_experts_per_tok=6,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=8,
+        topk_group=4,
+        q_lora_rank=768,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+    ),  # fmt: skip
 }
 """Mixtures of experts with some 950M parameters, by what stands for them in place of a folder."""
 
@@ -47,7 +64,8 @@ def random_model(name: str, folder: str) -> str:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(RANDOM[name], dtype=torch.bfloat16)
     for layer in model.model.layers:
-        (layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate).weight.data *= 50.0
+        if hasattr(layer.mlp, "experts"):
+            (layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate).weight.data *= 50.0
     model.save_pretrained(folder)
     return folder
 

@@ -257,7 +257,9 @@ def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pyt
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 
-@pytest.mark.parametrize(("name", "fitting", "dtype"), [("llama", SIZES, torch.bfloat16), ("deepseek3", {}, torch.float32)])
+@pytest.mark.parametrize(
+    ("name", "fitting", "dtype"), [("llama", SIZES, torch.bfloat16), ("deepseek3", {}, torch.float32)]
+)
 def test_auto_is_bfloat16_where_passes_are_native(
     tmp_path: Path, name: str, fitting: dict[str, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,7 +221,8 @@ class NativeDecoder:
         self._kept.append(experts)
         return experts.struct(
             form.chosen, router=self._linear(router, experts.num_experts, self.hidden),
-            groups=form.groups, groups_used=form.groups_used, summed=form.summed, bias=None if form.bias is None else self._vector(form.bias), sigmoid=form.sigmoid,
+            bias=None if form.bias is None else self._vector(form.bias), groups=form.groups,
+            groups_used=form.groups_used, summed=form.summed, sigmoid=form.sigmoid,
             renormalised=form.renormalised, rounds_scores=form.rounds_scores, rounds_weights=form.rounds_weights,
             scale=form.scale, shared_gate=Linear() if gate is None else self._linear(gate, 1, self.hidden),
         )  # fmt: skip

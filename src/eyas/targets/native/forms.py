@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.library import KINDS, PANEL, Activation
 
-
 _MOSTLY = 0.8
 """The share of tokens for which a router's form must choose the same experts: equal scores may choose others."""
 _MOST_GROUPS = 64

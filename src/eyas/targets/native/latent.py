@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
+from eyas.targets.architecture import logits_agree
 from eyas.targets.native.forms import RMSNormForm
 from eyas.targets.native.library import MOST_ROTATED, PANEL, Latent, Linear, kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
@@ -20,10 +22,11 @@ from eyas.targets.native.linears import NativeLinear, as_linear
 _INPUTS = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
 PARTS = ({"q_proj", *_INPUTS}, {"q_a_proj", "q_a_layernorm", "q_b_proj", *_INPUTS})
 """What latent attention consists of: its queries are made by one product, or by two with a norm between them."""
+_GIVEN = {"hidden_states", "position_embeddings", "attention_mask", "past_key_values"}
 
 
 class LatentHeads(NamedTuple):
-    """Sizes of latent attention and what its RoPE does, as the kernels' `Decoder` has them, and its `rotated` features."""
+    """Sizes of latent attention and what its RoPE does: all but the last in the order of the kernels' `Decoder`."""
 
     rank: int = 0
     """L; 0 = attention is of another kind."""
@@ -54,33 +57,36 @@ class _Recorder:
 def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[LatentHeads, Callable[[Tensor], Any]]:
     """Sizes and RoPE tables of latent attention, found by trying what it caches.
 
-    Raises UnsupportedModelError where that isn't the normed latent and one key with RoPE for all heads.
+    Raises UnsupportedModelError where that isn't the normed latent and one key with RoPE for all heads, and for
+    attention that is given more than RoPE and a mask: what it does with that may not show in the first positions.
     """
-    down, norm = attention.kv_a_proj_with_mqa, attention.kv_a_layernorm
+    name, down, norm = type(attention).__name__, attention.kv_a_proj_with_mqa, attention.kv_a_layernorm
+    named = {each.name for each in signature(attention.forward).parameters.values() if each.kind != each.VAR_KEYWORD}
+    if named != _GIVEN:
+        raise UnsupportedModelError(f"{name} is given {', '.join(sorted(named))}")
     x = torch.linspace(-3, 5, 4 * down.in_features).view(1, 4, -1).cos().to(dtype)
-    positions, seen = torch.arange(3, 7).unsqueeze(0), _Recorder()
-    turns = rotary(x, positions)
+    positions, probe, seen = torch.arange(3, 7).unsqueeze(0), torch.empty(0, dtype=dtype), _Recorder()
+    turns = rotary(probe, positions)
     attention(hidden_states=x, position_embeddings=turns, attention_mask=None, past_key_values=seen)
-    rank, exact = len(norm.weight), not isinstance(turns, tuple)
-    probe = torch.empty(0, dtype=dtype)
+    exact = not isinstance(turns, tuple)
     tables = partial(_of_turns, rotary, probe) if exact else partial(rotary, probe)
-    latents, keys = down(x).split([rank, down.out_features - rank], dim=-1)
-    cosines, sines = (table.float() for table in tables(positions))
-    close: dict[str, float] = {"rtol": 0.0, "atol": (1e-4 if dtype == torch.float32 else 3e-2) * float(keys.abs().max())}
-    same = seen.latents.shape == (1, 1, *latents.shape[1:]) and torch.allclose(seen.latents[0], norm(latents))
-    if not same or cosines.shape[2:] != seen.keys.shape[3:] or seen.keys.shape[2:] != keys.shape[1:]:
-        raise UnsupportedModelError(f"{type(attention).__name__} caches something else than latents and keys")
+    rank = len(norm.weight)
+    latents, keys = down(x).split([rank, down.out_features - rank], dim=-1)  # [1, T, L], [1, T, P]
+    cosines, sines = tables(positions)
+    shapes = [part.unsqueeze(1).shape for part in (latents, keys)]
+    if [seen.latents.shape, seen.keys.shape] != shapes or not torch.allclose(seen.latents[0], norm(latents)):
+        raise UnsupportedModelError(f"{name} caches something else than latents and keys")
+    if cosines.shape != keys.shape:
+        raise UnsupportedModelError(f"{name} has RoPE tables of {cosines.shape[2]} for {keys.shape[2]} features")
+    compressed, eps = getattr(attention, "q_a_proj", None), RMSNormForm.of(norm, dtype).eps
+    query_rank = 0 if compressed is None else compressed.out_features
     for pairs in (False, True):
         left, right = _halves(keys.float(), pairs)
         turned = torch.cat((left, right), dim=-1) * cosines + torch.cat((-right, left), dim=-1) * sines
-        written = (seen.keys[0], torch.cat(_halves(seen.keys[0], True), dim=-1)) if pairs else (seen.keys[0],)
-        if any(torch.allclose(turned, found.float(), **close) for found in written):
-            compressed = getattr(attention, "q_a_proj", None)
-            return LatentHeads(
-                rank, 0 if compressed is None else compressed.out_features,
-                attention.v_head_dim, pairs, exact, RMSNormForm.of(norm, dtype).eps, keys.shape[2],
-            ), tables  # fmt: skip
-    raise UnsupportedModelError(f"{type(attention).__name__} turns keys in another way than RoPE")
+        found = [seen.keys[0], torch.cat(_halves(seen.keys[0], True), dim=-1)]  # pairs lie as they did, or as halves
+        if any(logits_agree(turned, written, dtype) for written in found[: 1 + pairs]):
+            return LatentHeads(rank, query_rank, attention.v_head_dim, pairs, exact, eps, keys.shape[2]), tables
+    raise UnsupportedModelError(f"{name} turns keys in another way than RoPE")
 
 
 def _of_turns(rotary: Any, probe: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

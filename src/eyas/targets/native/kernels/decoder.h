@@ -2,9 +2,9 @@
 // counter and wait for each other where a result is needed whole.
 //
 // The layers are those of Llama and its kin: RMSNorm before or after what a layer adds, grouped-query attention with RoPE
-// (biases and norms of queries and keys where there are any), a gated MLP or several as experts. A drafter's first layer also reads
-// embeddings, each input under its own norm. A block drafter's tokens see all of their block, and its layers make keys and
-// values of the target's states alone.
+// (biases and norms of queries and keys where there are any) or latent attention (latent.h), a gated MLP or several as
+// experts. A drafter's first layer also reads embeddings, each input under its own norm. A block drafter's tokens see all
+// of their block, and its layers make keys and values of the target's states alone.
 // Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
 //
 // Shapes: T tokens of a pass, R rows, Q columns (cells of a row), H hidden size, D head size, V outputs of the head.
