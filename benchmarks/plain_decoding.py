@@ -37,21 +37,21 @@ RANDOM: dict[str, Any] = {
     ),
     "random-gpt-oss": GptOssConfig(**_SIZES, intermediate_size=768, num_local_experts=32, num_experts_per_tok=4),
     "random-deepseek": DeepseekV3Config(
-        **{**_SIZES, "num_key_value_heads": 16, "head_dim": 64},
+        **_SIZES | {"num_key_value_heads": 16},
         intermediate_size=3072,
         moe_intermediate_size=384,
-        n_routed_experts=64,
-        num_experts_per_tok=6,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        n_group=8,
-        topk_group=4,
         q_lora_rank=768,
         kv_lora_rank=512,
         qk_nope_head_dim=128,
         qk_rope_head_dim=64,
         v_head_dim=128,
-    ),  # fmt: skip
+        first_k_dense_replace=1,
+        n_routed_experts=64,
+        num_experts_per_tok=6,
+        n_shared_experts=1,
+        n_group=8,
+        topk_group=4,
+    ),
 }
 """Mixtures of experts with some 950M parameters, by what stands for them in place of a folder."""
 
@@ -64,8 +64,9 @@ def random_model(name: str, folder: str) -> str:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(RANDOM[name], dtype=torch.bfloat16)
     for layer in model.model.layers:
-        if hasattr(layer.mlp, "experts"):
-            (layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate).weight.data *= 50.0
+        router = getattr(layer.mlp, "router", getattr(layer.mlp, "gate", None))
+        if router is not None:  # sigmoids of large scores would all be 1
+            router.weight.data *= 5.0 if hasattr(router, "e_score_correction_bias") else 50.0
     model.save_pretrained(folder)
     return folder
 

@@ -130,7 +130,8 @@ class RouterForm(NamedTuple):
         weight, name = getattr(router, "weight", None), type(router).__name__
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.dtype not in KINDS:
             raise UnsupportedModelError(f"{name} doesn't score experts by one weight")
-        x = torch.randn(64, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+        x = torch.randn(64, weight.shape[1], generator=torch.Generator().manual_seed(0))
+        x = (2 * x / weight.float().norm(dim=1).mean()).to(dtype)  # scores that neither softmax nor sigmoid makes equal
         try:
             made = router(x)
         except TypeError as error:  # it takes more than states
