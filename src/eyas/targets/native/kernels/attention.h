@@ -96,14 +96,15 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, 
 
 constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
 constexpr int64_t QUERIES = 32;  // queries that share such a reading
+constexpr int SUMS = LANES;      // vectors of sums that fit into the registers, with what is added to them
 
 // Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
 template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                     int64_t stride) {
-    constexpr int KEYS = 8 / N;  // keys that are worked on at once
+    constexpr int KEYS = SUMS / N;  // keys that are worked on at once
     for (int64_t j = first; j < stop; j += KEYS) {
-        vec products[8] = {};
+        vec products[SUMS] = {};
         auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
             const T* key[KEYS];
             for (int i = 0; i < KEYS; i++) key[i] = keys + context.columns[j + i < stop ? j + i : stop - 1] * size;
@@ -116,8 +117,8 @@ void score_together(const Context<T>& context, const Query* query, int64_t first
         };
         multiply(context.keys, context.size, 0);
         if constexpr (TAILS) multiply(context.tails, context.tail_size, context.size);
-        float found[8];
-        _mm256_storeu_ps(found, _mm256_mul_ps(sums(products), _mm256_set1_ps(context.scale)));
+        float found[SUMS];
+        for (int i = 0; i < SUMS; i += 8) _mm256_storeu_ps(found + i, _mm256_mul_ps(sums(products + i), _mm256_set1_ps(context.scale)));
         for (int n = 0; n < N; n++)
             for (int i = 0; i < KEYS; i++) scores[n * stride + j + i] = found[n * KEYS + i];
     }
@@ -128,33 +129,36 @@ void score_together(const Context<T>& context, const Query* query, int64_t first
 template <int N, class T>
 void mix_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, const float* weights,
                   int64_t stride, const float* inverse, bool last) {
-    constexpr int WIDE = 8 / N;  // vectors of values that are worked on at once
-    for (int64_t d = 0; d < context.value_size; d += WIDE * LANES) {
-        const int64_t rest = (context.value_size - d) / LANES;
-        const int parts = rest < WIDE ? static_cast<int>(rest) : WIDE;
+    auto mix = [&](auto width, int64_t d) {  // so many vectors of values at once, from feature d on
+        constexpr int WIDE = decltype(width)::value;
         vec mixed[N][WIDE] = {};
-        auto mix = [&](int parts) __attribute__((always_inline)) {
-            if (first)
-                for (int n = 0; n < N; n++)
-                    for (int p = 0; p < parts; p++) mixed[n][p] = load(query[n].out + d + p * LANES);
-            for (int64_t j = first; j < stop; j++) {
-                const T* value = context.values + context.columns[j] * context.value_size + d;
-                for (int p = 0; p < parts; p++) {
-                    vec part = load(value + p * LANES);
-                    for (int n = 0; n < N; n++) mixed[n][p] = fma(all(weights[n * stride + j]), part, mixed[n][p]);
-                }
+        if (first)
+            for (int n = 0; n < N; n++)
+                for (int p = 0; p < WIDE; p++) mixed[n][p] = load(query[n].out + d + p * LANES);
+        for (int64_t j = first; j < stop; j++) {
+            const T* value = context.values + context.columns[j] * context.value_size + d;
+            for (int p = 0; p < WIDE; p++) {
+                vec part = load(value + p * LANES);
+                for (int n = 0; n < N; n++) mixed[n][p] = fma(all(weights[n * stride + j]), part, mixed[n][p]);
             }
-        };
-        if (parts == WIDE)
-            mix(WIDE);
-        else
-            mix(parts);
+        }
         for (int n = 0; n < N; n++)
-            for (int p = 0; p < parts; p++) {
+            for (int p = 0; p < WIDE; p++) {
                 vec done = last ? mul(mixed[n][p], all(inverse[n])) : mixed[n][p];
                 store(query[n].out + d + p * LANES, last && context.bf16 ? rounded(done) : done);
             }
-    }
+    };
+    constexpr int MOST_WIDE = SUMS / N;
+    int64_t d = 0;
+    auto all_of = [&](auto width) {
+        constexpr int WIDE = decltype(width)::value;
+        if constexpr (WIDE <= MOST_WIDE)
+            for (; d + WIDE * LANES <= context.value_size; d += WIDE * LANES) mix(width, d);
+    };
+    all_of(std::integral_constant<int, 8>());
+    all_of(std::integral_constant<int, 4>());
+    all_of(std::integral_constant<int, 2>());
+    all_of(std::integral_constant<int, 1>());
 }
 
 // Floats that `total` queries need for their scores of at most `most` keys.
@@ -201,7 +205,7 @@ class Queries {
     }
 
   private:
-    // Call `work` with the size, the first and the longest count of each group of 4, 2 or 1 queries.
+    // Call `work` with the size, the first and the longest count of each group of 8 (AVX-512), 4, 2 or 1 queries.
     template <class Work>
     void groups(const Work& work) {
         int64_t at = 0;
@@ -211,6 +215,7 @@ class Queries {
             work(size, at, longest);
             at += size;
         };
+        while (SUMS > 8 && total_ - at >= 8) next(std::integral_constant<int, 8>());
         while (total_ - at >= 4) next(std::integral_constant<int, 4>());
         if (total_ - at >= 2) next(std::integral_constant<int, 2>());
         if (total_ - at) next(std::integral_constant<int, 1>());

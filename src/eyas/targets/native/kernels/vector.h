@@ -102,7 +102,7 @@ inline float sum(vec a) {
 }
 
 // The sums of eight vectors as one vector of eight floats.
-inline __m256 sums(const vec (&a)[8]) {
+inline __m256 sums(const vec* a) {
     __m256 s01 = _mm256_hadd_ps(folded(a[0]), folded(a[1])), s23 = _mm256_hadd_ps(folded(a[2]), folded(a[3]));
     __m256 s45 = _mm256_hadd_ps(folded(a[4]), folded(a[5])), s67 = _mm256_hadd_ps(folded(a[6]), folded(a[7]));
     __m256 low = _mm256_hadd_ps(s01, s23), high = _mm256_hadd_ps(s45, s67);
