@@ -96,13 +96,14 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, 
 
 constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
 constexpr int64_t QUERIES = 32;  // queries that share such a reading
-constexpr int SUMS = LANES;      // vectors of sums that fit into the registers, with what is added to them
+// Vectors of sums that N queries have in registers at once: fewer than fit where they would wait for memory anyway.
+constexpr int sums_of(int queries) { return LANES == 16 && queries > 2 ? 16 : 8; }
 
 // Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
 template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                     int64_t stride) {
-    constexpr int KEYS = SUMS / N;  // keys that are worked on at once
+    constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are worked on at once
     for (int64_t j = first; j < stop; j += KEYS) {
         vec products[SUMS] = {};
         auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
@@ -148,7 +149,7 @@ void mix_together(const Context<T>& context, const Query* query, int64_t first, 
                 store(query[n].out + d + p * LANES, last && context.bf16 ? rounded(done) : done);
             }
     };
-    constexpr int MOST_WIDE = SUMS / N;
+    constexpr int MOST_WIDE = sums_of(N) / N;
     int64_t d = 0;
     auto all_of = [&](auto width) {
         constexpr int WIDE = decltype(width)::value;
@@ -215,7 +216,7 @@ class Queries {
             work(size, at, longest);
             at += size;
         };
-        while (SUMS > 8 && total_ - at >= 8) next(std::integral_constant<int, 8>());
+        while (LANES == 16 && total_ - at >= 8) next(std::integral_constant<int, 8>());
         while (total_ - at >= 4) next(std::integral_constant<int, 4>());
         if (total_ - at >= 2) next(std::integral_constant<int, 2>());
         if (total_ - at) next(std::integral_constant<int, 1>());
