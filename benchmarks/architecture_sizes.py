@@ -63,6 +63,6 @@ SPECIAL: dict[str, dict[str, Any] | str] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
-    "longcat_flash": {"num_key_value_heads": 4, "head_dim": 8},
+    "longcat_flash": _LATENT,
 }
 """What single types need besides, by field and by field below sub-configs; or why none is made."""
