@@ -92,6 +92,24 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
         assert torch.equal(found[0], other)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cached_keys_are_rounded_as_the_modules_round(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each step of RoPE, or only where it is done; those that neighbours make lie as halves."""
+    native = loaded(built(name, torch.bfloat16), tmp_path, monkeypatch)
+    plain = load_target(tmp_path, device="cpu", dtype=torch.bfloat16, prepacked=False)
+    cached = []
+    for target in (native, plain):
+        target.resize(1)
+        target.prefill_to_end(range(1), tiny.prompts(60), ())
+        cached.append(target.cache.copy_out(0, 0, 60)[1 if name == "deepseek2" else 0])  # by shape
+    found, expected = (layers[0 if name == "deepseek2" else 1, 0] for layers in cached)  # [60, P] of the first layer
+    if name == "deepseek2":
+        expected = torch.cat((expected[:, ::2], expected[:, 1::2]), dim=1)
+    assert (found == expected).float().mean() > 0.95
+
+
 def test_attention_that_caches_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built("deepseek3")
     attention, rotary = model.model.layers[0].self_attn, model.model.rotary_emb
