@@ -30,7 +30,6 @@ NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "ol
           "mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss", "deepseek2", "deepseek3")  # fmt: skip
 """Architectures whose passes are native; "mistral" has a sliding window, those of the second line have experts."""
 ROUTED = NATIVE[-8:]
-LATENT = NATIVE[-2:]
 SIZES = tiny.fitting("llama")
 TYPES = (torch.float32, torch.bfloat16)
 BOUNDARIES = (0, 1, 3, tiny.LAYERS, tiny.LAYERS + 1)
