@@ -11,7 +11,7 @@ from torch import Tensor
 from eyas.tree import DraftTree, NodeLogits
 from eyas.types import SamplingParams
 from eyas.verify import SeededWalk, gumbel
-from eyas.verify.walk import _sampled_walk
+from eyas.verify.walk import _device_walk
 
 from .emulation import CPU, PROMPT, admit_all
 
@@ -73,19 +73,24 @@ def test_equals_a_plain_walk(seed: int, nodes: int, temperatures: list[float]) -
         assert int(result.accepted[row]) == len(tokens) - 1
 
 
-@given(st.integers(0, 2**31), st.integers(1, 9), st.booleans())
-def test_the_greedy_shortcut_changes_nothing(seed: int, nodes: int, ties: bool) -> None:
+@given(
+    st.integers(0, 2**31), st.integers(1, 9), st.booleans(), st.sampled_from([0.0, 0.8]), st.sampled_from([0.0, 1.5])
+)
+def test_walks_on_the_host_are_those_of_a_device(
+    seed: int, nodes: int, ties: bool, temperature: float, penalty: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     tree = random_tree(3, nodes, generator)
     logits = torch.randn(3, 1 + nodes, VOCAB, generator=generator)
     logits = logits.round() if ties else logits
-    sampler = admit_all([SamplingParams()] * 3, VOCAB)
-    short, long = (
+    params = [SamplingParams(temperature=temperature, frequency_penalty=penalty, seed=seed + row) for row in range(3)]
+    sampler = admit_all(params, VOCAB)
+    on_host, on_device = (
         SeededWalk()(NodeLogits.of(logits), tree, sampler, range(3)),
-        _sampled_walk(NodeLogits.of(logits), tree, sampler, range(3)),
+        _device_walk(NodeLogits.of(logits), tree, sampler, range(3)),
     )
-    for name in ("tokens", "path", "accepted"):
-        assert torch.equal(getattr(short, name), getattr(long, name))
+    assert on_host.fetched == on_host.table.tolist()
+    assert torch.equal(on_host.table, on_device.table)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -6,6 +6,7 @@ i + 1; rows whose walk has ended wait off the tree, at index N + 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -104,11 +105,13 @@ class SeededWalk:
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
             return _greedy_walk(logits.best(), tree)
-        return _sampled_walk(logits, tree, sampler, rows)
+        if logits.rows.device.type == "cpu":
+            return _host_walk(logits, tree, sampler, rows)
+        return _device_walk(logits, tree, sampler, rows)
 
 
-def _sampled_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
-    """The walk of rows that are sampled: at the nodes walked, and only there."""
+def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    """The walk of rows that are sampled, without a question to the device: all rows take as many steps."""
     state = sampler.path(rows, tree.max_depth + 1)
     vocab_size = logits.vocab_size
     # one number for "this token below that node": (index of the parent) * V + token
@@ -125,28 +128,61 @@ def _sampled_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: r
     return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree)
 
 
+def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+    """The walk of rows that are sampled, on a CPU: it ends when no row goes on."""
+    state = sampler.path(rows, tree.max_depth + 1)
+    sampled: list[Tensor] = []
+
+    def choose(nodes: list[int]) -> list[int]:
+        if sampled:
+            state.advance(sampled[-1])
+        sampled.append(state.sample(logits.at(torch.tensor(nodes))))
+        chosen: list[int] = sampled[-1].tolist()
+        return chosen
+
+    return _walk_lists(torch.cat((tree.tokens, tree.parents, tree.acceptable), dim=1).tolist(), tree, choose)
+
+
 def _greedy_walk(best: Tensor, tree: DraftTree) -> Walk:
     """The walk of rows whose token at each node is `best` [B, 1 + N], however the node was reached.
 
     It is made on the host, from what is fetched anyway: none of its steps is worth a kernel.
     """
+    fetched = torch.cat((tree.tokens, tree.parents, tree.acceptable, best), dim=1).cpu().tolist()  # the host sync
+    chosen = [row[3 * tree.size :] for row in fetched]
+    return _walk_lists(fetched, tree, lambda nodes: [row[node] for row, node in zip(chosen, nodes, strict=True)])
+
+
+def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[int]], list[int]]) -> Walk:
+    """The walk through trees whose rows' tokens, parents and acceptable nodes lie side by side in `table`.
+
+    `choose` gives the tokens sampled at a node of each row, beginning with the roots; a row that has ended waits at its
+    last node, and what is sampled there again doesn't count.
+    """
     size, steps = tree.size, tree.max_depth + 1
-    rows = []
-    for row in torch.cat((best, tree.tokens, tree.parents, tree.acceptable), dim=1).cpu().tolist():  # the host sync
-        chosen = row[: size + 1]
-        at, deepest, path, depth = 0, 0, [0], [0] * (size + 1)
-        nodes = zip(row[size + 1 : 2 * size + 1], row[2 * size + 1 : 3 * size + 1], row[3 * size + 1 :], strict=True)
-        for node, (token, parent, valid) in enumerate(nodes, 1):  # a node's parent comes before it
-            if valid:
+    below: list[dict[tuple[int, int], int]] = []
+    counts = []
+    for row in table:
+        children, depth, nodes = dict[tuple[int, int], int](), [0] * (size + 1), row[2 * size : 3 * size]
+        for node, (token, parent, valid) in enumerate(zip(row[:size], row[size : 2 * size], nodes, strict=True), 1):
+            if valid:  # a node's parent comes before it
                 depth[node] = depth[parent + 1] + 1
-                deepest = max(deepest, depth[node])
-                if parent + 1 == at and token == chosen[at]:
-                    at = node
-                    path.append(node)
+                children.setdefault((parent + 1, token), node)
+        below.append(children)
+        counts.append((max(depth), sum(nodes)))
+    paths = [[0] for _ in table]
+    tokens = [[token] for token in choose([0] * len(table))]
+    going = list(range(len(table)))
+    while going := [at for at in going if (paths[at][-1], tokens[at][-1]) in below[at]]:
+        for at in going:
+            paths[at].append(below[at][paths[at][-1], tokens[at][-1]])
+        chosen = choose([path[-1] for path in paths])
+        for at in going:
+            tokens[at].append(chosen[at])
+    rows = []
+    for path, emitted, (deepest, offered) in zip(paths, tokens, counts, strict=True):
         missing = steps - len(path)
-        tokens = [chosen[node] for node in path]
-        counts = (len(path) - 1, deepest, sum(row[3 * size + 1 :]))
-        rows.append([*counts, *tokens, *[-1] * missing, *path, *[0] * missing])
+        rows.append([len(path) - 1, deepest, offered, *emitted, *[-1] * missing, *path, *[0] * missing])
     return Walk(torch.tensor(rows), rows)
 
 
