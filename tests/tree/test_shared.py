@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import UsageError
-from eyas.tree import DraftTree, parse_tree
-from eyas.tree.shared import SharedTree, greatest
+from eyas.tree import DraftTree, Growth, parse_tree
+from eyas.tree.shared import SharedGrowth, SharedTree, greatest
 from eyas.tree.values import BINS, ValueTable, bins
 
 CPU = torch.device("cpu")
@@ -53,8 +53,10 @@ class Text:
         return token * (self.width + 1) + rank + 1
 
 
-def grow(spec: SharedTree, rows: list[Text], drafting: list[bool] | None = None) -> DraftTree:
-    growth = spec.start(len(rows), CPU, drafting)
+def grow(
+    spec: SharedTree, rows: list[Text], drafting: list[bool] | None = None, growth: Growth | None = None
+) -> DraftTree:
+    growth = growth or spec.start(len(rows), CPU, drafting)
     frontier = torch.zeros(len(rows), 1, dtype=torch.int64)
     while True:
         scores = [[text.children(t) for t in ids] for text, ids in zip(rows, frontier.tolist(), strict=True)]
@@ -180,6 +182,29 @@ def test_rows_that_are_not_drafting_leave_the_budget_to_others(
     assert not tree.valid[~torch.tensor(drafting)].any()
     offered = spec.width + spec.width * sum(min(spec.width, spec.width**d) for d in range(1, spec.depth))
     assert tree.counted == min(spec.budget, sum(drafting) * min(offered, spec.per_row or offered))
+
+
+@given(specs, st.integers(0, 10_000), st.lists(st.booleans(), min_size=1, max_size=4), st.booleans())
+@settings(max_examples=60)
+def test_a_device_grows_the_trees_of_the_host(spec: SharedTree, seed: int, drafting: list[bool], valued: bool) -> None:
+    """There the number of nodes isn't known, so that trees are padded; otherwise they are the same."""
+    generator = np.random.default_rng(seed)
+    table = ValueTable(np.sort(generator.random((2, 2, BINS)))[:, :, ::-1]) if valued else None
+    spec = dataclasses.replace(
+        spec, values=table, groups=tuple(generator.integers(0, 2, len(drafting)).tolist()), keeps_candidates=True
+    )
+    rows = [Text(seed + row, spec.width, None) for row in range(len(drafting))]
+    here = grow(spec, rows, drafting)
+    there = grow(spec, rows, growth=SharedGrowth(spec, len(rows), CPU, drafting))
+    assert here.candidates is not None
+    assert there.candidates is not None
+    for ours, theirs in zip(here.candidates.scores, there.candidates.scores, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    compact = dataclasses.replace(there, counted=None).compact()
+    assert torch.equal(here.valid, compact.valid)
+    for ours, theirs in ((here.tokens, compact.tokens), (here.parents, compact.parents)):
+        assert torch.equal(ours[here.valid], theirs[here.valid])
+    torch.testing.assert_close(here.logprob[here.valid], compact.logprob[here.valid])
 
 
 def test_sure_rows_get_more() -> None:

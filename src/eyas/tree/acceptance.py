@@ -49,23 +49,20 @@ class Acceptance:
 
         `paths` [B] are the node indexes walked in each row, beginning with the root's 0; `groups` [B] the rows' groups.
         """
-        valid = tree.acceptable.cpu().numpy()
-        if not valid.any():
-            return
-        walked = np.zeros((len(valid), tree.size + 1), dtype=np.bool_)
-        for row, path in enumerate(paths):
-            walked[row, path] = True
-        logprob, parents = tree.logprob.double().cpu().numpy(), tree.parents.cpu().numpy()
-        above = np.take_along_axis(np.pad(logprob, ((0, 0), (1, 0))), parents + 1, axis=1)  # [B, N]
-        tested = valid & np.take_along_axis(walked, parents + 1, axis=1)
-        at, node = np.nonzero(tested)
-        like = tested[at] & (parents[at] == parents[at, node][:, None])  # [n, N] siblings of the same source
-        group = groups[at]
-        if tree.sources is not None:
-            sources = tree.sources.cpu().numpy()
-            like &= sources[at] == sources[at, node][:, None]
-            group = group + GROUPS * sources[at, node]
-        self.learn(group, like.argmax(1) < node, bins((logprob - above)[at, node]), walked[at, node + 1])
+        sources = [[0] * tree.size] * len(paths) if tree.sources is None else tree.sources.tolist()
+        columns = (tree.acceptable.tolist(), tree.parents.tolist(), tree.logprob.tolist(), sources)
+        group, later, steps, accepted = [], [], [], []
+        for row, (path, *nodes) in enumerate(zip(paths, *columns, strict=True)):  # lists: few nodes are tested
+            walked, begun, logprobs = set(path), set[tuple[int, int]](), nodes[2]
+            for node, (valid, parent, logprob, source) in enumerate(zip(*nodes, strict=True), 1):
+                if valid and parent + 1 in walked:
+                    group.append(groups[row] + GROUPS * source)
+                    later.append((parent, source) in begun)
+                    steps.append(logprob - logprobs[parent] if parent >= 0 else logprob)
+                    accepted.append(node in walked)
+                    begun.add((parent, source))
+        if steps:
+            self.learn(np.array(group), np.array(later), bins(np.array(steps)), np.array(accepted))
 
     def learn(self, groups: Indices, later: Mask, bins: Indices, accepted: Mask) -> None:
         """Count verified nodes [n] whose parents were accepted.
@@ -112,4 +109,4 @@ def never_rising(values: Array, weights: Array) -> Array:
             mean = (mean * mass + other * other_mass) / (mass + other_mass)
             mass, length = mass + other_mass, length + other_length
         blocks.append((mean, mass, length))
-    return np.concatenate([np.full(length, mean) for mean, _, length in blocks])
+    return np.repeat([mean for mean, _, _ in blocks], [length for _, _, length in blocks])

@@ -84,8 +84,8 @@ class BeamGrowth:
         steps = torch.tensor(logprob).clamp_(max=0.0)
         values = self._step_values(steps.unsqueeze(2).expand(-1, -1, 2))  # [B, M, 2] as a best child, as a later one
         rank = torch.tensor(later, dtype=torch.int64).unsqueeze(2)
-        scores = _path_sums(values.gather(2, rank).squeeze(2), parents)
-        logprobs = _path_sums(steps, parents)
+        worth = values.gather(2, rank).squeeze(2)
+        scores, logprobs = (torch.tensor(path_sums(part.tolist(), parents)) for part in (worth, steps))
         made = (torch.tensor(tokens), scores, logprobs, torch.tensor(parents))
         for level in zip(*(torch.split_with_sizes(part, list(sizes), dim=1) for part in made), strict=True):
             for kept, part in zip((self._tokens, self._scores, self._logprobs, self._parents), level, strict=True):
@@ -103,15 +103,15 @@ class BeamGrowth:
         return True
 
 
-def _path_sums(steps: Tensor, parents: Sequence[Sequence[int]]) -> Tensor:
+def path_sums(steps: Sequence[Sequence[float]], parents: Sequence[Sequence[int]]) -> list[list[float]]:
     """[B, M] the sums of `steps` [B, M] along the paths that `parents` [B, M] lead up."""
     sums = []
-    for row, above in zip(steps.tolist(), parents, strict=True):
+    for row, above in zip(steps, parents, strict=True):
         total: list[float] = []
         for step, parent in zip(row, above, strict=True):
             total.append(step + total[parent] if parent >= 0 else step)
         sums.append(total)
-    return torch.tensor(sums)
+    return sums
 
 
 @dataclass(frozen=True)

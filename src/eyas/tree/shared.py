@@ -11,10 +11,8 @@ Shapes: B rows, W beam nodes, K children offered by each, M candidates of all le
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.tree.draft_tree import BeamCandidates, DraftTree
 from eyas.tree.dynamic import BeamGrowth
+from eyas.tree.host_growth import HostGrowth
 from eyas.tree.spec import check_sizes
 from eyas.tree.values import ValueTable, most_profitable
 
@@ -76,7 +75,11 @@ class SharedTree:
     def max_nodes(self) -> int:
         return min(self.budget, self.per_row or self.budget)
 
-    def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> SharedGrowth:
+    def start(
+        self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None
+    ) -> SharedGrowth | HostGrowth:
+        if device.type == "cpu":
+            return HostGrowth(self, batch, drafting)
         return SharedGrowth(self, batch, device, drafting)
 
     def keep(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -108,13 +111,12 @@ class SharedTree:
 
 
 class SharedGrowth(BeamGrowth):
-    """Grows a batch of trees that share a node budget."""
+    """Grows a batch of trees that share a node budget, on an accelerator: without a question to it."""
 
     def __init__(self, spec: SharedTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(spec.depth, spec.width, batch, device)
         self._spec, self._batch, self._device = spec, batch, device
-        self._counts_freely = device.type == "cpu"  # elsewhere it takes a host sync
-        if spec.prices is not None and not self._counts_freely:
+        if spec.prices is not None:
             raise UsageError("shared tree: prices work on a CPU only; use a budget on this device")
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
         self._groups = to_device((0,) * batch if spec.groups is None else spec.groups, device)
@@ -126,14 +128,6 @@ class SharedGrowth(BeamGrowth):
     def _step_values(self, steps: Tensor) -> Tensor:
         return steps if self._spec.values is None else self._spec.values.look_up(steps, self._groups)
 
-    def _wants_another_level(self) -> bool:
-        """Whether some row's next level may hold a node that reaches the threshold."""
-        spec = self._spec
-        if spec.threshold == 0.0 or not self._counts_freely:
-            return True
-        best = self._beam_score[:, 0].tolist()
-        return any(best[row] > math.log(spec.threshold) for row in self._drafting)
-
     def tree(self) -> DraftTree:
         spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
         allowed = None
@@ -142,16 +136,8 @@ class SharedGrowth(BeamGrowth):
             drafting[self._drafting] = True
             allowed = drafting.to(self._device)
         kept = spec.keep(scores, allowed)
-        count = scores.shape[1]
-        level_stops = list(accumulate(level.shape[1] for level in self._scores))
-        if self._counts_freely:
-            mask = kept.numpy()
-            counted, width = int(mask.sum()), int(mask.sum(1).max())
-            deepest = bisect_right(level_stops, int(np.flatnonzero(mask.any(0))[-1])) + 1 if width else 0
-        else:
-            cap = min(count, spec.per_row or count)
-            counted, width = min(spec.budget, len(self._drafting) * cap), min(spec.budget, cap)
-            deepest = min(len(level_stops), width)
+        cap = min(scores.shape[1], spec.per_row or spec.budget)
+        width = min(spec.budget, cap)
         # kept candidates come first, in their order, which puts parents before children
         chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, N]
         valid = kept.gather(1, chosen)
@@ -163,8 +149,8 @@ class SharedGrowth(BeamGrowth):
             parents=parents.masked_fill(~valid, -1),
             logprob=torch.cat(self._logprobs, dim=1).gather(1, chosen),
             valid=valid,
-            max_depth=deepest,
-            counted=None if spec.threshold > 0.0 and not self._counts_freely else counted,
+            max_depth=min(len(self._scores), width),
+            counted=None if spec.threshold > 0.0 else min(spec.budget, len(self._drafting) * cap),
             candidates=self._candidates() if spec.keeps_candidates else None,
         )
 

@@ -27,6 +27,7 @@ _LEAST = 1e-9
 """Replaces rates of 0, whose logarithm is not finite."""
 
 Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
 
 
 def bins(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
@@ -48,6 +49,7 @@ class ValueTable:
     def __init__(self, values: Array) -> None:  # [G, 2, K]: first children, then all others
         # never rising: neither with the bin nor from a first child to others, so that the best child stays the best
         self.values: Array = np.minimum.accumulate(np.minimum.accumulate(np.clip(values, _LEAST, 1.0), axis=1), axis=2)
+        self._logs: Floats = np.log(self.values).astype(np.float32).ravel()
         self._on: dict[torch.device, Tensor] = {}
 
     def look_up(self, steps: Tensor, groups: Tensor) -> Tensor:
@@ -59,6 +61,13 @@ class ValueTable:
         later = torch.arange(steps.shape[2], device=steps.device) > 0
         return self.of_nodes(steps, later, groups.view(-1, 1, 1))
 
+    def on_host(self, steps: Floats, later: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64]) -> Floats:
+        """`of_nodes` without PyTorch, for `steps` of at most 0 and what fits their shape."""
+        index = np.minimum(np.sqrt(-steps) * np.float32(_FINENESS), np.float32(BINS - 1)).astype(np.int64)
+        index += BINS * later + 2 * BINS * groups
+        worth: Floats = self._logs[index] + np.float32(_TIE_BREAK) * steps
+        return worth
+
     def of_nodes(self, steps: Tensor, later: Tensor, groups: Tensor) -> Tensor:
         """Logarithms of what steps to nodes are worth, by their log-probabilities `steps`, in any shape.
 
@@ -66,7 +75,7 @@ class ValueTable:
         """
         flat = self._on.get(steps.device)
         if flat is None:
-            flat = to_device(np.log(self.values), steps.device, torch.float32).flatten()
+            flat = to_device(self._logs, steps.device, torch.float32)
             self._on[steps.device] = flat
         index = steps.neg().clamp_(min=0.0).sqrt_().mul_(_FINENESS).clamp_(max=BINS - 1).to(torch.int64)
         index.add_(later, alpha=BINS).add_(groups, alpha=2 * BINS)
@@ -82,6 +91,10 @@ class NodeChoice(NamedTuple):
     def mask(self, values: Array) -> npt.NDArray[np.bool_]:
         """[B, M] bool: the candidates chosen by their `values` [B, M]; among equals the earlier ones."""
         order = np.argsort(-values, axis=1, kind="stable")[:, : self.per_row]
+        if len(values) == 1:  # its nodes are in order already
+            chosen = np.zeros(values.shape, dtype=bool)
+            chosen[0, order[0, : self.nodes]] = True
+            return chosen
         rows = np.arange(len(values))[:, None]
         best = np.argsort(-values[rows, order], axis=None, kind="stable")[: self.nodes]
         row, rank = np.divmod(best, max(1, order.shape[1]))
@@ -110,7 +123,7 @@ def most_profitable(
     best, choice = 0.0, NodeChoice(most, 0)
     # without a price on padding a limit can only take value away
     for per_row in (most,) if padding_prices is None else range(1, most + 1):
-        offered = np.sort(ranked[:, :per_row], axis=None)[::-1]
+        offered = ranked[0, :per_row] if rows == 1 else np.sort(ranked[:, :per_row], axis=None)[::-1]
         offered = offered[offered > 0.0][: len(node_prices)]
         padded = rows * per_row - np.arange(1, len(offered) + 1)
         profit = offered.cumsum() - node_prices[: len(offered)] - padding[np.minimum(padded, len(padding) - 1)]
