@@ -132,6 +132,9 @@ class Text:
         return paths
 
 
+PROMPT, ANSWER = 200, 150
+
+
 @dataclass
 class Simulation:
     """Rounds one after another; `seconds` and `tokens` add up."""
@@ -140,16 +143,29 @@ class Simulation:
     text: Text
     noise: Callable[[int], float] = lambda _: 1.0
     """What the clock shows of each round's true seconds."""
-    length: int = 200
+    lengths: list[int] = field(default_factory=list)
+    """The committed tokens of each row, which grow from `PROMPT` on until another answer begins after `ANSWER`."""
     seconds: float = 0.0
     tokens: int = 0
     rounds: int = 0
     deferred: int = 0
     nodes: np.ndarray | None = None
 
+    def current_lengths(self) -> list[int]:
+        """The rows' lengths before the next round."""
+        rows = len(self.text.sharpness)
+        if len(self.lengths) != rows:
+            self.lengths = [PROMPT] * rows
+        return self.lengths
+
+    def advance(self, paths: list[list[int]]) -> None:
+        """Commit the paths; answers that are long enough are followed by others."""
+        grown = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
+        self.lengths = [length if length < PROMPT + ANSWER else PROMPT for length in grown]
+
     def round(self, spec: TreeSpec | None) -> RoundRecord:
         rows = len(self.text.sharpness)
-        lengths = [self.length] * rows
+        lengths = self.current_lengths()
         draft, drafting, observing = None, 0.0, 0.0
         tree, paths = DraftTree.empty(rows, CPU), [[0]] * rows
         if spec is not None:
@@ -159,7 +175,7 @@ class Simulation:
             width = spec.max_fanout
             drafting = self.machine.draft_seconds(rows, width, levels)
             if self.deferred:
-                drafting += self.machine.observe_seconds(rows * min(self.deferred, self.length))
+                drafting += self.machine.observe_seconds(rows * min(self.deferred, PROMPT))
         emitted = sum(map(len, paths))
         tokens = rows + int(tree.valid.sum())
         counts = tree.valid.sum(1).numpy() if tree.size else np.zeros(rows)
@@ -168,6 +184,7 @@ class Simulation:
         if spec is not None:
             observing = self.machine.observe_seconds(emitted)
         self.deferred = 0 if spec is not None else self.deferred + 1
+        self.advance(paths)
         shown = self.noise(self.rounds)
         seconds = drafting + passing + observing
         self.seconds, self.tokens, self.rounds = self.seconds + seconds, self.tokens + emitted, self.rounds + 1
@@ -185,9 +202,9 @@ class Simulation:
         """Tokens per second of `rounds` rounds under a controller or a fixed shape."""
         before = self.seconds, self.tokens
         for _ in range(rounds):
-            rows = len(self.text.sharpness)
             if isinstance(planner, Controller):
-                planner.learn(self.round(planner.plan(rows, [self.length] * rows)))
+                lengths = self.current_lengths()
+                planner.learn(self.round(planner.plan(len(lengths), lengths)))
             else:
                 self.round(planner)
         return (self.tokens - before[1]) / (self.seconds - before[0])

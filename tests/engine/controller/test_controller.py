@@ -127,10 +127,26 @@ def test_it_follows_a_text_that_drifts() -> None:
     simulation.text = hard
     simulation.run(made, 150)
     assert simulation.run(made, 150) >= 0.98 * plain_rate(hard)
-    assert made.snapshot().depth == 0
+    assert made.snapshot().predicted_tokens_per_second < 1.05 * plain_rate(hard)  # other answers may be easier
     simulation.text = easy
     simulation.run(made, 700)
     assert simulation.run(made, 400) > 0.97 * fast
+
+
+def test_hard_answers_and_easy_ones_take_turns() -> None:
+    """What was learnt of the one must not hold for the other: here levels are dear, and the drafter is always sure."""
+    machine, ratios = Machine(first=0.2, level=0.12, position=0.01), []
+    for seed in range(3):
+        easy, hard = Text([4.0], [0.95], seed + 1), Text([3.0], [0.3], seed + 20)
+        made, simulation = controller(machine), Simulation(machine, easy)
+        simulation.run(made, 300)
+        for _ in range(3):
+            for text, rounds in ((hard, 120), (easy, 60)):
+                simulation.text, simulation.lengths = text, []
+                ratios.append(simulation.run(made, rounds) / plain_rate(text, machine))
+    assert sum(ratios[::2]) / 9 > 0.84  # without a yield for each text 0.82, and 0.68 in the worst case
+    assert min(ratios[::2]) > 0.78
+    assert sum(ratios[1::2]) / 9 > 1.5  # 1.34
 
 
 def test_it_reacts_at_once_to_the_batch_size() -> None:
@@ -179,13 +195,13 @@ def test_predictions_come_true() -> None:
     assert state.measured_tokens_per_second == pytest.approx(state.predicted_tokens_per_second, rel=0.05)
     assert state.plain_tokens_per_second == pytest.approx(plain_rate(mixed(4)), rel=0.02)
     assert state.rounds == 400
-    assert 0 < state.plain_rounds < state.probes < 100
+    assert 0 < state.plain_rounds < state.probes < 110
 
 
 def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[SharedTree]:
     simulation, specs = Simulation(MACHINE, mixed(rows)), []
     for _ in range(rounds):
-        spec = made.plan(rows, [simulation.length] * rows)
+        spec = made.plan(rows, simulation.current_lengths())
         assert spec is None or isinstance(spec, SharedTree)
         specs += [] if spec is None else [spec]
         made.learn(simulation.round(spec))

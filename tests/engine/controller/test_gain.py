@@ -65,3 +65,30 @@ def test_groups_add_up() -> None:
     np.testing.assert_allclose(both.nodes, one.nodes + other.nodes)
     np.testing.assert_allclose(both.accepted, one.accepted + other.accepted)
     assert (both.levels >= np.maximum(one.levels, other.levels) - 1e-9).all()
+
+
+def test_what_the_texts_being_written_yield_is_learnt_soon_and_forgotten_with_them() -> None:
+    model = GainModel((1, 2), 4)
+    model.settle()
+    typical = model.forecast((1, 0))
+    for _ in range(8):
+        model.judge(2.0, 0.25, 1)
+    assert model.drift < 0.6
+    model.settle()
+    poor = model.forecast((1, 0))
+    assert model.drift == 1.0
+    assert (poor.nodes <= 0.6 * typical.nodes).all()
+    assert (poor.accepted <= 0.6 * typical.accepted + 1e-9).sum() > 0.7 * typical.accepted.size  # wide beams: at most 1
+    assert (poor.levels <= typical.levels).all()
+    model.renew(1.0)
+    model.settle()
+    np.testing.assert_allclose(model.forecast((1, 0)).accepted, typical.accepted)
+
+
+def test_a_lasting_error_of_forecasts_is_no_property_of_a_text() -> None:
+    model = GainModel((1,), 2)
+    for _ in range(400):
+        model.judge(2.0, 1.5, 1)
+        model.renew(1 / 20)
+    model.settle()
+    assert (model.forecast((1, 0)).accepted >= 0.9 * GainModel((1,), 2).forecast((1, 0)).accepted).all()

@@ -7,6 +7,7 @@ show. `docs/controller.md` explains the design.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.records import ControllerState, RoundRecord
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import TreeSpec
 from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
 from eyas.tree.shared import SharedTree
@@ -28,8 +29,13 @@ _ENTER, _LEAVE = 1.03, 1.015
 """The speedups that speculation must promise to begin, and to continue."""
 _CHANGE = 1.01
 """The factor by which a shape must be faster than the one in use to replace it."""
+_DRIFT = 1.25
+"""The factor by which what texts yield must have changed for a new plan, unless less decides whether to speculate."""
 _THINKING, _ANALYSING = 0.002, 0.005
 """Shares of the time that planning, and analysing drafts, may take."""
+_STALE, _STALE_AFTER = 0.08, 16
+"""The mean error (a logarithm) of the latest plain rounds' forecasts that settles the costs, and how soon again."""
+_STALE_FADE = 1.0 - 1.0 / 6.0
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 _ANSWER = 100
@@ -76,6 +82,7 @@ class Controller:
         self._missed = 0.0
         """Seconds that `_wanted` would have saved so far."""
         self._probe: Probe | None = None
+        self._plain_error, self._since_settled = 0.0, 0
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._expected: set[int] = set()
@@ -108,12 +115,15 @@ class Controller:
             return None
         groups = (0,) * rows if sampled is None else tuple(int(bool(one)) for one in sampled)
         situation = (rows, sum(groups), room, max(lengths).bit_length())
-        due = self._planning.due()
-        if situation != self._situation or due:
+        new = sum(length not in self._expected for length in lengths)
+        if new:
+            self._gain.renew(new / rows)
+        due = self._planning.due() or self._stale
+        if situation != self._situation or due or self._overtaken(rows):
             self._situation = situation
             self._replan(rows, lengths, groups, room, settles=due)
         waiting = sum((min(length, self._deferred) for length in lengths) if unread is None else unread)
-        reading = float(self._costs.observe_seconds(waiting, rows)) if waiting else 0.0
+        reading = self._costs.reading_seconds(waiting, rows) if waiting else 0.0
         if self._wanted is not None and self._missed >= reading:
             self._choice, self._wanted = self._wanted, None
         prospect = self._choice
@@ -131,9 +141,12 @@ class Controller:
         """Update costs, gains and accounts from a measured round."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
         drafted = record.draft is not None and not record.draft.tree.looked_up
+        first = self._expected.isdisjoint(record.lengths)
         self._learn_costs(record, whole)
         if record.draft is not None and isinstance(record.spec, SharedTree):
             self._learn_gain(record)
+        if not drafted:
+            self._gain.rest()
         self._deferred = 0 if drafted else self._deferred + 1
         paths = [[0]] * record.rows if record.draft is None else record.draft.paths
         self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
@@ -146,8 +159,13 @@ class Controller:
         if drafted and isinstance(record.spec, SharedTree):
             self._sums["depth"] += record.spec.depth
             self._sums["width"] += record.spec.width
-        if self._wanted is not None and self._prospects is not None:
-            self._missed += self._prospects.plain_seconds - record.rows / self._wanted.rate
+        if self._prospects is not None:
+            if self._wanted is not None:
+                self._missed += self._prospects.plain_seconds - record.rows / self._wanted.rate
+            if record.draft is None and not first:
+                error = math.log(whole / self._prospects.plain_seconds)
+                self._plain_error = self._plain_error * _STALE_FADE + error * (1.0 - _STALE_FADE)
+        self._since_settled += 1
         self._planning.round(whole)
         self._analysing.round(whole)
         self._explorer.earn(whole, speculating=self._choice is not None)
@@ -156,6 +174,11 @@ class Controller:
             self._lookups.learn(record.emitted / self._prospects.plain_rate - whole, whole)
         if self._probe is not None:
             self._count_probe(record, whole)
+
+    @property
+    def _stale(self) -> bool:
+        """Whether plain rounds take another time than the last plan assumed."""
+        return abs(self._plain_error) > _STALE and self._since_settled >= _STALE_AFTER
 
     @property
     def table(self) -> CostTable:
@@ -189,6 +212,7 @@ class Controller:
         began = self._clock()
         self._gain.settle()
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
+            self._since_settled, self._plain_error = 0, 0.0
             self._costs.settle()
         sampled = sum(groups)
         prospects = Prospects(
@@ -201,7 +225,7 @@ class Controller:
             stops_early=self._counts_freely,
             prompt_pairs=self._prompt_pairs / (self._emitted + _ANSWER),
         )
-        best = prospects.best()
+        best = prospects.best
         if self._choice is not None:
             held = prospects.of(self._choice.shape)
             best = held if best.rate < _CHANGE * held.rate else best
@@ -213,6 +237,18 @@ class Controller:
         self._prospects = prospects
         if settles:
             self._planning.done(self._clock() - began)
+
+    def _overtaken(self, rows: int) -> bool:
+        """Whether what the texts yield has changed so much that the plan may have to."""
+        if self._prospects is None:
+            return True
+        drift, shape = self._gain.drift, self._choice or self._prospects.best
+        if not 1.0 / _DRIFT < drift < _DRIFT:
+            return True
+        wanted = self._choice is not None or self._wanted is not None
+        least = _ENTER if self._choice is None else _LEAVE
+        rate = (rows + shape.accepted * drift) / shape.seconds
+        return self._computes and wanted != (rate >= least * self._prospects.plain_rate)
 
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
         shape = prospect.shape
@@ -228,7 +264,7 @@ class Controller:
             nodes = 3 * nodes + 4 * rows + 8
             rate = self._rate(prospect.rate)
             prices = self._prospects.prices(rate, nodes)
-            padding_prices = self._prospects.padding_prices(rate, rows * most)
+            padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
         return SharedTree(
             depth=shape.depth + 1,
             width=self._widths[shape.width],
@@ -290,11 +326,11 @@ class Controller:
     def _learn_costs(self, record: RoundRecord, whole: float) -> None:
         tree = None if record.draft is None else record.draft.tree
         if tree is None or not isinstance(record.spec, SharedTree):
-            if record.spec is None:
-                self._costs.learn(record.rows, record.lengths, record.tokens, whole)
+            if record.spec is None and not self._expected.isdisjoint(record.lengths):  # a first round finds cold caches
+                self._costs.learn(record.rows, record.lengths, record.tokens, whole, plain=True)
             return
         if tree.looked_up:  # nothing was drafted, and the pairs are deferred
-            padded = _padded(tree, record) if self._counts_freely else 0
+            padded = record.padded if self._counts_freely else 0
             self._costs.learn(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded)
             return
         levels = len(tree.candidates.scores) if tree.candidates is not None else 0
@@ -310,7 +346,7 @@ class Controller:
             record.lengths,
             record.tokens,
             passing,
-            padded=_padded(tree, record) if self._counts_freely else 0,
+            padded=record.padded if self._counts_freely else 0,
             width=record.spec.width,
             levels=levels,
             draft_seconds=record.draft_seconds,
@@ -330,13 +366,7 @@ class Controller:
             self._analysing.done(self._clock() - began)
         network = accepted_of_network(record.draft)
         if self._probe is None and self._choice is not None and not record.draft.tree.looked_up:
-            self._gain.judge(self._choice.accepted, network)
+            self._gain.judge(self._choice.accepted, network, record.rows)
         found = found_values(record.draft.tree, record.spec, groups)
         if found > 0.0:
             self._gain.judge_found(found, record.emitted - record.rows - network)
-
-
-def _padded(tree: DraftTree, record: RoundRecord) -> int:
-    """The padded positions of a pass: the sum over rows of how much shorter they are than the longest."""
-    longest = 1 + int(tree.valid.sum(1).max())
-    return max(0, record.rows * longest - record.tokens)

@@ -110,7 +110,7 @@ class Explorer:
 
     def instead_of_plain(self, prospects: Prospects, rows: int, reading: float, chooses: bool) -> Probe | None:
         """An affordable probe while not speculating, if any; its cost includes `reading` deferred pairs, in seconds."""
-        best = prospects.best()
+        best = prospects.best
         if chooses:
             deeper = prospects.larger(best.shape, deeper=1)
             loss = max(deeper.drafting, _LEAST_DRAFT * prospects.plain_seconds) + reading

@@ -39,6 +39,13 @@ _SURPRISE = 4.0
 _AFTER_SURPRISE = 0.3
 """The weight that everything learnt so far keeps after such a surprise."""
 
+_TYPICAL = 5.0
+"""The forecast tokens of a row after which its own results weigh as much as what is known of all texts."""
+_USUAL, _USUAL_FADE = 20.0, 1.0 - 1.0 / 500.0
+"""The same for forecasts of all texts, which may be a little too high or low all the time, and how that decays."""
+_LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
+_YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
+"""The factors by which a row's own results decay each round, with a draft and without."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
 """The same three for what is found: the end of a copied passage comes suddenly, and is learnt anew as fast."""
 
@@ -61,6 +68,8 @@ class GainModel:
         self.values: ValueTable = self._acceptance.table()
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
+        self._own_forecast, self._own_accepted, self._yield = 0.0, 0.0, 1.0
+        self._usual_forecast, self._usual_accepted = 0.0, 0.0
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
@@ -69,12 +78,40 @@ class GainModel:
             self._supply.learn(draft.tree.candidates, groups, alive)
         self._acceptance.learn_tree(draft.tree, draft.paths, groups)
 
-    def judge(self, promised: float, kept: float) -> None:
-        """Compare the `promised` accepted draft tokens of a round with the `kept` ones.
+    def renew(self, share: float) -> None:
+        """Forget what the texts being written yield, as far as their rows, a `share` of all, have new ones."""
+        self._own_forecast *= 1.0 - share
+        self._own_accepted *= 1.0 - share
 
-        If forecasts are wrong over several rounds by far more than chance, the text has changed, and everything learnt
-        from the old one loses most of its weight.
+    def rest(self) -> None:
+        """Account for a round without a draft."""
+        self._own_forecast *= _RESTING_FADE
+        self._own_accepted *= _RESTING_FADE
+
+    @property
+    def drift(self) -> float:
+        """What the texts being written yield now, compared with what the last forecast assumed."""
+        return self._current_yield / self._yield
+
+    @property
+    def _current_yield(self) -> float:
+        """Accepted tokens per forecast one: a Gamma prior around 1, and what these rows' rounds brought."""
+        ratio = (self._own_accepted + _TYPICAL) / (self._own_forecast + _TYPICAL)
+        return min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
+
+    def judge(self, promised: float, kept: float, rows: int) -> None:
+        """Compare the `promised` accepted draft tokens of a round of `rows` rows with the `kept` ones.
+
+        Texts differ, so what these rows yield is learnt within some rounds, and soon forgotten when others follow. If
+        forecasts are wrong over several rounds by far more than chance all the same, everything learnt from earlier
+        texts loses most of its weight.
         """
+        forecast, accepted = promised / self._yield / rows, kept / rows
+        usual = (self._usual_accepted + _USUAL) / (self._usual_forecast + _USUAL)
+        self._own_forecast = self._own_forecast * _YIELD_FADE + forecast * usual
+        self._own_accepted = self._own_accepted * _YIELD_FADE + accepted
+        self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
+        self._usual_accepted = self._usual_accepted * _USUAL_FADE + accepted
         self._promised, self._kept, self._judged = self._promised + promised, self._kept + kept, self._judged + 1
         if self._judged < _TRIAL:
             return
@@ -100,6 +137,7 @@ class GainModel:
     def settle(self) -> None:
         """Update node values with everything learnt so far."""
         self.values = self._acceptance.table()
+        self._yield = self._current_yield
 
     def forecast(self, group_rows: Sequence[int]) -> Forecast:
         """The forecast for a batch with `group_rows` [G] rows of each group."""
@@ -111,9 +149,9 @@ class GainModel:
             rows = group_rows[group]
             if not rows:
                 continue
-            nodes += rows * (rates[group] @ _KEPT)
-            accepted += rows * (rates[group] @ _WORTH)
-            reach = np.minimum(best[group] @ _KEPT, 1.0)  # [D, L]
+            nodes += rows * self._yield * (rates[group] @ _KEPT)
+            accepted += rows * np.minimum(self._yield * (rates[group] @ _WORTH), 1.0)
+            reach = np.minimum(self._yield * (best[group] @ _KEPT), 1.0)  # [D, L]
             idle *= (1.0 - reach) ** rows
         # level 1 is always drafted, level d + 1 if some row's best at depth d goes on
         goes_on = np.minimum.accumulate(1.0 - idle, axis=0)

@@ -127,7 +127,7 @@ class LookaheadController(Controller):
         costs = self._costs
         costs.settle()
         emitted, tokens = (rows * (1.0 + part / self._rows_seen) for part in (self._accepted, self._nodes))
-        self._plain_seconds = float(costs.pass_seconds(rows, rows, lengths))
+        self._plain_seconds = costs.plain_seconds(rows, lengths)
         self._window_seconds = float(
             costs.pass_seconds(tokens, rows, lengths)
             + costs.draft_seconds(rows, 1, 1)
@@ -155,6 +155,7 @@ class LookaheadController(Controller):
             record.lengths,
             record.tokens,
             record.pass_seconds if drafted else whole,
+            plain=not drafted,
             width=1,
             levels=int(drafted),
             draft_seconds=record.draft_seconds,

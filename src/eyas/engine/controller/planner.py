@@ -11,7 +11,7 @@ Shapes: W widths, D depths, L thresholds, R rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -93,9 +93,13 @@ class Prospects:
         self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
         self._padding = partial(costs.padding_seconds, rows=rows)
         self._rows = rows
-        self.plain_seconds = float(costs.pass_seconds(rows, rows, lengths))
+        self._known: dict[Shape, Prospect] = {}
+        self._added: dict[int, Array] = {}  # seconds of 1, 2, ... nodes, by how many were asked for
+        self._padded: dict[int, Array] = {}  # of padded positions, likewise
+        self.plain_seconds = costs.plain_seconds(rows, lengths)
         self.plain_rate = rows / self.plain_seconds
 
+    @cached_property
     def best(self) -> Prospect:
         """The fastest speculating shape."""
         at = np.unravel_index(int(self._rate.argmax()), self._rate.shape)
@@ -104,23 +108,25 @@ class Prospects:
     def of(self, shape: Shape) -> Prospect:
         """The forecast of a shape, which is cut to the greatest depth considered."""
         at = shape._replace(depth=min(shape.depth, self._rate.shape[1] - 1))
-        return Prospect(
-            at,
-            float(self._nodes[at]),
-            float(self._accepted[at]),
-            float(self._seconds[at]),
-            float(self._drafting[at]),
-            float(self._rate[at]),
-        )
+        found = self._known.get(at)
+        if found is None:
+            tables = (self._nodes, self._accepted, self._seconds, self._drafting, self._rate)
+            found = self._known[at] = Prospect(at, *(float(table[at]) for table in tables))
+        return found
 
     def prices(self, rate: float, count: int) -> tuple[float, ...]:
         """The tokens generated at `rate` per second in the time that 1, 2, ... `count` nodes add to the pass."""
-        added = self._pass(self._rows + np.arange(1.0, count + 1)) - self.plain_seconds
+        added = self._added.get(count)
+        if added is None:
+            added = self._added[count] = self._pass(self._rows + np.arange(1.0, count + 1)) - self.plain_seconds
         return tuple((rate * added).tolist())
 
     def padding_prices(self, rate: float, count: int) -> tuple[float, ...]:
         """The tokens generated at `rate` per second in the time that 1, 2, ... `count` padded positions add."""
-        return tuple((rate * self._padding(np.arange(1.0, count + 1))).tolist())
+        added = self._padded.get(count)
+        if added is None:
+            added = self._padded[count] = self._padding(np.arange(1.0, count + 1))
+        return tuple((rate * added).tolist())
 
     def larger(self, shape: Shape, wider: int = 0, deeper: int = 0, lower: int = 0) -> Prospect:
         """The forecast of a shape some steps larger, within the grid; its candidates include those of `shape`."""

@@ -35,6 +35,14 @@ class RoundRecord:
     prompt_pairs: int = 0
     """Pairs of prompts that the drafter was given since the round before, read or deferred."""
 
+    @property
+    def padded(self) -> int:
+        """The padded positions of the pass: the sum over rows of how much shorter they are than the longest."""
+        if self.draft is None or self.rows == 1:
+            return 0
+        longest = 1 + int(self.draft.tree.valid.sum(1).max())
+        return max(0, self.rows * longest - self.tokens)
+
 
 @dataclass(frozen=True)
 class ControllerState:
