@@ -73,9 +73,9 @@ def test_one_question_a_round(
     def answer(tensor: Tensor) -> Tensor:
         """Each row accepted its first node, if there was any."""
         asked.append(tensor)
-        if not temperature:  # what is fetched is walked on the host: target's tokens, then tokens, parents, validity
+        if not temperature:  # what is fetched is walked on the host: tokens, parents, validity, then target's tokens
             size = (tensor.numel() // ROWS - 1) // 4
-            return torch.tensor([[*[10] * (size + 1), *range(10, 10 + size), *range(-1, size - 1), *[1] * size]] * ROWS)
+            return torch.tensor([[*range(10, 10 + size), *range(-1, size - 1), *[1] * size, *[10] * (size + 1)]] * ROWS)
         steps = (tensor.numel() // ROWS - 3) // 2
         accepted = min(1, steps - 1)
         row = [accepted, steps - 1, 1, *range(10, 10 + steps), *range(steps)]
