@@ -185,7 +185,7 @@ class NativeDecoder:
         attention = layer.attention
         width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
-        if layer.sinks is not None and layer.sinks.shape != (heads.queries,):
+        if layer.sinks is not None and (layer.sinks.shape != (heads.queries,) or heads.latent.rank):
             raise UnsupportedModelError(f"sinks of {tuple(layer.sinks.shape)} for {heads.queries} heads")
         if heads.latent.rank:
             mixed = heads.queries * heads.latent.value_size
