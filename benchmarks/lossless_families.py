@@ -48,7 +48,7 @@ class Cell:
     native: bool
     """Whether the target's passes are native."""
     int8_linears: int
-    """Layers whose weights are int8; experts and GPT-2's convolutions aren't linear layers and stay as they are."""
+    """Layers whose weights are int8."""
     answers: int = 0
     tokens: int = 0
     equal: int = 0

@@ -133,6 +133,11 @@ NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0},
     ),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 1, 0, 1]}),
+    "neox_serial": ("GPTNeoXConfig", {"use_parallel_residual": False, "rotary_pct": 1.0, "hidden_act": "gelu_new"}),
+    "phi": ("PhiConfig", {}),
+    "stablelm": ("StableLmConfig", {}),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}),
+    "cohere": ("CohereConfig", {}),  # its modules are run: RoPE turns neighbouring features
     "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 16}),
     "qwen2moe": (  # one dense layer, and an expert that all tokens share
         "Qwen2MoeConfig",
@@ -161,9 +166,11 @@ NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Further architectures for the tests of native passes."""
 _FITTING: dict[str, dict[str, int]] = {
-    "olmoe": {"num_attention_heads": 2},  # its heads share out the hidden size
+    "olmoe": {"num_attention_heads": 2},  # its heads share out the hidden size, as do those of some below
     "deepseek3": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48},
     "deepseek2": {},
+    **dict.fromkeys(("neox", "neox_serial", "gpt2"), {"num_attention_heads": 2}),
+    "stablelm": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
 WINDOWED = ("mistral", "gemma2", "gemma3", "olmo3", "gptoss")
 

@@ -29,7 +29,7 @@ from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
 from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder
-from eyas.targets.native.forms import is_gelu
+from eyas.targets.native.forms import activation_of
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import KVShape
 
@@ -216,7 +216,7 @@ def native_decoder(
     try:
         return NativeDecoder(
             layers, norm, head if isinstance(head, NativeLinear) else None, heads, [partial(rotary, probe)], embedding,
-            network.dtype, mix=mix, returns_normed=returns_normed, gelu=is_gelu(layers[0].mlp.act),
+            network.dtype, mix=mix, returns_normed=returns_normed, activation=activation_of(layers[0].mlp.act),
         )  # fmt: skip
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)

@@ -94,6 +94,7 @@ def _samples(model: nn.Module) -> Iterator[_Sample]:
         if linear.stacked is not None:
             yield name, linear.stacked, linear.first(SAMPLE)
         elif not linear.tied:
-            yield f"{name}.weight", (linear.out_features, linear.in_features), linear.first(SAMPLE)
+            shape = (linear.out_features, linear.in_features)
+            yield f"{name}.weight", shape[::-1] if linear.transposed else shape, linear.first(SAMPLE)
         if linear.bias is not None and linear.stacked is None:
             yield f"{name}.bias", tuple(linear.bias.shape), linear.bias.flatten()[:SAMPLE]

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from eyas.targets.architecture import logits_agree
 
@@ -41,12 +42,12 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def prepack_linears(
     module: nn.Module,
-    layout: Callable[[nn.Linear, bool], PrepackedLinear] | None = None,
+    layout: Callable[..., PrepackedLinear] | None = None,
     dtype: torch.dtype | None = None,
 ) -> int:
     """Replace every plain float `nn.Linear` below `module` by a prepacked one; returns how many were replaced.
 
-    `layout` makes the new ones of a linear and whether its weight is an embedding's: by default in oneDNN's layout.
+    So is GPT-2's `Conv1D`, a linear with a transposed weight. By default the new ones are in oneDNN's layout.
     With a `dtype`, the only one that `layout` is for, weights in another stay as they are.
     Quantised layers stay as they are, whoever made them. Tied weights also stay row-major, for the embedding.
     """
@@ -56,22 +57,34 @@ def prepack_linears(
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Linear) and _is_plain(child) and dtype in (None, child.weight.dtype)
+        if _is_plain(child) and dtype in (None, child.weight.dtype)
     ]
     for parent, name, child in found:
-        setattr(parent, name, made(child, id(child.weight) in shared))
+        transposed = not isinstance(child, nn.Linear)
+        setattr(parent, name, made(_untransposed(child), shared=id(child.weight) in shared, transposed=transposed))
         if id(child.weight) not in shared:
             child.weight = nn.Parameter(torch.empty(0), requires_grad=False)  # free it before the next is prepacked
     return len(found)
 
 
-def _is_plain(module: nn.Linear) -> bool:
-    """Whether a linear is a float one and computes as such.
+def _untransposed(module: nn.Linear | Conv1D) -> nn.Linear:
+    """A linear, or the one that computes what a `Conv1D` does."""
+    if isinstance(module, nn.Linear):
+        return module
+    inputs, outputs = module.weight.shape
+    linear = nn.Linear(inputs, outputs, device="meta")
+    linear.weight = nn.Parameter(module.weight.detach().T.contiguous(), requires_grad=False)
+    linear.bias = module.bias
+    return linear
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
+    """Whether a module is a linear, or a `Conv1D`, of float weights and computes as such.
 
     Libraries quantise by subclassing the layer or its weight, by adding tensors to it, or others for its weight, or by
     replacing its `forward`.
     """
-    if type(module) is not nn.Linear or set(module._parameters) != {"weight", "bias"}:
+    if type(module) not in (nn.Linear, Conv1D) or set(module._parameters) != {"weight", "bias"}:
         return False
     added = [*module._buffers, *module._forward_hooks, *module._forward_pre_hooks]
     own = type(module.weight.data) is Tensor and not added and "forward" not in vars(module)
@@ -86,13 +99,20 @@ class PrepackedLinear(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, shared: bool, stacked: Tensor | None = None) -> None:
-        """`stacked` is the one parameter [E, ...] that holds the weights of which this one was made."""
+    def __init__(
+        self, linear: nn.Linear, shared: bool, stacked: Tensor | None = None, transposed: bool = False
+    ) -> None:
+        """Whether the weight is `shared` with an embedding, and how the model's own parameter differs from it.
+
+        `stacked` is one [E, ...] that holds the weights of which this one was made; it may be the `transposed` one.
+        """
         super().__init__()
         self.stacked = None if stacked is None else tuple(stacked.shape)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = linear.weight.dtype
-        self._first = (linear.weight if stacked is None else stacked).detach().flatten()[:_SAMPLED].clone()
+        self.transposed = transposed
+        given = linear.weight.T if transposed else linear.weight if stacked is None else stacked
+        self._first = given.detach().flatten()[:_SAMPLED].clone()
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
         self._prepacked = self._pack(linear.weight.detach())
@@ -120,7 +140,7 @@ class PrepackedLinear(nn.Module):
         return self._shared is not None
 
     def first(self, count: int) -> Tensor:
-        """The first `count` values of the row-major weight or stack (at most 1024), without restoring it."""
+        """The first `count` values of the model's own parameter (at most 1024), without restoring it."""
         return self._first[:count]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -181,7 +201,7 @@ def fuse_linears(module: nn.Module, trial: Callable[[], Tensor]) -> int:
             plain.weight = nn.Parameter(linear.weight, requires_grad=False)
             if linear.bias is not None:
                 plain.bias = nn.Parameter(linear.bias, requires_grad=False)
-            setattr(parent, name, PrepackedLinear(plain, shared=False))
+            setattr(parent, name, PrepackedLinear(plain, shared=False, transposed=linear.transposed))
         return 0
     return len(fused)
 
@@ -193,6 +213,7 @@ class FusedLinear(PrepackedLinear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype, self._first, self._shared, self.stacked = linear._dtype, linear._first, None, None
+        self.transposed = linear.transposed
         self._fused, self._index = fused, index
         bias = None if fused.bias is None else fused.bias.narrow(0, *fused.rows[index])
         self.register_buffer("bias", bias, persistent=False)

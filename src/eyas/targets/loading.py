@@ -168,7 +168,7 @@ def _prepack(
     if quantize:
         head = model.get_output_embeddings()
         weights = sum(parameter.numel() for parameter in model.base_model.parameters() if parameter.dim() > 1)
-        prepack_linears(model, lambda linear, shared: (NativeLinear if linear is head else Int8Linear)(linear, shared))
+        prepack_linears(model, lambda linear, **how: (NativeLinear if linear is head else Int8Linear)(linear, **how))
         replace_experts(model, Int8Linear, dtype)
         _check_quantized(model, weights)
     elif layout is not None:

@@ -7,10 +7,11 @@ and what else a family does (factors, layers without RoPE, two RoPE tables) by t
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,23 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
 from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
 from eyas.targets.native.experts import NativeExperts, NativeRouter
-from eyas.targets.native.forms import is_gelu
+from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
+from eyas.targets.native.library import Activation
 
 _LOG = logging.getLogger("eyas")
 
+_NAMES = {
+    "embed_in": "embed_tokens", "wte": "embed_tokens", "wpe": "embed_positions", "h": "layers",
+    "final_layer_norm": "norm", "final_layernorm": "norm", "ln_f": "norm",
+    "attention": "self_attn", "attn": "self_attn", "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm",
+    "query_key_value": "qkv_proj", "c_attn": "qkv_proj", "dense": "o_proj",
+    "dense_h_to_4h": "up_proj", "c_fc": "up_proj", "fc1": "up_proj", "dense_4h_to_h": "down_proj", "fc2": "down_proj",
+    "act": "act_fn", "activation_fn": "act_fn",
+}  # fmt: skip
+"""What other families call the parts of a decoder that Llama has as well, and what they are called there."""
+_LAST = "c_proj"
+"""What GPT-2 calls the last linear of attention and that of an MLP."""
 _NORMS: tuple[Mapping[str, str], ...] = (
     {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},  # Llama and most others
     {  # Gemma
@@ -33,11 +46,12 @@ _NORMS: tuple[Mapping[str, str], ...] = (
         "post_feedforward_layernorm": "mlp_out_norm",
     },
     {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "mlp_out_norm"},  # OLMo
+    {"input_layernorm": "input_norm"},  # Phi, whose MLP reads what attention does
 )
 """A layer's norms by name, and which part of `LayerParts` each is."""
-_SEPARATE = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
-_FUSED = {"qkv_proj", "o_proj"}, {"gate_up_proj", "down_proj"}
-"""The linears of attention and MLP, each by itself or those with one input as one."""
+_OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"qkv_proj", "o_proj"}
+_OF_MLP = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"}
+"""The linears of attention and MLP: each by itself, those with one input as one, an MLP without a gate."""
 _SHARED = ("shared_expert", "shared_experts")
 """What the expert that all tokens share is called."""
 
@@ -55,74 +69,111 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     base, config = text_decoder(model), model.config.get_text_config()
     layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
     types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
-    _check_children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
-    kinds = sorted(set(types))
-    attention: Any = layers[0].self_attn
-    latent, size, groups = LatentHeads(), getattr(attention, "head_dim", 0), config.num_key_value_heads
+    shared = _parts(base)
+    _check_parts(base, shared, {"embed_tokens", "layers", "norm"}, {"rotary_emb", "embed_positions"})
+    if ("rotary_emb" in shared) == ("embed_positions" in shared):
+        raise UnsupportedModelError(f"{type(base).__name__} has neither RoPE nor learned positions, or both")
+    kinds, heads = sorted(set(types)), config.num_attention_heads
+    attention: Any = _parts(layers[0])["self_attn"]
+    latent, size = LatentHeads(), int(getattr(attention, "head_dim", getattr(attention, "head_size", 0)))
+    groups, ropes = heads // getattr(attention, "num_key_value_groups", 1), list[RopeTables]()
     if hasattr(attention, "kv_a_proj_with_mqa"):
-        latent, tables = latent_heads(attention, base.rotary_emb, model.dtype)
+        latent, tables = latent_heads(attention, shared["rotary_emb"], model.dtype)
         size, groups, ropes = attention.qk_head_dim, 1, [tables]
-    else:
-        ropes = _rope_tables(base.rotary_emb, kinds, torch.empty(0, dtype=model.dtype))
-    parts, gelus, factors = [], set(), set()
-    layer: Any
+    elif "rotary_emb" in shared:
+        ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype))
+    parts, found = [], set()
     for layer, kind in zip(layers, types, strict=True):
         rope = kinds.index(kind) if len(ropes) > 1 else 0
-        parts.append(
-            LayerParts(
-                layer.self_attn,
-                **_mlp_parts(layer.mlp),
-                **_layer_norms(layer),
-                window=plan.windows[kind],
-                rope=rope if getattr(layer.self_attn, "use_rope", True) else None,
-                sinks=getattr(layer.self_attn, "sinks", None),
-            )
-        )
-        mlp = parts[-1].mlp
-        if mlp is not None:
-            gelus.add(is_gelu(getattr(mlp, "act_fn", None) or mlp.activation_fn))
-        factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
-    if len(gelus) > 1 or len(factors) > 1:
-        raise UnsupportedModelError("layers differ in their activation or in the factor of what they add")
+        parts.append(_layer_parts(layer, plan.windows[kind], rope if ropes else None))
+        found.add(_habits(layer))
+    if len(found) > 1:
+        raise UnsupportedModelError("layers differ in activation, scale, factors, or in what their MLPs read")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
-    heads = Heads(
-        config.num_attention_heads, groups, size, float(attention.scaling),
-        float(getattr(attention, "attn_logit_softcapping", None) or 0.0), latent,
+    habits = found.pop()
+    sizes = Heads(
+        heads, groups, size, habits.scale, float(getattr(attention, "attn_logit_softcapping", None) or 0.0), latent,
+        hasattr(attention, "query_key_value"),
     )  # fmt: skip
+    positions = shared.get("embed_positions")
     return NativeDecoder(
-        parts, base.norm, model.get_output_embeddings(), heads, ropes, base.embed_tokens.weight.detach(), model.dtype,
-        limit=context_limit(config), gelu=True in gelus, residual_scale=factors.pop(),
-        embedding_scale=_embedding_scale(base),
+        parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, shared["embed_tokens"].weight.detach(),
+        model.dtype, limit=context_limit(config), activation=habits.activation, residual_scale=habits.residual_scale,
+        embedding_scale=_embedding_scale(base, shared["embed_tokens"]),
+        positions=None if positions is None else positions.weight.detach(), in_parallel=habits.in_parallel,
     )  # fmt: skip
 
 
-def _layer_norms(layer: Any) -> dict[str, Any]:
-    """The norms of a layer that has no other parts but attention and an MLP of Llama's kind."""
-    children = {name for name, child in layer.named_children() if not isinstance(child, nn.Dropout)}
-    names = next((names for names in _NORMS if children == {"self_attn", "mlp", *names}), None)
+class _Habits(NamedTuple):
+    """What all layers of a decoder do alike."""
+
+    activation: Activation
+    scale: float
+    """Of attention's scores."""
+    residual_scale: float
+    in_parallel: bool
+
+
+def _habits(layer: Any) -> _Habits:
+    parts = _parts(layer)
+    mlp, attention = parts["mlp"], parts["self_attn"]
+    if isinstance(getattr(mlp, "experts", None), NativeExperts):
+        mlp = next((getattr(mlp, name) for name in _SHARED if hasattr(mlp, name)), None)
+    act = next((getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name)), None)
+    alone = "post_attention_layernorm" not in parts and "pre_feedforward_layernorm" not in parts
+    return _Habits(
+        Activation.SILU if act is None else activation_of(act), float(attention.scaling),
+        float(getattr(layer, "residual_multiplier", 1.0)), getattr(layer, "use_parallel_residual", alone),
+    )  # fmt: skip
+
+
+def _parts(module: nn.Module, last: str = "") -> dict[str, Any]:
+    """A module's children but for dropouts, under the names of Llama's; `last` is what `c_proj` is here."""
+    names = _NAMES | {_LAST: last or _LAST}
+    found = [(names.get(name, name), child) for name, child in module.named_children() if type(child) is not nn.Dropout]
+    if len(dict(found)) < len(found):
+        raise UnsupportedModelError(f"{type(module).__name__} has two parts of one kind")
+    return dict(found)
+
+
+def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
+    """A layer that has no other parts but norms, attention and an MLP or experts, taken apart."""
+    parts = _parts(layer)
+    names = next((names for names in _NORMS if set(parts) == {"self_attn", "mlp", *names}), None)
     if names is None:
-        raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(children)}")
-    of_attention, of_mlp = _FUSED if hasattr(layer.self_attn, "qkv_proj") else _SEPARATE
-    if {name for name, _ in layer.self_attn.named_children()} not in PARTS:
-        _check_children(layer.self_attn, of_attention, {"q_norm", "k_norm", "rotary_emb"})
-    if not isinstance(getattr(layer.mlp, "experts", None), NativeExperts):
-        _check_children(layer.mlp, of_mlp, {"act_fn", "activation_fn"})
-    if dict(layer.self_attn.named_parameters(recurse=False)).keys() - {"sinks"}:
-        raise UnsupportedModelError(f"{type(layer.self_attn).__name__} has parameters of its own")
+        raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(parts)}")
     norms: dict[str, Any] = {"input_norm": None, "mlp_norm": None}
-    return norms | {part: getattr(layer, name) for name, part in names.items()}
+    norms |= {part: parts[name] for name, part in names.items()}
+    if len(names) == 1:
+        norms["mlp_norm"] = norms["input_norm"]
+    attention = parts["self_attn"]
+    of_attention = _parts(attention, "o_proj")
+    if set(of_attention) not in PARTS:
+        _check_linears(attention, of_attention, _OF_ATTENTION, {"q_norm", "k_norm", "rotary_emb"})
+    if dict(attention.named_parameters(recurse=False)).keys() - {"sinks"}:
+        raise UnsupportedModelError(f"{type(attention).__name__} has parameters of its own")
+    return LayerParts(
+        attention if set(of_attention) in PARTS else SimpleNamespace(**of_attention),
+        **_mlp_parts(parts["mlp"]),
+        **norms,
+        window=window,
+        rope=rope if getattr(attention, "use_rope", True) else None,
+        sinks=getattr(attention, "sinks", None),
+    )
 
 
 def _mlp_parts(mlp: Any) -> dict[str, Any]:
     """An MLP, or experts with their router and, where there is one, the expert that all tokens share."""
     if not isinstance(getattr(mlp, "experts", None), NativeExperts):
-        return {"mlp": mlp}
+        parts = _parts(mlp, "down_proj")
+        _check_linears(mlp, parts, _OF_MLP, {"act_fn"})
+        return {"mlp": SimpleNamespace(**parts)}
     router = "router" if hasattr(mlp, "router") else "gate"
-    _check_children(mlp, {"experts", router}, {*_SHARED, "shared_expert_gate"})
+    _check_parts(mlp, _parts(mlp), {"experts", router}, {*_SHARED, "shared_expert_gate"})
     shared = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
     if shared is not None:
-        _check_children(shared, _SEPARATE[1], {"act_fn"})
+        _check_linears(shared, _parts(shared), _OF_MLP[:1], {"act_fn"})
     gate = getattr(mlp, router)
     if not isinstance(gate, NativeRouter):
         raise UnsupportedModelError(f"{type(gate).__name__} chooses experts in a way of its own")
@@ -130,9 +181,14 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
     return {"mlp": shared, "routed": routed}
 
 
-def _check_children(module: nn.Module, needed: set[str], allowed: Collection[str] = ()) -> None:
-    found = {name for name, _ in module.named_children()}
-    if not needed <= found or found - needed - set(allowed):
+def _check_linears(module: nn.Module, parts: Mapping[str, Any], forms: Sequence[set[str]], allowed: set[str]) -> None:
+    needed = next((form for form in forms if form <= set(parts)), forms[0])
+    _check_parts(module, parts, needed, allowed)
+
+
+def _check_parts(module: nn.Module, parts: Mapping[str, Any], needed: set[str], allowed: set[str]) -> None:
+    found = set(parts)
+    if not needed <= found or found - needed - allowed:
         raise UnsupportedModelError(f"{type(module).__name__} has the parts {sorted(found)}")
 
 
@@ -163,9 +219,9 @@ def _both_halves(tables: RopeTables, positions: Tensor) -> tuple[Tensor, Tensor]
     return torch.cat((cosines, cosines), dim=-1), torch.cat((sines, sines), dim=-1)
 
 
-def _embedding_scale(base: Any) -> float:
+def _embedding_scale(base: Any, embedding: Any) -> float:
     """The factor by which a decoder multiplies its embeddings: in the embedding itself, or after it."""
-    embedding, multiplier = base.embed_tokens, float(getattr(base, "embedding_multiplier", 1.0))
+    multiplier = float(getattr(base, "embedding_multiplier", 1.0))
     if type(embedding) is nn.Embedding:
         return multiplier
     scale = getattr(embedding, "embed_scale", None)

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.experts import NativeExperts, NativeRouter
-from eyas.targets.native.forms import RMSNormForm
+from eyas.targets.native.forms import NormForm
 from eyas.targets.native.latent import LatentHeads, latent_parts
-from eyas.targets.native.library import PANEL, Decoder, Experts, Latent, Layer, Linear, Mode, NativePass, kernels
+from eyas.targets.native.library import PANEL, Activation, Experts, Latent, Layer, Linear, Mode, NativePass, kernels
+from eyas.targets.native.library import Decoder as DecoderStruct
 from eyas.targets.native.linears import NativeLinear, address, threads_for
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
@@ -41,11 +42,13 @@ class RoutedExperts(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerParts:
-    """A decoder layer, taken apart."""
+    """A decoder layer, taken apart; its linears have the names of Llama's."""
 
     attention: Any
+    """With `qkv_proj` in place of `q_proj`, `k_proj` and `v_proj` where one linear makes all."""
     mlp: Any
-    """The MLP, or the expert that all tokens share; None where there are only experts to choose from."""
+    """The MLP, or the expert that all tokens share; None where there are only experts to choose from. It may do without
+    a `gate_proj`."""
     input_norm: nn.Module | None
     mlp_norm: nn.Module | None
     embedding_norm: nn.Module | None = None
@@ -83,6 +86,8 @@ class Heads(NamedTuple):
     softcap: float = 0.0
     """Limit of the scores' absolute values; 0 = none."""
     latent: LatentHeads = LatentHeads()
+    in_turn: bool = False
+    """Whether `qkv_proj` makes query, key and value of each head in turn, not all queries first."""
 
 
 class Staged(NamedTuple):
@@ -122,16 +127,18 @@ class NativeDecoder:
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
         ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, *, mix: nn.Module | None = None,
-        returns_normed: bool = False, limit: int | None = None, gelu: bool = False, embedding_scale: float = 1.0,
-        residual_scale: float = 1.0,
+        returns_normed: bool = False, limit: int | None = None, activation: Activation = Activation.SILU,
+        embedding_scale: float = 1.0, residual_scale: float = 1.0, positions: Tensor | None = None,
+        in_parallel: bool = False,
     ) -> None:  # fmt: skip
         """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
 
-        `embedding` [tokens, H] is row-major. `mix` makes a drafter's first input of embedding and state side by side;
-        `returns_normed` says which states it is fed back. `limit` is the longest sequence: positions stay below it, and
-        some RoPE tables change all their entries beyond it. The MLP's activation is GELU (its tanh form) or SiLU; the
-        scales are factors of the embeddings, and of what attention and MLP add. Raises UnsupportedModelError for layers
-        that the kernels don't compute, and where there are none.
+        `embedding` [tokens, H] is row-major, as are `positions` [limit, H], which are added to it. `mix` makes a
+        drafter's first input of embedding and state side by side; `returns_normed` says which states it is fed back.
+        `limit` is the longest sequence: positions stay below it, and some RoPE tables change all their entries beyond
+        it. The scales are factors of the embeddings, and of what attention and MLP add; `in_parallel` says that both
+        read a layer's input, to which their sum is added. Raises UnsupportedModelError for layers that the kernels
+        don't compute, and where there are none.
         """
         found = kernels()
         if found is None:
@@ -144,37 +151,42 @@ class NativeDecoder:
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
         self._norms = {
-            part: RMSNormForm.of(part, dtype)
+            part: NormForm.of(part, dtype)
             for part in (norm, *(part for layer in layers for part in layer.norms))
             if part is not None
         }
-        forms = {(form.eps, form.rounds_twice) for form in self._norms.values()}
+        forms = {(form.eps, form.rounds_twice, form.shift is not None) for form in self._norms.values()}
         if len(forms) != 1:
-            raise UnsupportedModelError("norms differ in epsilon or rounding")
-        eps, rounds_twice = forms.pop()
+            raise UnsupportedModelError("norms differ in kind, epsilon or rounding")
+        eps, rounds_twice, centred = forms.pop()
         self.hidden: int = embedding.shape[1]
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         kinds = (torch.float32, torch.bfloat16)
-        if embedding.dtype not in kinds or not embedding.is_contiguous():
-            raise UnsupportedModelError(f"an embedding of {tuple(embedding.shape)} {embedding.dtype}")
-        self._kept.append(embedding)
+        for table in (embedding, *(() if positions is None else (positions,))):
+            alike = table.dtype == embedding.dtype in kinds and table.shape[1] == self.hidden
+            if not alike or not table.is_contiguous():
+                raise UnsupportedModelError(f"an embedding of {tuple(table.shape)} {table.dtype}")
+            self._kept.append(table)
+        if positions is not None and not (limit and limit <= len(positions)):
+            raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
         widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
             raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
-        fits = (*(size % PANEL for size in (self.hidden, *sizes)), heads.size % self._kernels.lanes)
+        unit = PANEL if heads.in_turn else self._kernels.lanes
+        fits = (*(size % PANEL for size in (self.hidden, *sizes)), heads.size % unit)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
             raise UnsupportedModelError(f"sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
-        self._struct = Decoder(
+        self._struct = DecoderStruct(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
-            self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, gelu, eps, heads.scale,
-            heads.softcap, embedding_scale, residual_scale, embedding.data_ptr(), len(embedding),
-            embedding.dtype == torch.bfloat16,
+            self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, activation, in_parallel,
+            heads.in_turn, eps, heads.scale, heads.softcap, embedding_scale, residual_scale, embedding.data_ptr(),
+            len(embedding), embedding.dtype == torch.bfloat16, address(positions),
             Linear() if mix is None else self._linear(mix, self.hidden, 2 * self.hidden),
-            None if norm is None else self._vector(self._norms[norm].factors), returns_normed,
+            None if norm is None else self._vector(self._norms[norm].values), returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
             *heads.latent[:-1],
         )  # fmt: skip
@@ -194,14 +206,18 @@ class NativeDecoder:
             )
         else:
             mixed, names = queries, ("q_proj", "k_proj", "v_proj")
-            given = self._linears(attention, names, "qkv_proj", (queries, keys, keys), width), Latent()
+            if heads.in_turn:
+                parts = [self._linear(attention.qkv_proj, 3 * queries, width), Linear(), Linear()]
+            else:
+                parts = self._linears(attention, names, "qkv_proj", (queries, keys, keys), width)
+            given = parts, Latent()
         return Layer(
             *given[0],
             self._linear(attention.o_proj, self.hidden, mixed),
             *self._mlp(layer.mlp),
             given[1],
             Experts() if layer.routed is None else self._experts(layer.routed),
-            *(None if norm is None else self._vector(self._norms[norm].factors) for norm in layer.norms),
+            *(None if norm is None else self._vector(self._norms[norm].values) for norm in layer.norms),
             None if layer.sinks is None else self._vector(layer.sinks),
             -1 if layer.rope is None else layer.rope,
             layer.window or 0,
@@ -212,8 +228,11 @@ class NativeDecoder:
         if mlp is None:
             return [Linear()] * 3
         size: int = mlp.down_proj.in_features
+        down = self._linear(mlp.down_proj, self.hidden, size)
+        if not (hasattr(mlp, "gate_proj") or hasattr(mlp, "gate_up_proj")):
+            return [Linear(), self._linear(mlp.up_proj, size, self.hidden), down]
         inner = self._linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", (size,) * 2, self.hidden)
-        return [*inner, self._linear(mlp.down_proj, self.hidden, size)]
+        return [*inner, down]
 
     def _experts(self, routed: RoutedExperts) -> Experts:
         experts, router, gate = routed
@@ -253,7 +272,7 @@ class NativeDecoder:
     def _grow(self, positions: int) -> None:
         """Extend the RoPE tables to at least `positions`, but not beyond the longest sequence."""
         most = self._limit or positions + 1024
-        if min(positions, most) > self._tables[0].shape[1]:
+        if self._ropes and min(positions, most) > self._tables[0].shape[1]:
             wanted = torch.arange(min(positions + -positions % 1024, most)).unsqueeze(0)
             made = zip(*(rope(wanted) for rope in self._ropes), strict=True)
             cosines, sines = (torch.cat(tables).to(self._of_tables).float().contiguous() for tables in made)

@@ -6,6 +6,7 @@ Shapes: T tokens, E experts, K of them chosen for a token, n features.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -20,40 +21,54 @@ _MOSTLY = 0.8
 _MOST_GROUPS = 64
 
 
-class RMSNormForm(NamedTuple):
-    """What an RMSNorm computes, found by trying it: families write it in several ways."""
+class NormForm(NamedTuple):
+    """What a norm computes, found by trying it: an RMSNorm, which families write in several ways, or a LayerNorm."""
 
     factors: Tensor  # [n] float32; Gemma's weights are 1 less
     eps: float
-    rounds_twice: bool
+    rounds_twice: bool = False
     """Whether the normed values are rounded before they are multiplied (Llama), or only after (Gemma, OLMo)."""
+    shift: Tensor | None = None  # [n] float32, added by a LayerNorm, which takes the mean away first; None = an RMSNorm
 
     @property
     def width(self) -> int:
         """The number of features that are normed together."""
         return len(self.factors)
 
+    @property
+    def values(self) -> Tensor:
+        """The factors and, behind them, what is added."""
+        return self.factors if self.shift is None else torch.cat((self.factors, self.shift))
+
     @staticmethod
     @torch.inference_mode()
-    def of(norm: nn.Module, dtype: torch.dtype) -> RMSNormForm:
-        """The form of a norm. Raises UnsupportedModelError for what is no RMSNorm."""
+    def of(norm: nn.Module, dtype: torch.dtype) -> NormForm:
+        """The form of a norm. Raises UnsupportedModelError for another."""
         weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
-            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
+            raise UnsupportedModelError(f"{type(norm).__name__} is neither an RMSNorm nor a LayerNorm")
         if weight.device.type != "cpu":
             raise UnsupportedModelError(f"native passes run on CPUs, and the weights are on {weight.device}")
+        bias, factors = getattr(norm, "bias", None), weight.detach().float()
+        shift = torch.zeros_like(factors) if bias is None else bias.detach().float()
+        forms = [NormForm(each, eps, twice) for each in (factors, 1 + factors) for twice in (True, False)]
         x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(dtype)
-        wanted, wide = norm(x), x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        found = []
-        for factors in (weight.float(), 1 + weight.float()):
-            for twice in (True, False):
-                made = (normed.to(dtype) * factors.to(dtype)) if twice else (normed * factors).to(dtype)
-                if torch.allclose(made, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2):
-                    found.append((int((made != wanted).sum()), not twice, RMSNormForm(factors, eps, twice)))
+        wanted, found = norm(x), []
+        for form in (*forms, NormForm(factors, eps, False, shift)):
+            made = form._norm(x)
+            if torch.allclose(made, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-5):
+                found.append((int((made != wanted).sum()), not form.rounds_twice, form))
         if not found:
-            raise UnsupportedModelError(f"{type(norm).__name__} is no RMSNorm")
+            raise UnsupportedModelError(f"{type(norm).__name__} is neither an RMSNorm nor a LayerNorm")
         return min(found, key=lambda each: each[:2])[2]
+
+    def _norm(self, x: Tensor) -> Tensor:
+        """Norm x [T, n]."""
+        wide = x.float() if self.shift is None else x.float() - x.float().mean(-1, keepdim=True)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.rounds_twice:
+            return normed.to(x.dtype) * self.factors.to(x.dtype)
+        return (normed * self.factors + (0.0 if self.shift is None else self.shift)).to(x.dtype)
 
 
 class ExpertsForm(NamedTuple):
@@ -90,7 +105,7 @@ class ExpertsForm(NamedTuple):
                 weights["down_proj_bias"].detach(), Activation.CLIPPED, float(experts.alpha), float(experts.limit),
             )  # fmt: skip
         else:
-            form = ExpertsForm(both, down, None, None, Activation(is_gelu(experts.act_fn)))
+            form = ExpertsForm(both, down, None, None, activation_of(experts.act_fn))
         if form.down.dim() != 3:
             raise UnsupportedModelError(f"{name} has other sizes than gated MLPs")
         count, hidden, size = form.down.shape
@@ -201,11 +216,16 @@ def _close(found: Tensor, expected: Tensor, share: float) -> bool:
     return bool((found - expected).abs().max() <= share * expected.abs().max())
 
 
-def is_gelu(activation: Callable[[Tensor], Tensor]) -> bool:
-    """Whether an activation is GELU in its tanh form. Raises UnsupportedModelError unless it is that or SiLU."""
+def activation_of(activation: Callable[[Tensor], Tensor]) -> Activation:
+    """What an activation computes. Raises UnsupportedModelError for what the kernels don't."""
     x = torch.linspace(-4, 4, 9)
-    if torch.allclose(activation(x), nn.functional.silu(x), atol=1e-5):
-        return False
-    if not torch.allclose(activation(x), nn.functional.gelu(x, approximate="tanh"), atol=1e-5):
-        raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU's tanh form")
-    return True
+    forms: dict[Activation, Callable[[Tensor], Tensor]] = {
+        Activation.SILU: nn.functional.silu,
+        Activation.GELU: partial(nn.functional.gelu, approximate="tanh"),
+        Activation.EXACT_GELU: nn.functional.gelu,
+    }
+    made = activation(x)
+    for name, form in forms.items():
+        if torch.allclose(made, form(x), atol=1e-5):
+            return name
+    raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import logits_agree
-from eyas.targets.native.forms import RMSNormForm
+from eyas.targets.native.forms import NormForm
 from eyas.targets.native.library import MOST_ROTATED, PANEL, Latent, Linear, kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
 
@@ -78,14 +78,16 @@ def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[Laten
         raise UnsupportedModelError(f"{name} caches something else than latents and keys")
     if cosines.shape != keys.shape:
         raise UnsupportedModelError(f"{name} has RoPE tables of {cosines.shape[2]} for {keys.shape[2]} features")
-    compressed, eps = getattr(attention, "q_a_proj", None), RMSNormForm.of(norm, dtype).eps
+    compressed, form = getattr(attention, "q_a_proj", None), NormForm.of(norm, dtype)
+    if form.shift is not None:
+        raise UnsupportedModelError(f"{name} has a LayerNorm of its latents")
     query_rank = 0 if compressed is None else compressed.out_features
     for pairs in (False, True):
         left, right = _halves(keys.float(), pairs)
         turned = torch.cat((left, right), dim=-1) * cosines + torch.cat((-right, left), dim=-1) * sines
         found = [seen.keys[0], torch.cat(_halves(seen.keys[0], True), dim=-1)]  # pairs lie as they did, or as halves
         if any(logits_agree(turned, written, dtype) for written in found[: 1 + pairs]):
-            return LatentHeads(rank, query_rank, attention.v_head_dim, pairs, exact, eps, keys.shape[2]), tables
+            return LatentHeads(rank, query_rank, attention.v_head_dim, pairs, exact, form.eps, keys.shape[2]), tables
     raise UnsupportedModelError(f"{name} turns keys in another way than RoPE")
 
 
@@ -124,8 +126,8 @@ def latent_parts(
     absorb = linear(NativeLinear(as_linear(weight), False), heads * sizes.rank, keys)
 
     def norm(module: nn.Module) -> int:
-        form = RMSNormForm.of(module, weight.dtype)
-        if (form.eps, form.rounds_twice) != (sizes.eps, rounds_twice):
+        form = NormForm.of(module, weight.dtype)
+        if (form.eps, form.rounds_twice, form.shift) != (sizes.eps, rounds_twice, None):
             raise UnsupportedModelError("norms differ in epsilon or rounding")
         return vector(form.factors)
 

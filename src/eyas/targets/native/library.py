@@ -46,13 +46,15 @@ class Linear(Structure):
 
 
 class Activation(IntEnum):
-    """What a gated MLP has inside, of the outputs of its gate and of `up`."""
+    """What an MLP has inside, of the outputs of its gate (where it has one) and of `up`."""
 
     SILU = 0
     GELU = 1
     """Its tanh form."""
     CLIPPED = 2
     """Both clipped: gate * sigmoid(alpha * gate) * (up + 1) (GPT-OSS)."""
+    EXACT_GELU = 3
+    """By the error function."""
 
 
 class Experts(Structure):
@@ -114,10 +116,12 @@ class Decoder(Structure):
     _fields_ = (
         ("layers", POINTER(Layer)),
         *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
-        *((name, c_int64) for name in ("bf16", "norms_heads_together", "rounds_twice", "gelu")),
+        *((name, c_int64) for name in ("bf16", "norms_heads_together", "rounds_twice", "centred")),
+        *((name, c_int64) for name in ("activation", "in_parallel", "heads_in_turn")),
         *((name, c_float) for name in ("eps", "scale", "softcap", "embedding_scale", "residual_scale")),
         ("embedding", c_void_p),
         *((name, c_int64) for name in ("embeddings", "embedding_bf16")),
+        ("position_embedding", c_void_p),
         ("mix", Linear), ("norm", c_void_p), ("returns_normed", c_int64), ("head", Linear), ("limit", c_int64),
         *((name, c_int64) for name in ("rank", "query_rank", "value_size", "pairs", "exact_rope")),
         ("latent_eps", c_float),

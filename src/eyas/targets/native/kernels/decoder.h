@@ -1,9 +1,9 @@
 // A pass of a decoder's layers over the slot cache, in one parallel region: threads take pieces of each product from a
 // counter and wait for each other where a result is needed whole.
 //
-// The layers are those of Llama and its kin: RMSNorm before or after what a layer adds, grouped-query attention with RoPE
-// (biases and norms of queries and keys where there are any) or latent attention (latent.h), a gated MLP or several as
-// experts. A drafter's first layer also reads embeddings, each input under its own norm. A block drafter's tokens see all
+// The layers are those of Llama and its kin: RMSNorm or LayerNorm before or after what a layer adds, grouped-query
+// attention with RoPE (biases and norms of queries and keys where there are any) or latent attention (latent.h), an MLP,
+// after attention or beside it, or several as experts. A drafter's first layer also reads embeddings, each input under its own norm. A block drafter's tokens see all
 // of their block, and its layers make keys and values of the target's states alone.
 // Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
 //
@@ -105,9 +105,10 @@ void run(const Decoder& d, const Pass& pass) {
     const int64_t shares = shares_of(d), group = (d.heads + shares - 1) / shares;  // heads that share keys
     const int64_t head_stride = pass.capacity * d.size, slot_stride = d.kv_heads * head_stride;
     const bool bf16 = d.bf16;
-    const Gating gating{d.gelu ? GELU : SILU, 0, 0};
+    const Gating gating{d.activation, 0, 0};
     float* normed = pass.scratch;               // [T, wide]
-    float* residual = normed + tokens * wide;   // [T, H] what a layer adds to, if that isn't its input
+    float* residual = normed + tokens * wide;   // [T, H] what a layer adds to, if that isn't its input; or what its
+                                                // attention adds, until its MLP has read the same state
     float* q = residual + tokens * hidden;      // [T, heads, D]
     float* k = q + tokens * q_size;             // [T, kv_heads, D]
     float* v = k + tokens * kv_size;            // of latent attention: what its queries are made of
@@ -122,7 +123,7 @@ void run(const Decoder& d, const Pass& pass) {
     };
     auto norm_or_copy = [&](const float* state, const float* weight, float* out) {
         if (weight)
-            rms_norm(d, state, weight, hidden, out);
+            norm(d, state, weight, hidden, out);
         else
             std::memcpy(out, state, hidden * sizeof(float));
     };
@@ -130,6 +131,11 @@ void run(const Decoder& d, const Pass& pass) {
     const int64_t block = std::clamp<int64_t>(tokens * shares / (UNITS * pass.threads), 4, BLOCK);
     const int64_t blocks = (tokens + block - 1) / block;
     auto tree_of = [&](int64_t row) { return pass.tree(row); };
+    auto position_of = [&](int64_t t) {
+        const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
+        const int64_t position = pass.lengths[row] + tree_of(row).depth(column) - 1;
+        return d.limit ? std::min(position, d.limit - 1) : position;
+    };
     const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm, context = pass.mode == CONTEXT;
     const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
     const int64_t input_width = context ? hidden : wide;
@@ -150,8 +156,8 @@ void run(const Decoder& d, const Pass& pass) {
                 const int64_t parent = std::max<int64_t>(tree_of(row).parent(column) - pass.above_first, 0);
                 std::memcpy(state, pass.above + (row * pass.above_count + parent) * hidden, hidden * sizeof(float));
             }
-            if (!of_drafter) return embed(d, pass.ids[t], state);
-            embed(d, pass.ids[t], normed + t * wide);
+            float* embedded = of_drafter ? normed + t * wide : state;
+            embed(d, pass.ids[t], d.position_embedding ? position_of(t) : 0, embedded);
             if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
         });
         if (d.mix.weight && !context)
@@ -167,13 +173,18 @@ void run(const Decoder& d, const Pass& pass) {
                 float* out = normed + t * wide;
                 tap(index, t, state);
                 if (layer.embedding_norm) {
-                    rms_norm(d, out, layer.embedding_norm, hidden, out);
+                    norm(d, out, layer.embedding_norm, hidden, out);
                     out += hidden;
                 }
                 norm_or_copy(state, layer.input_norm, out);
                 if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
             });
 
+            // Where 16 outputs of the joint product of queries, keys and values go.
+            auto sort_out = [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
+                float* parts[3] = {q, k, v};
+                put(parts[o / d.size % 3] + t * q_size + o / d.size / 3 * d.size, o % d.size, d.size, sum);
+            };
             const int64_t of_q = context ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
             region.share(phase++, of_q + of_k + of_v, piece_of(tokens), [&](int64_t first, int64_t stop) {
                 auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
@@ -182,6 +193,7 @@ void run(const Decoder& d, const Pass& pass) {
                         multiply(linear, input, input_width, tokens, a, b, bf16,
                                  [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
                 };
+                if (d.heads_in_turn) return multiply(layer.q, input, input_width, tokens, first, stop, bf16, sort_out);
                 if (!context) part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
                 part(layer.k, of_q, k, kv_size);
                 part(layer.v, of_q + of_k, v, kv_size);
@@ -190,10 +202,7 @@ void run(const Decoder& d, const Pass& pass) {
             T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * (d.rank ? d.rank * pass.capacity : slot_stride);
             T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * (d.rank ? d.rotated * pass.capacity : slot_stride);
             auto entry_of = [&](int64_t t) {  // of a token's position in the RoPE tables
-                const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
-                int64_t position = pass.lengths[row] + tree_of(row).depth(column) - 1;
-                if (d.limit) position = std::min(position, d.limit - 1);
-                return (std::max<int64_t>(layer.rope, 0) * pass.positions + position) * d.rotated;
+                return (std::max<int64_t>(layer.rope, 0) * pass.positions + position_of(t)) * d.rotated;
             };
             region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
                 const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
@@ -255,27 +264,33 @@ void run(const Decoder& d, const Pass& pass) {
                 if (d.rank) latents.expand(layer, stop - first, head, last, mixed + first * out_size);
             });
 
-            // What attention or MLP adds to `before`: at once, or put aside until all of it is there to be normed.
-            auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, bool aside) {
+            // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
+            auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
                 region.share(phase++, panels(linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
                     multiply(linear, x, ldx, tokens, first, stop, bf16,
                              [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-                                 if (aside) return put(normed + t * wide, o, hidden, sum);
+                                 if (aside) return put(aside + t * ld, o, hidden, sum);
                                  for (int part = 0; part < PARTS; part++) {
                                      const int64_t at = t * hidden + o + part * LANES;
-                                     store(pass.x + at, added(d, load(before + at), sum[part]));
+                                     vec output = sum[part];
+                                     if (d.in_parallel) output = add(output, load(residual + at));
+                                     if (d.in_parallel && bf16) output = rounded(output);
+                                     store(pass.x + at, added(d, load(before + at), output));
                                  }
                              });
                 });
             };
             auto add_normed = [&](int64_t t, const float* before, const float* weight) {
                 float* output = normed + t * wide;
-                rms_norm(d, output, weight, hidden, output);
+                norm(d, output, weight, hidden, output);
                 for (int64_t i = 0, at = t * hidden; i < hidden; i += LANES, at += LANES)
                     store(pass.x + at, added(d, load(before + at), load(output + i)));
             };
             const float* before = layer.normed_residual ? residual : pass.x;
-            product(layer.o, mixed, out_size, before, layer.attention_out_norm);
+            if (d.in_parallel)
+                product(layer.o, mixed, out_size, before, residual, hidden);
+            else
+                product(layer.o, mixed, out_size, before, layer.attention_out_norm ? normed : nullptr, wide);
             region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
                 if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
                 norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);
@@ -285,16 +300,19 @@ void run(const Decoder& d, const Pass& pass) {
                 mixture.route(region, phase, experts, normed, wide, tokens, bf16);
                 mixture.run(region, phase, experts, normed, wide, tokens, bf16);
             }
-            if (layer.gate.weight) {
-                region.share(phase++, panels(layer.gate), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                    gated_mlp(layer.gate, layer.up, normed, wide, tokens, first, stop, bf16, gating, gated);
+            if (layer.down.weight) {
+                region.share(phase++, panels(layer.up), piece_of(tokens), [&](int64_t first, int64_t stop) {
+                    if (layer.gate.weight)
+                        gated_mlp(layer.gate, layer.up, normed, wide, tokens, first, stop, bf16, gating, gated);
+                    else
+                        plain_mlp(layer.up, normed, wide, tokens, first, stop, bf16, d.activation, gated);
                 });
-                product(layer.down, gated, layer.gate.out, pass.x, experts.count || layer.mlp_out_norm);
+                product(layer.down, gated, layer.up.out, pass.x, experts.count || layer.mlp_out_norm ? normed : nullptr, wide);
             }
             if (experts.count)
                 region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
                     float *state = pass.x + t * hidden, *output = normed + t * wide;
-                    mixture.sum(experts, t, bf16, layer.gate.weight ? output : nullptr, output);
+                    mixture.sum(experts, t, bf16, layer.down.weight ? output : nullptr, output);
                     if (layer.mlp_out_norm) return;
                     for (int64_t i = 0; i < hidden; i += LANES)
                         store(state + i, added(d, load(state + i), load(output + i)));

@@ -13,11 +13,11 @@ namespace eyas {
 
 constexpr int64_t MOST_ROTATED = 512;  // features that RoPE rotates in latent attention
 
-enum Activation : int64_t { SILU, GELU, CLIPPED };
+enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU };
 
 // The structs are also known to native/library.py, field by field.
-struct Gating {                          // what a gated MLP has inside, of the outputs of its gate and of `up`:
-    int64_t activation;                  // SILU, GELU (tanh form): that of the gate, times up. CLIPPED (GPT-OSS): both at
+struct Gating {                          // what a gated MLP has inside, of the outputs of its gate and of `up`: SILU, GELU
+    int64_t activation;                  // (tanh form), EXACT_GELU: that of the gate, times up. CLIPPED (GPT-OSS): both at
     float alpha, limit;                  // most `limit`, up at least -limit; gate * sigmoid(alpha * gate) * (up + 1)
 };
 
@@ -44,7 +44,8 @@ struct Latent {                          // multi-head latent attention, see lat
 };
 
 struct Layer {
-    Linear q, k, v, o, gate, up, down;   // gate, up, down: of the MLP, or of the expert that all tokens share; or none
+    Linear q, k, v, o, gate, up, down;   // gate, up, down: of the MLP, or of the expert that all tokens share; or none.
+                                         // An MLP without a gate has an activation between `up` and `down`
     Latent latent;
     Experts experts;
     const float *input_norm, *mlp_norm;  // [H] or null
@@ -62,11 +63,15 @@ struct Decoder {
     int64_t count, hidden, heads, kv_heads, size, intermediate;
     int64_t rotated;                     // leading features of a head that RoPE rotates
     int64_t bf16;
-    int64_t norms_heads_together, rounds_twice, gelu;  // see `norm_heads`, `rms_norm`; of MLPs
+    int64_t norms_heads_together, rounds_twice, centred;  // see `norm_heads`, `rms_norm`, `norm`
+    int64_t activation;                  // of MLPs
+    int64_t in_parallel;                 // whether attention and MLP read the same state, and are added to it together
+    int64_t heads_in_turn;               // whether `q` makes query, key and value of each head in turn; no `k`, no `v`
     float eps, scale, softcap;           // scale and softcap: of attention's scores, see `Context`
     float embedding_scale, residual_scale;  // factors of the embeddings, of what attention and MLP add
     const void* embedding;               // [embeddings, H] row-major
     int64_t embeddings, embedding_bf16;
+    const void* position_embedding;      // [limit, H] row-major, added to the embeddings, as they are kept; or null
     Linear mix;                          // of embedding and state side by side, before the first layer; or none
     const float* norm;                   // [H] or null
     int64_t returns_normed;              // whether the states that come back are those after the norm
@@ -89,15 +94,35 @@ inline void rms_norm(const Decoder& d, const float* x, const float* weight, int6
     }
 }
 
-inline void rms_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
-    rms_norm(d, x, weight, size, out, d.eps);
+// LayerNorm, rounded at the end; its biases lie behind its weights.
+inline void layer_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
+    vec total = zero(), squares = zero();
+    for (int64_t i = 0; i < size; i += LANES) total = add(total, load(x + i));
+    const vec mean = all(sum(total) / static_cast<float>(size));
+    for (int64_t i = 0; i < size; i += LANES) {
+        vec apart = sub(load(x + i), mean);
+        squares = fma(apart, apart, squares);
+    }
+    const vec factor = all(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + d.eps));
+    for (int64_t i = 0; i < size; i += LANES) {
+        vec done = fma(mul(sub(load(x + i), mean), factor), load(weight + i), load(weight + size + i));
+        store(out + i, d.bf16 ? rounded(done) : done);
+    }
+}
+
+// The norm of a decoder's layers.
+inline void norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
+    if (d.centred)
+        layer_norm(d, x, weight, size, out);
+    else
+        rms_norm(d, x, weight, size, out, d.eps);
 }
 
 // The norm of queries or keys, head by head or (OLMo) of all heads as one vector.
 inline void norm_heads(const Decoder& d, float* x, const float* weight, int64_t heads) {
     if (!weight) return;
     const int64_t size = d.norms_heads_together ? heads * d.size : d.size;
-    for (int64_t at = 0; at < heads * d.size; at += size) rms_norm(d, x + at, weight, size, x + at);
+    for (int64_t at = 0; at < heads * d.size; at += size) norm(d, x + at, weight, size, x + at);
 }
 
 // Rotate one head in place (half-split layout).
@@ -124,14 +149,31 @@ inline void rotate(float* head, const float* cosine, const float* sine, int64_t 
     }
 }
 
-inline void embed(const Decoder& d, int64_t token, float* out) {
-    const int64_t at = token * d.hidden;
+inline void embed(const Decoder& d, int64_t token, int64_t position, float* out) {
+    auto looked_up = [&](const void* table, int64_t at) {
+        return d.embedding_bf16 ? load(static_cast<const uint16_t*>(table) + at) : load(static_cast<const float*>(table) + at);
+    };
     for (int64_t i = 0; i < d.hidden; i += LANES) {
-        vec values = d.embedding_bf16 ? load(static_cast<const uint16_t*>(d.embedding) + at + i)
-                                      : load(static_cast<const float*>(d.embedding) + at + i);
-        values = mul(values, all(d.embedding_scale));
+        vec values = mul(looked_up(d.embedding, token * d.hidden + i), all(d.embedding_scale));
+        if (d.bf16) values = rounded(values);
+        if (d.position_embedding) values = add(values, looked_up(d.position_embedding, position * d.hidden + i));
         store(out + i, d.bf16 ? rounded(values) : values);
     }
+}
+
+// An activation of one input, in the model's own rounding.
+inline vec activated(int64_t activation, vec x, bool bf16) {
+    vec value = activation == SILU ? silu(x) : activation == GELU ? gelu(x) : exact_gelu(x);
+    return bf16 ? rounded(value) : value;
+}
+
+// Panels [first, stop) of what an MLP without a gate has inside, for x [tokens, ldx] -> inner [tokens, up.out].
+inline void plain_mlp(const Linear& up, const float* x, int64_t ldx, int64_t tokens, int64_t first, int64_t stop,
+                      bool bf16, int64_t activation, float* inner) {
+    multiply(up, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+        for (vec& part : sum) part = activated(activation, part, bf16);
+        put(inner + t * up.out, o, up.out, sum);
+    });
 }
 
 // Panels [first, stop) of what a gated MLP has inside, see `Gating`, for x [tokens, ldx] -> inner [tokens, gate.out].
@@ -140,15 +182,14 @@ inline void gated_mlp(const Linear& gate, const Linear& up, const float* x, int6
     const int64_t size = gate.out;
     const vec limit = all(gating.limit), alpha = all(gating.alpha), one = all(1.0f);
     auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
-    auto activated = [&](vec x) {
-        if (gating.activation == SILU) return keep(silu(x));
-        if (gating.activation == GELU) return keep(gelu(x));
+    auto of_gate = [&](vec x) {
+        if (gating.activation != CLIPPED) return activated(gating.activation, x, bf16);
         x = smaller(x, limit);
         const vec share = div(one, add(one, exponential(sub(zero(), keep(mul(x, alpha))))));
         return keep(mul(x, keep(share)));
     };
     multiply(gate, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
-        for (vec& part : sum) part = activated(part);
+        for (vec& part : sum) part = of_gate(part);
         put(inner + t * size, o, size, sum);
     });
     multiply(up, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {

@@ -141,6 +141,19 @@ inline vec gelu(vec x) {
     return div(x, add(exponential(sub(zero(), u)), all(1.0f)));
 }
 
+// GELU itself, x (1 + erf(x / sqrt 2)) / 2, its error function within 2e-7: Abramowitz and Stegun, 7.1.26.
+inline vec exact_gelu(vec x) {
+    vec scaled = mul(x, all(0.70710678118654752f)), size = larger(scaled, sub(zero(), scaled));
+    vec t = div(all(1.0f), fma(size, all(0.3275911f), all(1.0f)));
+    vec p = all(1.061405429f);
+    p = fma(p, t, all(-1.453152027f));
+    p = fma(p, t, all(1.421413741f));
+    p = fma(p, t, all(-0.284496736f));
+    p = fma(p, t, all(0.254829592f));
+    vec half = mul(mul(p, t), mul(exponential(sub(zero(), mul(size, size))), all(0.5f)));  // (1 - erf(size)) / 2
+    return sub(larger(x, zero()), mul(larger(x, sub(zero(), x)), half));
+}
+
 inline float rounded(float x) {
     float lanes[LANES];
     store(lanes, rounded(all(x)));
