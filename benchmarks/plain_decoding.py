@@ -2,7 +2,7 @@
 
 With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
 random tokens, or the first of `--prompt-file`. The MODEL_DIR `random-moe`, `random-gpt-oss` or `random-deepseek` is a
-mixture of experts.
+mixture of experts, `random-neox` and `random-gpt2` have the sizes of Pythia-410M and GPT-2 medium; all are random.
 
     python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
@@ -19,7 +19,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    GptOssConfig,
+    Qwen3MoeConfig,
+)
 
 import eyas
 from eyas.assets import named_target
@@ -31,6 +38,7 @@ _SIZES: dict[str, Any] = {
     "vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 64, "eos_token_id": None, "pad_token_id": 0,
 }  # fmt: skip
+_DENSE: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
 RANDOM: dict[str, Any] = {
     "random-moe": Qwen3MoeConfig(
         **_SIZES, moe_intermediate_size=384, num_experts=64, num_experts_per_tok=8, norm_topk_prob=True
@@ -52,8 +60,13 @@ RANDOM: dict[str, Any] = {
         n_group=8,
         topk_group=4,
     ),
-}
-"""Mixtures of experts with some 950M parameters, by what stands for them in place of a folder."""
+    "random-neox": GPTNeoXConfig(
+        **_DENSE, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+        vocab_size=50304,
+    ),
+    "random-gpt2": GPT2Config(**_DENSE, n_embd=1024, n_layer=24, n_head=16),
+}  # fmt: skip
+"""Mixtures of experts (some 950M parameters) and older dense models, by what stands for them in place of a folder."""
 
 
 def random_model(name: str, folder: str) -> str:
@@ -63,9 +76,8 @@ def random_model(name: str, folder: str) -> str:
     """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(RANDOM[name], dtype=torch.bfloat16)
-    for layer in model.model.layers:
-        router = getattr(layer.mlp, "router", getattr(layer.mlp, "gate", None))
-        if router is not None:  # sigmoids of large scores would all be 1
+    for name, router in model.named_modules():
+        if name.endswith((".router", "mlp.gate")):  # sigmoids of large scores would all be 1
             router.weight.data *= 5.0 if hasattr(router, "e_score_correction_bias") else 50.0
     model.save_pretrained(folder)
     return folder

@@ -64,6 +64,7 @@ STEPS = st.lists(
         st.tuples(st.just("observe"), COUNTS),
         st.tuples(st.just("prompt"), st.integers(0, SLOTS - 1)),
         st.tuples(st.just("draft"), st.lists(st.booleans(), min_size=SLOTS, max_size=SLOTS)),
+        st.tuples(st.just("catch up"), st.lists(st.booleans(), min_size=SLOTS, max_size=SLOTS)),
         st.tuples(st.just("truncate"), st.integers(0, SLOTS - 1), st.integers(1, 9)),
         st.tuples(st.just("move"), st.permutations(range(SLOTS))),
     ),
@@ -84,6 +85,9 @@ def test_told_late_is_told_at_once(kind: str, steps: list[tuple]) -> None:  # ty
             (late.observe if what == "observe" else late.defer)(rows, *learnt)
         elif what == "draft" and any(details[0]):
             same(draft(late, SLOTS, details[0]), draft(prompt, SLOTS, details[0]))
+        elif what == "catch up":
+            late.catch_up(range(SLOTS), details[0])
+            assert not any(late.unread(slot) for slot in range(SLOTS) if details[0][slot])
         elif what == "truncate":
             slot, length = details
             for each in (late, prompt):

@@ -244,6 +244,24 @@ def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, mo
     assert max(widths) == chunk
 
 
+def test_no_first_token_waits_for_the_drafter_s_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, read = tiny.drafter("eagle3"), list[list[int]]()
+    original = drafter._read
+    monkeypatch.setattr(drafter, "_read", lambda *given: (read.append(list(given[-1])), original(*given)))
+    run = Engine(tiny.target(), None, Speculation(drafter, parse_tree("chain:3")), batch_size=2)
+    for request in requests(tiny.prompts(9, 4), max_tokens=6):
+        run.submit(request)
+    while not (chunks := run.step()):
+        pass
+    assert [len(chunk.token_ids) for chunk in chunks] == [1, 1]
+    assert not read
+    run.step()
+    assert read[0] == [9, 4]
+    del read[:]
+    Engine(tiny.target(), None, run.speculation).generate(requests(tiny.prompts(7), max_tokens=1))
+    assert not read
+
+
 def test_where_the_head_alone_does_not_give_the_logits_a_round_does() -> None:
     target, prompts = Target(tiny.build_model("llama")), tiny.prompts(5, 9)
     target.head_is_exact = False

@@ -151,7 +151,7 @@ class NetworkDrafter(Drafter):
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        self._catch_up(rows, [count > 0 for count in counts])
+        self.catch_up(rows, [count > 0 for count in counts])
         self._read(rows, next_tokens, taps, counts)
 
     @torch.inference_mode()
@@ -197,7 +197,7 @@ class NetworkDrafter(Drafter):
     def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
         """Read what rows that are `drafting` (None = all) have deferred; [R] which of them can be drafted for."""
         wanted = [True] * len(rows) if drafting is None else list(drafting)
-        self._catch_up(rows, wanted)
+        self.catch_up(rows, wanted)
         # after a one-token prompt there is no state to draft from yet
         return [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
 
@@ -212,10 +212,9 @@ class NetworkDrafter(Drafter):
         self._deferred.move(source, target)
         self._fed[target], self._normed[target] = self._fed[source], self._normed[source]
 
-    def _catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
-        """Read the deferred pairs of the rows that are `wanted` [R]."""
-        lengths = self._deferred.lengths
-        counts = [lengths[slot] if want else 0 for slot, want in zip(rows, wanted, strict=True)]
+    @torch.inference_mode()
+    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+        counts = [self._deferred.lengths[slot] * want for slot, want in zip(rows, wanted, strict=True)]
         if not any(counts):
             return
         # a row far behind the others, such as one whose prompt was deferred, would widen the passes of all rows

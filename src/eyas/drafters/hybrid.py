@@ -156,6 +156,9 @@ class HybridDrafter(Drafter):
         self.lookup.defer(rows, next_tokens, taps, counts)
         self.network.defer(rows, next_tokens, taps, counts)
 
+    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+        self.network.catch_up(rows, wanted)
+
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:

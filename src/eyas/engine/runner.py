@@ -14,6 +14,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from itertools import compress
 from typing import cast
 
 import torch
@@ -197,10 +198,9 @@ class ModelRunner:
             self.prefill(early)
         rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
         observed = [sequence.request.speculate for sequence in rest.sequences]
-        reading = [speculates and self._drafts for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
             output = run_first_round(
-                self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
+                self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, observed
             )
         self._prompt_pairs += sum(rest.counts) * any(observed)
         for sequence in rest.sequences:
@@ -208,9 +208,19 @@ class ModelRunner:
         return output
 
     def plan(self, decoding: Sequence[SequenceState]) -> TreeSpec | None:
-        """The shape of the next round's draft trees; None = a plain round."""
+        """The shape of the next round's draft trees; None = a plain round.
+
+        While trees are being drafted, prompts whose first tokens were handed out just now are read by the drafter.
+        """
         if not any(map(self._drafts_for, decoding)):
             return None
+        begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
+        if self.drafter is not None and self._drafts and any(begun):
+            started = time.perf_counter()
+            with _pass_of(sum(self.drafter.unread(row) for row, starts in enumerate(begun) if starts)):
+                self.drafter.catch_up(range(len(decoding)), begun)
+            for sequence in compress(decoding, begun):
+                sequence.stats.prefill_seconds += time.perf_counter() - started
         if self.controller is not None:
             sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
             unread = [0 if self.drafter is None else self.drafter.unread(row) for row in range(len(decoding))]

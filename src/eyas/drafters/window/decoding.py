@@ -132,11 +132,11 @@ class WindowDrafter(NetworkDrafter):
         if length < read:
             self._cache.truncate(slot, length if length <= self.window.sinks else length - dropped)
 
-    def _catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
         for slot, want in zip(rows, wanted, strict=True):
             if want and self._deferred.lengths[slot] > self.window.step:
                 self._forget_unread(slot)
-        super()._catch_up(rows, wanted)
+        super().catch_up(rows, wanted)
 
     @torch.inference_mode()
     def _forget_unread(self, slot: int) -> None:
