@@ -169,7 +169,7 @@ _FITTING: dict[str, dict[str, int]] = {
     "olmoe": {"num_attention_heads": 2},  # its heads share out the hidden size, as do those of some below
     "deepseek3": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48},
     "deepseek2": {},
-    **dict.fromkeys(("neox", "neox_serial", "gpt2"), {"num_attention_heads": 2}),
+    **{name: {"num_attention_heads": 2} for name in ("neox", "neox_serial", "gpt2")},
     "stablelm": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
 WINDOWED = ("mistral", "gemma2", "gemma3", "olmo3", "gptoss")

@@ -114,7 +114,7 @@ class Drafter(Protocol):
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Like `observe`, but pairs are only copied; they are read before the next draft of their row."""
 
-    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:  # noqa: ARG002
         """Read what the `wanted` rows [R] have deferred; those that defer nothing needn't do anything."""
         return
 

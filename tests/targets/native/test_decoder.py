@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neith
 NATIVE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "olmo3", "phi3", "granite", "smollm3",
           "neox", "neox_serial", "gpt2", "phi", "stablelm", "starcoder2",
           "mixtral", "qwen3moe", "olmoe", "qwen2moe", "glm4moe", "gptoss", "deepseek2", "deepseek3")  # fmt: skip
-"""Architectures whose passes are native; "mistral" has a sliding window, those of the last line have experts, those before LayerNorms."""
+"""Architectures with native passes; "mistral" has a sliding window, the second line LayerNorms, the last experts."""
 ROUTED = NATIVE[-8:]
 SIZES = tiny.fitting("llama")
 TYPES = (torch.float32, torch.bfloat16)
