@@ -247,7 +247,12 @@ def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, mo
 def test_no_first_token_waits_for_the_drafter_s_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, read = tiny.drafter("eagle3"), list[list[int]]()
     original = drafter._read
-    monkeypatch.setattr(drafter, "_read", lambda *given: (read.append(list(given[-1])), original(*given)))
+
+    def seen(*given: Any) -> None:
+        read.extend([list(given[-1])] if any(given[-1]) else [])
+        original(*given)
+
+    monkeypatch.setattr(drafter, "_read", seen)
     run = Engine(tiny.target(), None, Speculation(drafter, parse_tree("chain:3")), batch_size=2)
     for request in requests(tiny.prompts(9, 4), max_tokens=6):
         run.submit(request)

@@ -135,12 +135,13 @@ def run_first_round(
     rows: range,
     unread: Sequence[Sequence[int]],
     rule: WalkRule | None = None,
+    reading: Sequence[bool] = (),
     observed: Sequence[bool] | None = None,
 ) -> RoundOutput:
     """A plain round whose pass reads each row's last `unread` tokens, its root being the last of them.
 
-    So a first token needs no pass of its own. The drafter is given the `observed` rows [R] (None = all), and defers
-    them: no first token waits for its reading. Needs `target.head_is_exact`.
+    So a first token needs no pass of its own. The drafter observes the `observed` rows [R] (None = all); rows that are
+    `reading` [R] compute at once, the others defer. Needs `target.head_is_exact`.
     """
     observed = [True] * len(rows) if observed is None else observed
     drafter = drafter if any(observed) else None
@@ -155,8 +156,7 @@ def run_first_round(
     if drafter is not None:
         last = to_device(piece.counts, target.device).unsqueeze(1) - 1
         next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
-        counts = [count * wanted for count, wanted in zip(piece.counts, observed, strict=True)]
-        drafter.defer(rows, next_tokens, piece.taps, counts)
+        observe_rows(drafter, rows, next_tokens, piece.taps, piece.counts, observed, reading)
     return output._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - started)
 
 

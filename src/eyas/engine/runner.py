@@ -198,9 +198,12 @@ class ModelRunner:
             self.prefill(early)
         rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
         observed = [sequence.request.speculate for sequence in rest.sequences]
+        # no first token waits for the drafter; one that forgets reads at once, so that the prefix cache has it all
+        at_once = self._drafts and self.drafter is not None and self.drafter.forgets
+        reading = [speculates and at_once for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
             output = run_first_round(
-                self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, observed
+                self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
             )
         self._prompt_pairs += sum(rest.counts) * any(observed)
         for sequence in rest.sequences:

@@ -255,6 +255,23 @@ def test_pairs_that_were_dropped_before_they_were_saved() -> None:
     same(*(drafter_tree(drafter, row, at) for at in range(2)))
 
 
+def test_pairs_that_were_saved_unread_and_then_dropped() -> None:
+    """Those read after them can't be loaded behind them."""
+    drafter = windowed()
+    (row,) = history(drafter, 45)
+    drafter.resize(2)
+    slot_of(drafter, range(1), [part(row, 0, 10)], deferred=True)
+    saved = [drafter.save(0, 0, 5), drafter.save(0, 5, 10)]
+    drafter.catch_up(range(1), [True])
+    slot_of(drafter, range(1), [part(row, 10, 45)])
+    saved += [drafter.save(0, begin, begin + 5) for begin in range(10, 45, 5)]
+    assert [(one.unread, one.read) for one in saved[:3]] == [(5, 0), (5, 0), (0, 5)]
+    assert [drafter.reusable(saved, count) for count in (45, 11, 10, 7)] == [10, 10, 10, 7]
+    for one in saved[:2]:
+        drafter.load(1, one, 5)
+    assert (drafter.length(1), drafter.unread(1)) == (10, 10)
+
+
 def drafter_tree(drafter: WindowDrafter, row: Row, slot: int) -> DraftTree:
     """What a slot drafts after one more pair."""
     drafter.observe(range(slot, slot + 1), row[0][None, :1], row[1][None, :1], [1])

@@ -10,6 +10,7 @@ Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +102,14 @@ class WindowDrafter(NetworkDrafter):
             self._deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
 
     def reusable(self, saved: Sequence[Any], count: int) -> int:
-        """The most of the first `count` pairs of `saved` after which the sinks and the whole window are there."""
+        """The most of the first `count` pairs of `saved` after which the sinks and the whole window are there.
+
+        Those that were read can't follow deferred ones, which have been dropped before they were saved anew.
+        """
+        for one, following in pairwise(saved):
+            if one.unread and following.read:
+                count = min(count, following.start)
+                break
         ranges: list[tuple[int, int]] = []
         for first, stop in (held for one in saved for held in one.held):
             stop = min(stop, count)
