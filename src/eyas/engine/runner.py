@@ -54,6 +54,7 @@ class ModelRunner:
         if self.drafter is not None:
             target.check_taps(self.drafter.taps)
             _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
+        self._forgets = self.drafter is not None and self.drafter.forgets
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
@@ -180,7 +181,7 @@ class ModelRunner:
                     self._prompt_pairs += sum(chunk.counts)
                 for sequence, count in zip(batch.sequences, chunk.counts, strict=True):
                     sequence.cached += count
-                if drafter is not None and drafter.forgets:  # before the next chunk's pairs take the place of these
+                if drafter is not None and self._forgets:  # before the next chunk's pairs take the place of these
                     self.cache_prefix(batch.sequences, tail=False)
 
     def _score(self, sequence: SequenceState, start: int, chunk: PrefillChunk, row: int) -> None:
@@ -199,8 +200,7 @@ class ModelRunner:
         rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
         observed = [sequence.request.speculate for sequence in rest.sequences]
         # no first token waits for the drafter; one that forgets reads at once, so that the prefix cache has it all
-        at_once = self._drafts and self.drafter is not None and self.drafter.forgets
-        reading = [speculates and at_once for speculates in observed]
+        reading = [speculates and self._drafts and self._forgets for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
             output = run_first_round(
                 self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
