@@ -222,8 +222,9 @@ class ModelRunner:
             started = time.perf_counter()
             with _pass_of(sum(self.drafter.unread(row) for row, starts in enumerate(begun) if starts)):
                 self.drafter.catch_up(range(len(decoding)), begun)
+            seconds = time.perf_counter() - started
             for sequence in compress(decoding, begun):
-                sequence.stats.prefill_seconds += time.perf_counter() - started
+                sequence.stats.prefill_seconds += seconds
         if self.controller is not None:
             sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
             unread = [0 if self.drafter is None else self.drafter.unread(row) for row in range(len(decoding))]

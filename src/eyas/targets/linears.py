@@ -112,7 +112,8 @@ class PrepackedLinear(nn.Module):
         self._dtype = linear.weight.dtype
         self.transposed = transposed
         given = linear.weight.T if transposed else linear.weight if stacked is None else stacked
-        self._first = given.detach().flatten()[:_SAMPLED].clone()
+        rows = 1 + _SAMPLED // given[0].numel()  # not all of them: what is transposed would be copied
+        self._first = given.detach()[:rows].flatten()[:_SAMPLED].clone()
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
         self._prepacked = self._pack(linear.weight.detach())

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,6 @@ _NAMES = {
     "act": "act_fn", "activation_fn": "act_fn",
 }  # fmt: skip
 """What other families call the parts of a decoder that Llama has as well, and what they are called there."""
-_LAST = "c_proj"
-"""What GPT-2 calls the last linear of attention and that of an MLP."""
 _NORMS: tuple[Mapping[str, str], ...] = (
     {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},  # Llama and most others
     {  # Gemma
@@ -82,55 +80,39 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         size, groups, ropes = attention.qk_head_dim, 1, [tables]
     elif "rotary_emb" in shared:
         ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype))
-    parts, found = [], set()
+    layer: Any
+    parts, scales, factors, parallel = [], set(), set(), set()
     for layer, kind in zip(layers, types, strict=True):
         rope = kinds.index(kind) if len(ropes) > 1 else 0
         parts.append(_layer_parts(layer, plan.windows[kind], rope if ropes else None))
-        found.add(_habits(layer))
-    if len(found) > 1:
+        alone = parts[-1].input_norm is parts[-1].mlp_norm is not None
+        scales.add(float(_parts(layer)["self_attn"].scaling))
+        factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
+        parallel.add(bool(getattr(layer, "use_parallel_residual", alone)))
+    activations = {activation_of(each.mlp.act_fn) for each in parts if each.mlp is not None} or {Activation.SILU}
+    if max(map(len, (scales, factors, parallel, activations))) > 1:
         raise UnsupportedModelError("layers differ in activation, scale, factors, or in what their MLPs read")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
-    habits = found.pop()
     sizes = Heads(
-        heads, groups, size, habits.scale, float(getattr(attention, "attn_logit_softcapping", None) or 0.0), latent,
+        heads, groups, size, scales.pop(), float(getattr(attention, "attn_logit_softcapping", None) or 0.0), latent,
         hasattr(attention, "query_key_value"),
     )  # fmt: skip
     positions = shared.get("embed_positions")
     return NativeDecoder(
         parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, shared["embed_tokens"].weight.detach(),
-        model.dtype, limit=context_limit(config), activation=habits.activation, residual_scale=habits.residual_scale,
+        model.dtype, limit=context_limit(config), activation=activations.pop(), residual_scale=factors.pop(),
         embedding_scale=_embedding_scale(base, shared["embed_tokens"]),
-        positions=None if positions is None else positions.weight.detach(), in_parallel=habits.in_parallel,
+        positions=None if positions is None else positions.weight.detach(), in_parallel=parallel.pop(),
     )  # fmt: skip
 
 
-class _Habits(NamedTuple):
-    """What all layers of a decoder do alike."""
+def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
+    """A module's children but for dropouts, under the names of Llama's.
 
-    activation: Activation
-    scale: float
-    """Of attention's scores."""
-    residual_scale: float
-    in_parallel: bool
-
-
-def _habits(layer: Any) -> _Habits:
-    parts = _parts(layer)
-    mlp, attention = parts["mlp"], parts["self_attn"]
-    if isinstance(getattr(mlp, "experts", None), NativeExperts):
-        mlp = next((getattr(mlp, name) for name in _SHARED if hasattr(mlp, name)), None)
-    act = next((getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name)), None)
-    alone = "post_attention_layernorm" not in parts and "pre_feedforward_layernorm" not in parts
-    return _Habits(
-        Activation.SILU if act is None else activation_of(act), float(attention.scaling),
-        float(getattr(layer, "residual_multiplier", 1.0)), getattr(layer, "use_parallel_residual", alone),
-    )  # fmt: skip
-
-
-def _parts(module: nn.Module, last: str = "") -> dict[str, Any]:
-    """A module's children but for dropouts, under the names of Llama's; `last` is what `c_proj` is here."""
-    names = _NAMES | {_LAST: last or _LAST}
+    `c_proj` is what GPT-2's linear of this name, the last of attention and of an MLP, is called there.
+    """
+    names = {**_NAMES, "c_proj": c_proj}
     found = [(names.get(name, name), child) for name, child in module.named_children() if type(child) is not nn.Dropout]
     if len(dict(found)) < len(found):
         raise UnsupportedModelError(f"{type(module).__name__} has two parts of one kind")
@@ -171,14 +153,15 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
         return {"mlp": SimpleNamespace(**parts)}
     router = "router" if hasattr(mlp, "router") else "gate"
     _check_parts(mlp, _parts(mlp), {"experts", router}, {*_SHARED, "shared_expert_gate"})
-    shared = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
+    expert = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
+    shared = None if expert is None else _parts(expert)
     if shared is not None:
-        _check_linears(shared, _parts(shared), _OF_MLP[:1], {"act_fn"})
+        _check_linears(expert, shared, _OF_MLP[:1], {"act_fn"})
     gate = getattr(mlp, router)
     if not isinstance(gate, NativeRouter):
         raise UnsupportedModelError(f"{type(gate).__name__} chooses experts in a way of its own")
     routed = RoutedExperts(mlp.experts, gate, getattr(mlp, "shared_expert_gate", None))
-    return {"mlp": shared, "routed": routed}
+    return {"mlp": None if shared is None else SimpleNamespace(**shared), "routed": routed}
 
 
 def _check_linears(module: nn.Module, parts: Mapping[str, Any], forms: Sequence[set[str]], allowed: set[str]) -> None:
