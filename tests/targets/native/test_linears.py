@@ -32,7 +32,9 @@ def rounded(value: Fraction) -> float:
 
 
 def chained(x: Tensor, weight: Tensor) -> Tensor:
-    """[T, out] sums over the inputs in their order, rounded to float32 after each multiply-add, in exact arithmetic."""
+    """[T, out] sums over the inputs, of each pair the second first, in exact arithmetic rounded after each multiply-add."""
+    order = sorted(range(x.shape[1]), key=lambda i: (i // 2, -i))
+    x, weight = x[:, order], weight[:, order]
     found = torch.empty(len(x), len(weight))
     for t, row in enumerate(x.double().tolist()):
         for o, factors in enumerate(weight.double().tolist()):

@@ -41,7 +41,7 @@ class Linear(Structure):
 
     _fields_ = (
         ("weight", c_void_p), ("bias", c_void_p), ("scale", c_void_p),
-        ("out", c_int64), ("in_", c_int64), ("kind", c_int64),
+        ("out", c_int64), ("in_", c_int64), ("kind", c_int64), ("paired", c_int64),
     )  # fmt: skip
 
 
@@ -166,6 +166,8 @@ class Kernels:
         library = ctypes.CDLL(str(path))
         self.name = path.stem
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
+        self.pairs = bool(_function(library.eyas_pairs, (), c_int64)())
+        """Whether they have products of pairs (`vdpbf16ps`)."""
         self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
@@ -203,6 +205,8 @@ class Kernels:
 
 PANEL = 16
 """Outputs of a panel: sizes of states must be multiples of it."""
+MOST_TOGETHER = 12
+"""Tokens that are multiplied together, at most."""
 MOST_ROTATED = 512
 """Features that RoPE rotates in latent attention, at most."""
 

@@ -1,14 +1,15 @@
 """Linear layers that run on the native kernels: float32 and bfloat16 weights, and weights quantised to int8.
 
-Every output is summed over the inputs in their order, in float32, whatever else is in the pass: a token's result is the
+Every output is summed over the inputs in one order, in float32, whatever else is in the pass: a token's result is the
 same to the bit alone and in a batch, in a plain pass and in a tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from ctypes import byref
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.machine import clock, measured_once
 from eyas.targets.linears import PrepackedLinear, can_prepack
-from eyas.targets.native.library import KINDS, PANEL, Kernels, Linear, kernels
+from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, kernels
+
+
+_LOG = logging.getLogger("eyas")
 
 
 def loaded_kernels() -> Kernels:
@@ -58,29 +62,69 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
 
 
 def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> list[list[float]]:
-    """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024.
+    """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024."""
+    linears = _trial_linears(dtype)
+    ways = [[layout(linear, False).multiply for linear in linears] for layout in layouts]
+    found = [
+        _best_seconds(ways, torch.ones(tokens, 1024, dtype=dtype), repeats)
+        for tokens, repeats in ((1, 4), (4, 4), (16, 4), (256, 2))
+    ]
+    return [list(times) for times in zip(*found, strict=True)]
+
+
+def _trial_linears(dtype: torch.dtype) -> list[nn.Linear]:
+    return [nn.Linear(1024, 1024, bias=False, dtype=dtype).requires_grad_(False) for _ in range(6)]
+
+
+def _best_seconds(ways: Sequence[Sequence[Callable[[Tensor], object]]], x: Tensor, repeats: int) -> list[float]:
+    """The best time of each way of multiplying x, of which each has several weights.
 
     They take turns, on one thread, in the time that it runs: on a busy machine the choice would be one of luck.
     """
-    linears = [nn.Linear(1024, 1024, bias=False, dtype=dtype).requires_grad_(False) for _ in range(6)]
-    weights = [tuple(layout(linear, False) for layout in layouts) for linear in linears]
-    found: list[list[float]] = [[] for _ in layouts]
+    best = [float("inf")] * len(ways)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for tokens, repeats in ((1, 4), (4, 4), (16, 4), (256, 2)):
-            x = torch.ones(tokens, 1024, dtype=dtype)
-            times: list[list[float]] = [[] for _ in layouts]
-            for each in weights * repeats:
-                for weight, seconds in zip(each, times, strict=True):
-                    began = clock()
-                    weight.multiply(x)
-                    seconds.append(clock() - began)
-            for best, seconds in zip(found, times, strict=True):
-                best.append(min(seconds))
+        for each in list(zip(*ways, strict=True)) * repeats:
+            for way, multiply in enumerate(each):
+                began = clock()
+                multiply(x)
+                best[way] = min(best[way], clock() - began)
     finally:
         torch.set_num_threads(threads)
-    return found
+    return best
+
+
+@cache
+def _paired(dtype: torch.dtype) -> int:
+    """How many tokens are multiplied faster in pairs of inputs (`vdpbf16ps`) with weights of this dtype, a bit each.
+
+    Measured once on a machine, in some 100 ms. Either way the sums are the same bits, which is tried as well.
+    """
+    found = kernels()
+    layout = {torch.bfloat16: NativeLinear, torch.int8: Int8Linear}.get(dtype)
+    if found is None or not found.pairs or layout is None:
+        return 0
+    name = f"pairs-{str(dtype).removeprefix('torch.')}-{found.name}"
+    return sum(1 << tokens for tokens in measured_once(name, lambda: _faster_in_pairs(layout)))
+
+
+def _faster_in_pairs(layout: type[NativeLinear]) -> list[int]:
+    linears = [layout(linear, False) for linear in _trial_linears(torch.bfloat16)]
+    ways = [
+        [partial(linear.run, linear.struct(0, linear.out_features, paired), rounds=False) for linear in linears]
+        for paired in (0, -1)
+    ]
+    faster = []
+    for tokens in range(1, MOST_TOGETHER + 1):
+        x = torch.randn(tokens, 1024, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+        if not torch.equal(*(way[0](x) for way in ways)):
+            _LOG.warning("this processor sums pairs of bfloat16 products in an order of its own, so they aren't used")
+            return []
+        plain, paired = _best_seconds(ways, x, 3)
+        if paired < plain:
+            faster.append(tokens)
+    return faster
 
 
 def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -108,14 +152,19 @@ class NativeLinear(PrepackedLinear):
     def rows(self, first: int, outputs: int) -> Linear:
         """Some outputs of this layer as the kernels take them; valid as long as this module lives.
 
-        Raises UnsupportedModelError if the first doesn't begin a panel.
+        Where its inputs are no bfloat16 values, `paired` must be 0. Raises UnsupportedModelError if the first output
+        doesn't begin a panel.
         """
+        return self.struct(first, outputs, _paired(self._prepacked.dtype))
+
+    def struct(self, first: int, outputs: int, paired: int) -> Linear:
+        """As `rows`, with the numbers of tokens that are multiplied in pairs."""
         if first % PANEL:
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
         weight, vectors = self._prepacked, (address(self._wide_bias), address(self._scale))  # no tensor operations here
         return Linear(
             weight.data_ptr() + first * self.in_features * weight.element_size(),
-            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype],
+            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype], paired,
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -123,10 +172,15 @@ class NativeLinear(PrepackedLinear):
 
     def product(self, x: Tensor, rounds: bool) -> Tensor:
         """Multiply x [..., in] -> [T, out] in float32; it `rounds` what comes out to bfloat16."""
+        paired = _paired(self._prepacked.dtype) if x.dtype == torch.bfloat16 else 0
+        return self.run(self.struct(0, self.out_features, paired), x, rounds)
+
+    def run(self, struct: Linear, x: Tensor, rounds: bool) -> Tensor:
+        """As `product`, of the whole layer as a `struct`."""
         flat = x.reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(flat), self.out_features)
         loaded_kernels().linear(
-            byref(self.rows(0, self.out_features)), flat.data_ptr(), len(flat), out.data_ptr(), rounds,
+            byref(struct), flat.data_ptr(), len(flat), out.data_ptr(), rounds,
             threads_for(out.numel() * self.in_features),
         )  # fmt: skip
         return out

@@ -3,9 +3,9 @@
 //
 // The layers are those of Llama and its kin: RMSNorm or LayerNorm before or after what a layer adds, grouped-query
 // attention with RoPE (biases and norms of queries and keys where there are any) or latent attention (latent.h), an MLP,
-// after attention or beside it, or several as experts. A drafter's first layer also reads embeddings, each input under its own norm. A block drafter's tokens see all
-// of their block, and its layers make keys and values of the target's states alone.
-// Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
+// after attention or beside it, or several as experts. A drafter's first layer also reads embeddings, each input under
+// its own norm. A block drafter's tokens see all of their block, and its layers make keys and values of the target's
+// states alone. Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
 //
 // Shapes: T tokens of a pass, R rows, Q columns (cells of a row), H hidden size, D head size, V outputs of the head.
 
@@ -145,6 +145,7 @@ void run(const Decoder& d, const Pass& pass) {
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
     {
         int64_t phase = 0;
+        Narrowed narrowed(bf16);
         std::vector<float> scores(score_room(std::min(block, tokens) * group, most));
         std::vector<int64_t> columns(2 * most);
         LatentQueries<T> latents(d, std::min(block, tokens), group);
@@ -162,7 +163,7 @@ void run(const Decoder& d, const Pass& pass) {
         });
         if (d.mix.weight && !context)
             region.share(phase++, panels(d.mix), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                multiply(d.mix, normed, wide, tokens, first, stop, bf16,
+                multiply(d.mix, narrowed.of(d.mix, phase, normed, wide, tokens), first, stop, bf16,
                          [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
             });
 
@@ -190,10 +191,11 @@ void run(const Decoder& d, const Pass& pass) {
                 auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
                     int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
                     if (a < b)
-                        multiply(linear, input, input_width, tokens, a, b, bf16,
+                        multiply(linear, narrowed.of(linear, phase, input, input_width, tokens), a, b, bf16,
                                  [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
                 };
-                if (d.heads_in_turn) return multiply(layer.q, input, input_width, tokens, first, stop, bf16, sort_out);
+                if (d.heads_in_turn)
+                    return multiply(layer.q, narrowed.of(layer.q, phase, input, input_width, tokens), first, stop, bf16, sort_out);
                 if (!context) part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
                 part(layer.k, of_q, k, kv_size);
                 part(layer.v, of_q + of_k, v, kv_size);
@@ -236,7 +238,7 @@ void run(const Decoder& d, const Pass& pass) {
             if (context) continue;
             if (layer.latent.query.weight)
                 region.share(phase++, panels(layer.latent.query), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                    multiply(layer.latent.query, v, v_size, tokens, first, stop, bf16,
+                    multiply(layer.latent.query, narrowed.of(layer.latent.query, phase, v, v_size, tokens), first, stop, bf16,
                              [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(q + t * q_size, o, q_size, sum); });
                 });
 
@@ -267,7 +269,7 @@ void run(const Decoder& d, const Pass& pass) {
             // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
             auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
                 region.share(phase++, panels(linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                    multiply(linear, x, ldx, tokens, first, stop, bf16,
+                    multiply(linear, narrowed.of(linear, phase, x, ldx, tokens), first, stop, bf16,
                              [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
                                  if (aside) return put(aside + t * ld, o, hidden, sum);
                                  for (int part = 0; part < PARTS; part++) {
@@ -297,15 +299,16 @@ void run(const Decoder& d, const Pass& pass) {
             });
             const Experts& experts = layer.experts;
             if (experts.count) {
-                mixture.route(region, phase, experts, normed, wide, tokens, bf16);
-                mixture.run(region, phase, experts, normed, wide, tokens, bf16);
+                mixture.route(region, phase, narrowed, experts, normed, wide, tokens, bf16);
+                mixture.run(region, phase, narrowed, experts, normed, wide, tokens, bf16);
             }
             if (layer.down.weight) {
                 region.share(phase++, panels(layer.up), piece_of(tokens), [&](int64_t first, int64_t stop) {
+                    const Tokens own = narrowed.of(layer.up, phase, normed, wide, tokens);
                     if (layer.gate.weight)
-                        gated_mlp(layer.gate, layer.up, normed, wide, tokens, first, stop, bf16, gating, gated);
+                        gated_mlp(layer.gate, layer.up, own, first, stop, bf16, gating, gated);
                     else
-                        plain_mlp(layer.up, normed, wide, tokens, first, stop, bf16, d.activation, gated);
+                        plain_mlp(layer.up, own, first, stop, bf16, d.activation, gated);
                 });
                 product(layer.down, gated, layer.up.out, pass.x, experts.count || layer.mlp_out_norm ? normed : nullptr, wide);
             }
@@ -331,7 +334,7 @@ void run(const Decoder& d, const Pass& pass) {
         });
         if (pass.logits)
             region.share(phase++, panels(d.head), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                multiply(d.head, normed, wide, tokens, first, stop, bf16,
+                multiply(d.head, narrowed.of(d.head, phase, normed, wide, tokens), first, stop, bf16,
                          [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
                              put(reinterpret_cast<T*>(pass.logits) + t * d.head.out, o, d.head.out, sum);
                          });

@@ -53,7 +53,7 @@ class LatentQueries {
         const int64_t rank = d_.rank, row = d_.heads * d_.size, panels = rank / PANEL;
         for (int64_t h = first; h < stop; h++) {
             const float* of_head = q + h * d_.size;
-            multiply(layer.latent.absorb, of_head, row, tokens, h * panels, (h + 1) * panels, false,
+            multiply(layer.latent.absorb, {of_head, row, tokens}, h * panels, (h + 1) * panels, false,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(query(t, h - first), o - h * rank, rank, sum); });
             for (int64_t t = 0; t < tokens; t++) {
                 float* tail = query(t, h - first) + rank;
@@ -77,7 +77,7 @@ class LatentQueries {
         const int64_t size = d_.value_size, both = layer.latent.expand.out / d_.heads, row = d_.heads * size;
         for (int64_t h = first; h < stop; h++) {
             const int64_t begin = (h + 1) * both - size;
-            multiply(layer.latent.expand, mixed(0, h - first), heads_ * d_.rank, tokens, begin / PANEL,
+            multiply(layer.latent.expand, {mixed(0, h - first), heads_ * d_.rank, tokens}, begin / PANEL,
                      (begin + size) / PANEL, d_.bf16, [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
                          put(out + t * row + h * size, o - begin, size, sum);
                      });

@@ -167,18 +167,18 @@ inline vec activated(int64_t activation, vec x, bool bf16) {
     return bf16 ? rounded(value) : value;
 }
 
-// Panels [first, stop) of what an MLP without a gate has inside, for x [tokens, ldx] -> inner [tokens, up.out].
-inline void plain_mlp(const Linear& up, const float* x, int64_t ldx, int64_t tokens, int64_t first, int64_t stop,
-                      bool bf16, int64_t activation, float* inner) {
-    multiply(up, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+// Panels [first, stop) of what an MLP without a gate has inside, for tokens x -> inner [tokens, up.out].
+inline void plain_mlp(const Linear& up, const Tokens& x, int64_t first, int64_t stop, bool bf16, int64_t activation,
+                      float* inner) {
+    multiply(up, x, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
         for (vec& part : sum) part = activated(activation, part, bf16);
         put(inner + t * up.out, o, up.out, sum);
     });
 }
 
-// Panels [first, stop) of what a gated MLP has inside, see `Gating`, for x [tokens, ldx] -> inner [tokens, gate.out].
-inline void gated_mlp(const Linear& gate, const Linear& up, const float* x, int64_t ldx, int64_t tokens, int64_t first,
-                      int64_t stop, bool bf16, const Gating& gating, float* inner) {
+// Panels [first, stop) of what a gated MLP has inside, see `Gating`, for tokens x -> inner [tokens, gate.out].
+inline void gated_mlp(const Linear& gate, const Linear& up, const Tokens& x, int64_t first, int64_t stop, bool bf16,
+                      const Gating& gating, float* inner) {
     const int64_t size = gate.out;
     const vec limit = all(gating.limit), alpha = all(gating.alpha), one = all(1.0f);
     auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
@@ -188,11 +188,11 @@ inline void gated_mlp(const Linear& gate, const Linear& up, const float* x, int6
         const vec share = div(one, add(one, exponential(sub(zero(), keep(mul(x, alpha))))));
         return keep(mul(x, keep(share)));
     };
-    multiply(gate, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+    multiply(gate, x, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
         for (vec& part : sum) part = of_gate(part);
         put(inner + t * size, o, size, sum);
     });
-    multiply(up, x, ldx, tokens, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
+    multiply(up, x, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
         for (int part = 0; part < PARTS; part++) {
             vec factor = sum[part];
             if (gating.activation == CLIPPED)

@@ -12,6 +12,9 @@ extern "C" {
 
 int64_t eyas_lanes() { return LANES; }
 
+// Whether there is `vdpbf16ps`.
+int64_t eyas_pairs() { return PAIRS; }
+
 // Pack a row-major weight [out, in], whose values take `bytes_of(kind)`, into panels; what an incomplete one lacks is 0.
 void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* packed) {
     const int64_t bytes = bytes_of(kind), count = (out + PANEL - 1) / PANEL;
@@ -25,6 +28,7 @@ void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* 
                     std::memcpy(to, weight + (row * in + i) * bytes, bytes);
                 else
                     std::memset(to, 0, bytes);
+                if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(0x80 - std::max<int>(*to, -127));
             }
         }
 }
@@ -35,8 +39,11 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
 #pragma omp parallel for
     for (int64_t row = 0; row < out; row++) {
         const char* panel = packed + row / PANEL * in * PANEL * bytes;
-        for (int64_t i = 0; i < in; i++)
-            std::memcpy(weight + (row * in + i) * bytes, panel + place(kind, static_cast<int>(row % PANEL), i, in) * bytes, bytes);
+        for (int64_t i = 0; i < in; i++) {
+            char* to = weight + (row * in + i) * bytes;
+            std::memcpy(to, panel + place(kind, static_cast<int>(row % PANEL), i, in) * bytes, bytes);
+            if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(-(*to & 0x7f));
+        }
     }
 }
 
@@ -44,10 +51,13 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
 void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* out, int64_t bf16, int64_t threads) {
     Region region(1);
 #pragma omp parallel num_threads(static_cast<int>(threads))
-    region.share(0, panels(*linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
-        multiply(*linear, x, linear->in, tokens, first, stop, bf16,
-                 [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });
-    });
+    {
+        Narrowed narrowed(linear->paired != 0);
+        region.share(0, panels(*linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
+            multiply(*linear, narrowed.of(*linear, 0, x, linear->in, tokens), first, stop, bf16,
+                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });
+        });
+    }
 }
 
 // Attention [rows, columns, heads, value_size] of queries [rows, heads, columns, size] over keys and values whose rows
@@ -118,7 +128,8 @@ void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const 
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
         int64_t phase = 0;
-        mixture.run(region, phase, *experts, x, hidden, tokens, bf16);
+        Narrowed narrowed(bf16);
+        mixture.run(region, phase, narrowed, *experts, x, hidden, tokens, bf16);
         region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
             mixture.sum(*experts, t, bf16, nullptr, out + t * hidden);
         });

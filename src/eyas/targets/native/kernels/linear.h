@@ -5,16 +5,20 @@
 //
 //     panel 0: w[0..15][0]  w[0..15][1]  ...  w[0..15][in-1]     panel 1: w[16..31][0]  ...
 //
-// In bf16 two weights share a 32-bit word, so that a shift and a mask widen them: with vectors of 8 those of outputs o
-// and o+8, with vectors of 16 those of inputs i and i+1.
+// With vectors of 16, weights of bf16 and int8 lie in pairs of inputs: a 32-bit word is what one output has of inputs i
+// and i+1 in bf16. Those of int8 are kept as sign and magnitude, for which two tables have the two bytes of a bf16; 64 of
+// them, of four inputs, become two vectors of words. With vectors of 8 a word is what outputs o and o+8 have of one input.
 //
-// Every output is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of
-// tokens, panels and threads. So a token's result does not depend on what else is in the pass.
+// Every output is one chain of fused multiply-adds over the inputs, in float32, of each pair i, i+1 the second first,
+// whatever the number of tokens, panels and threads. So a token's result does not depend on what else is in the pass.
+// That is the order of `vdpbf16ps` as well, which adds the products of two inputs at once; like it, chains take subnormal
+// numbers for 0. So the two can be chosen by speed alone.
 //
 // Shapes: T tokens, `in` features of a token, `out` outputs.
 #pragma once
 
 #include <algorithm>
+#include <memory>
 
 #include "vector.h"
 
@@ -32,15 +36,39 @@ enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
 constexpr int64_t bytes_of(int64_t kind) { return kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1; }
 
+// Inputs whose weights are read together, as words of two; 1 = there are no words.
+constexpr int64_t step_of(int64_t kind) {
+    if (LANES == 16 && kind == BFLOAT16) return 2;
+#ifdef __AVX512VBMI__
+    if (LANES == 16 && kind == INT8) return 4;
+#endif
+    return 1;
+}
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+constexpr bool PAIRS = LANES == 16;  // whether there is `vdpbf16ps`
+#else
+constexpr bool PAIRS = false;
+#endif
+
 // Also known to native/library.py, field by field.
 struct Linear {
     const char* weight;   // the first panel; null = there is no such linear
     const float* bias;    // [out] or null
     const float* scale;   // [out] of int8 weights, else null
     int64_t out, in, kind;
+    int64_t paired;       // numbers of tokens, a bit each, that are faster by `vdpbf16ps`; 0 = inputs may not be bf16
 };
 
 inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / PANEL; }
+
+// What a product multiplies: `count` tokens x [count, ld], and for `vdpbf16ps` the same in bf16 [count, in or in - 1],
+// or null.
+struct Tokens {
+    const float* x;
+    int64_t ld, count;
+    const uint16_t* pairs = nullptr;
+};
 
 template <int64_t KIND>
 inline void load_panel(const char* at, vec (&w)[PARTS]) {
@@ -57,11 +85,52 @@ inline void load_panel(const char* at, vec (&w)[PARTS]) {
     }
 }
 
+#ifdef __AVX512VBMI__
+// The bytes of magnitudes 0 to 127 as bf16, low or high ones.
+struct Magnitudes {
+    alignas(64) uint8_t low[128], high[128];
+    Magnitudes() {
+        for (int i = 0; i < 128; i++) {
+            const uint16_t value = narrowed(static_cast<float>(i));
+            low[i] = value & 0xff, high[i] = value >> 8;
+        }
+    }
+};
+inline const Magnitudes MAGNITUDES;
+#endif
+
+#ifdef __AVX512F__
+// The words of the next `step_of(KIND)` inputs, pair by pair.
+template <int64_t KIND>
+inline void load_words(const char* at, __m512i (&words)[step_of(KIND) / 2]) {
+    const __m512i all = _mm512_loadu_si512(at);
+    if constexpr (KIND == BFLOAT16) words[0] = all;
+#ifdef __AVX512VBMI__
+    if constexpr (KIND == INT8) {
+        auto table = [](const uint8_t* bytes) { return _mm512_load_si512(bytes); };
+        const uint8_t *of_low = MAGNITUDES.low, *of_high = MAGNITUDES.high;
+        const __m512i low = _mm512_permutex2var_epi8(table(of_low), all, table(of_low + 64));
+        const __m512i high = _mm512_permutex2var_epi8(table(of_high), all, table(of_high + 64));
+        const __m512i sign = _mm512_and_si512(all, _mm512_set1_epi8(static_cast<char>(0x80)));
+        words[0] = _mm512_unpacklo_epi8(low, _mm512_or_si512(high, sign));
+        words[1] = _mm512_unpackhi_epi8(low, _mm512_or_si512(high, sign));
+    }
+#endif
+}
+#endif
+
 // Where the weight of output `lane` and input i lies among a panel's values.
 inline int64_t place(int64_t kind, int lane, int64_t i, int64_t in) {
-    if (kind != BFLOAT16) return i * PANEL + lane;
-    if (PARTS > 1) return i * PANEL + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
-    return i / 2 * 2 < in - in % 2 ? i / 2 * 2 * PANEL + 2 * lane + i % 2 : i * PANEL + lane;
+    const int64_t step = step_of(kind), first = i / step * step;
+    if (PARTS > 1 && kind == BFLOAT16) return i * PANEL + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
+    if (step == 1 || first + step > in) return i * PANEL + lane;
+    if (step == 2) return first * PANEL + 2 * lane + i % 2;
+    return first * PANEL + lane / 4 * 16 + i % 4 / 2 * 8 + lane % 4 * 2 + i % 2;
+}
+
+// How a weight [out, in] of int8 is kept at input i: as sign and magnitude where it lies in words.
+inline bool has_sign_and_magnitude(int64_t kind, int64_t i, int64_t in) {
+    return kind == INT8 && step_of(kind) == 4 && i < in / 4 * 4;
 }
 
 // Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input.
@@ -69,72 +138,136 @@ struct Fetch {
     int64_t distance, pace;
 };
 
-// The sums [T, P, PARTS] of T tokens x [T, ldx] with P panels.
-template <int64_t KIND, int T, int P>
-void tile(const float* x, int64_t ldx, const char* panels, int64_t in, Fetch fetch, vec* result) {
-    constexpr int64_t step = PANEL * bytes_of(KIND);
+// The sums [T, P, PARTS] of T tokens with P panels.
+template <int64_t KIND, bool PAIRED, int T, int P>
+void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
+    constexpr int64_t row = PANEL * bytes_of(KIND), step = step_of(KIND);
     const char* panel[P];
-    for (int p = 0; p < P; p++) panel[p] = panels + p * in * step;
+    for (int p = 0; p < P; p++) panel[p] = panels + p * in * row;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
     auto add = [&](int64_t i, const vec (&w)[P][PARTS]) {
         for (int t = 0; t < T; t++) {
-            vec factor = all(x[t * ldx + i]);
+            vec factor = all(tokens.x[t * tokens.ld + i]);
             for (int p = 0; p < P; p++)
                 for (int part = 0; part < PARTS; part++) sum[t][p][part] = fma(factor, w[p][part], sum[t][p][part]);
         }
     };
     int64_t i = 0;
 #ifdef __AVX512F__
-    if constexpr (KIND == BFLOAT16)
-        for (; i + 1 < in; i += 2) {
-            vec even[P][PARTS], odd[P][PARTS];
+    if constexpr (step > 1)
+        for (; i + step <= in; i += step) {
+            __m512i words[P][step / 2];
             for (int p = 0; p < P; p++) {
-                __m512i both = _mm512_loadu_si512(panel[p] + i * step);
-                even[p][0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-                odd[p][0] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+                load_words<KIND>(panel[p] + i * row, words[p]);
                 _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
             }
-            add(i, even), add(i + 1, odd);
+            for (int pair = 0; pair < step / 2; pair++) {
+#if defined(__AVX512BF16__)
+                if constexpr (PAIRED) {
+                    for (int t = 0; t < T; t++) {
+                        int32_t both;
+                        std::memcpy(&both, tokens.pairs + t * (in - in % 2) + i + 2 * pair, 4);
+                        const __m512bh factors = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+                        for (int p = 0; p < P; p++)
+                            sum[t][p][0] = _mm512_dpbf16_ps(sum[t][p][0], reinterpret_cast<__m512bh>(words[p][pair]), factors);
+                    }
+                    continue;
+                }
+#endif
+                vec even[P][PARTS], odd[P][PARTS];
+                for (int p = 0; p < P; p++) {
+                    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+                    even[p][0] = _mm512_castsi512_ps(_mm512_slli_epi32(words[p][pair], 16));
+                    odd[p][0] = _mm512_castsi512_ps(_mm512_and_si512(words[p][pair], high));
+                }
+                add(i + 2 * pair + 1, odd), add(i + 2 * pair, even);
+            }
         }
 #endif
     for (; i < in; i++) {
+        const int64_t at = (i ^ 1) < in ? i ^ 1 : i;  // of a pair the second first
         vec w[P][PARTS];
         for (int p = 0; p < P; p++) {
-            load_panel<KIND>(panel[p] + i * step, w[p]);
+            load_panel<KIND>(panel[p] + at * row, w[p]);
             _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
         }
-        add(i, w);
+        add(at, w);
     }
     std::memcpy(result, sum, sizeof(sum));
 }
 
-using Tile = void (*)(const float*, int64_t, const char*, int64_t, Fetch, vec*);
+using Tile = void (*)(const Tokens&, const char*, int64_t, Fetch, vec*);
 
 // The tile of so many tokens and panels: as many as go together, one, or two of three. They are compiled once for all
 // that is done with their sums.
-template <int64_t KIND, int T = MOST>
+template <int64_t KIND, bool PAIRED, int T = MOST>
 Tile tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
-        if (tokens < T) return tile_of<KIND, T - 1>(tokens, panels);
+        if (tokens < T) return tile_of<KIND, PAIRED, T - 1>(tokens, panels);
     if constexpr (together(T) == 3)
-        if (panels == 2) return tile<KIND, T, 2>;
-    return panels == 1 ? tile<KIND, T, 1> : tile<KIND, T, together(T)>;
+        if (panels == 2) return tile<KIND, PAIRED, T, 2>;
+    return panels == 1 ? tile<KIND, PAIRED, T, 1> : tile<KIND, PAIRED, T, together(T)>;
 }
 
-inline Tile tile_of(int64_t kind, int64_t tokens, int64_t panels) {
-    return kind == FLOAT32    ? tile_of<FLOAT32>(tokens, panels)
-           : kind == BFLOAT16 ? tile_of<BFLOAT16>(tokens, panels)
-                              : tile_of<INT8>(tokens, panels);
+inline Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels) {
+    if (paired && kind == BFLOAT16) return tile_of<BFLOAT16, PAIRS>(tokens, panels);
+    if (paired && kind == INT8) return tile_of<INT8, PAIRS>(tokens, panels);
+    return kind == FLOAT32    ? tile_of<FLOAT32, false>(tokens, panels)
+           : kind == BFLOAT16 ? tile_of<BFLOAT16, false>(tokens, panels)
+                              : tile_of<INT8, false>(tokens, panels);
 }
 
 // Tokens are worked on in so many groups of nearly equal size.
 inline int64_t groups_of(int64_t tokens) { return (tokens + MOST - 1) / MOST; }
+
+// Whether a group of so many tokens is multiplied by `vdpbf16ps`.
+inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.paired >> tokens & 1; }
+
+// A thread's own copy of a product's inputs in bf16, made when the thread takes its first piece of the product.
+class Narrowed {
+  public:
+    explicit Narrowed(bool bf16) : bf16_(bf16) {}  // whether inputs are values that a bf16 can hold
+
+    // Tokens x [count, ld] of the product with a number of its own, as its tiles take them.
+    Tokens of(const Linear& linear, int64_t product, const float* x, int64_t ld, int64_t count) {
+        const int64_t groups = groups_of(count);
+        if (!bf16_ || !groups || !(is_paired(linear, count / groups) || is_paired(linear, (count + groups - 1) / groups)))
+            return {x, ld, count};
+        const int64_t in = linear.in - linear.in % 2;
+        if (product != product_ || x != x_ || count != count_) {
+            if (count * in > size_) room_.reset(new uint16_t[size_ = count * in]);
+            for (int64_t t = 0; t < count; t++) {
+                int64_t i = 0;
+                for (; i + LANES <= in; i += LANES) store(room_.get() + t * in + i, load(x + t * ld + i));
+                for (; i < in; i++) room_[t * in + i] = narrowed(x[t * ld + i]);
+            }
+            product_ = product, x_ = x, count_ = count;
+        }
+        return {x, ld, count, room_.get()};
+    }
+
+  private:
+    bool bf16_;
+    int64_t product_ = -1, count_ = 0, size_ = 0;
+    const float* x_ = nullptr;
+    std::unique_ptr<uint16_t[]> room_;
+};
 
 // Panels that a thread takes at once.
 inline int64_t piece_of(int64_t tokens) {
     const int64_t groups = groups_of(tokens);
     return together(static_cast<int>((tokens + groups - 1) / groups)) == 3 ? 6 : 4;
 }
+
+// While it lives, this thread takes subnormal numbers for 0, as `vdpbf16ps` always does.
+class WithoutSubnormals {
+  public:
+    WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~WithoutSubnormals() { _mm_setcsr(before_); }
+
+  private:
+    unsigned before_;
+};
 
 // Sums with their scale and bias, the model's own rounding included.
 inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[PARTS]) {
@@ -151,28 +284,30 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
     }
 }
 
-// Multiply x [tokens, ldx] by panels [first, stop); `emit(token, output, sum)` gets 16 outputs at a time.
+// Multiply tokens by panels [first, stop); `emit(token, output, sum)` gets 16 outputs at a time.
 // All tokens go, in groups, through a few panels before the next few, which then come from the cache.
 template <class Emit>
-void multiply(const Linear& linear, const float* x, int64_t ldx, int64_t tokens, int64_t first, int64_t stop,
-              bool bf16, const Emit& emit) {
-    const int64_t row = PANEL * bytes_of(linear.kind), groups = groups_of(tokens);
-    const int64_t at_once = together(static_cast<int>((tokens + groups - 1) / groups));  // with the largest group
+void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t stop, bool bf16, const Emit& emit) {
+    const int64_t row = PANEL * bytes_of(linear.kind), total = tokens.count, groups = groups_of(total);
+    const int64_t at_once = together(static_cast<int>((total + groups - 1) / groups));  // with the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
     vec sums[MOST * together(MOST) * PARTS];
+    const WithoutSubnormals mode;
     for (; first < stop; first += stride)
         for (int64_t index = 0; index < groups; index++) {
-            const int64_t last = std::min(first + stride, stop), token = tokens * index / groups;
-            const int64_t count = tokens * (index + 1) / groups - token;
+            const int64_t last = std::min(first + stride, stop), token = total * index / groups;
+            const int64_t count = total * (index + 1) / groups - token;
             const int64_t most = std::min<int64_t>(together(static_cast<int>(count)), at_once);
+            const bool paired = tokens.pairs && is_paired(linear, count);
+            Tokens group{tokens.x + token * tokens.ld, tokens.ld, count};
+            if (paired) group.pairs = tokens.pairs + token * (linear.in - linear.in % 2);
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
                 step = left >= most ? most : most == 3 && left == 2 ? 2 : 1;
                 // tokens in several groups: each of them fetches its part of the panels that come next
                 Fetch fetch{AHEAD, row};
                 if (groups > 1) fetch = {(step * groups + index) * linear.in * row / groups, row / groups};
-                tile_of(linear.kind, count, step)(x + token * ldx, ldx, linear.weight + panel * linear.in * row,
-                                                  linear.in, fetch, sums);
+                tile_of(linear.kind, paired, count, step)(group, linear.weight + panel * linear.in * row, linear.in, fetch, sums);
                 vec* at = sums;
                 for (int64_t t = token; t < token + count; t++)
                     for (int64_t p = panel; p < panel + step; p++, at += PARTS) {
