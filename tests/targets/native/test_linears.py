@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.targets.native import library, linears
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout, native_guesses, native_gumbel
+from eyas.targets.native.linears import (
+    Int8Linear,
+    NativeLinear,
+    best_layout,
+    loaded_kernels,
+    native_guesses,
+    native_gumbel,
+)
 from eyas.verify.path import _gumbel
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
@@ -32,7 +39,7 @@ def rounded(value: Fraction) -> float:
 
 
 def chained(x: Tensor, weight: Tensor) -> Tensor:
-    """[T, out] sums over the inputs, of each pair the second first, in exact arithmetic rounded after each multiply-add."""
+    """[T, out] sums over the inputs, of each pair the second first, each multiply-add exact but for one rounding."""
     order = sorted(range(x.shape[1]), key=lambda i: (i // 2, -i))
     x, weight = x[:, order], weight[:, order]
     found = torch.empty(len(x), len(weight))
@@ -75,6 +82,51 @@ def test_a_token_s_product_does_not_depend_on_the_others(
     for threads in (2, 3):
         monkeypatch.setattr(linears, "threads_for", lambda _, threads=threads: threads)
         assert torch.equal(native(x), alone)
+
+
+@given(
+    tokens=st.integers(1, 40), out=st.integers(1, 70), width=st.integers(1, 70), seed=st.integers(0, 99),
+    tiny=st.booleans(), layout=st.sampled_from([NativeLinear, Int8Linear]),
+)  # fmt: skip
+def test_products_of_pairs_are_the_same_bits(
+    tokens: int, out: int, width: int, seed: int, tiny: bool, layout: type[NativeLinear]
+) -> None:
+    """Also where a sum is subnormal, which counts as 0 in both."""
+    if not loaded_kernels().pairs:
+        pytest.skip("this processor has no products of pairs")
+    plain = linear(out, width, torch.bfloat16, False, seed)
+    if tiny:
+        plain.weight.mul_(2.0**-110)
+    native = layout(plain, False)
+    x = torch.randn(tokens, width).bfloat16() * (2.0**-14 if tiny else 1)
+    chains, pairs = (native.run(native.struct(0, out, paired), x, False) for paired in (0, -1))
+    assert torch.equal(chains, pairs)
+    assert torch.equal(native.product(x, False), chains)
+
+
+def test_int8_weights_come_back_as_they_were() -> None:
+    weight = torch.randint(-127, 128, (37, 131), dtype=torch.int8)
+    weight[0, :5] = torch.tensor([-127, 127, 0, 1, -1])
+    assert torch.equal(loaded_kernels().unpack(loaded_kernels().pack(weight), 37), weight)
+
+
+def test_products_of_pairs_are_not_used_where_they_sum_differently(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = iter(range(100))
+    monkeypatch.setattr(NativeLinear, "run", lambda *_, **__: torch.tensor(next(given)))
+    assert linears._faster_in_pairs(NativeLinear) == []
+    assert "an order of its own" in caplog.text
+
+
+def test_inputs_that_are_not_bfloat16_are_never_multiplied_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    monkeypatch.setattr(NativeLinear, "run", lambda _, struct, *__: used.append(struct.paired))
+    monkeypatch.setattr(linears, "_paired", lambda _: 6)
+    native = NativeLinear(linear(16, 16, torch.bfloat16), False)
+    native.product(torch.ones(1, 16), False)
+    native.product(torch.ones(1, 16, dtype=torch.bfloat16), False)
+    assert used == [0, 6]
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -90,7 +90,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
         parallel.add(bool(getattr(layer, "use_parallel_residual", alone)))
     activations = {activation_of(each.mlp.act_fn) for each in parts if each.mlp is not None} or {Activation.SILU}
-    if max(map(len, (scales, factors, parallel, activations))) > 1:
+    if any(len(found) > 1 for found in (scales, factors, parallel, activations)):
         raise UnsupportedModelError("layers differ in activation, scale, factors, or in what their MLPs read")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
@@ -153,7 +153,7 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
         return {"mlp": SimpleNamespace(**parts)}
     router = "router" if hasattr(mlp, "router") else "gate"
     _check_parts(mlp, _parts(mlp), {"experts", router}, {*_SHARED, "shared_expert_gate"})
-    expert = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
+    expert: Any = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
     shared = None if expert is None else _parts(expert)
     if shared is not None:
         _check_linears(expert, shared, _OF_MLP[:1], {"act_fn"})

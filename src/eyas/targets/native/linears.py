@@ -20,7 +20,6 @@ from eyas.machine import clock, measured_once
 from eyas.targets.linears import PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, kernels
 
-
 _LOG = logging.getLogger("eyas")
 
 
