@@ -1,8 +1,8 @@
 """Seconds of a target's pass by its number of tokens: bf16 and int8 weights, with products of pairs and without.
 
-All sides are loaded in one process and take turns; a pass verifies a tree of one row, or reads a prompt. Given are the
-medians of each side and of its ratios to bf16 without pairs. Where a processor has no `vdpbf16ps`, or is slower with it,
-both ways are the same.
+All sides are loaded in one process and take turns; a pass verifies a tree of one row, or reads a prompt. The table has
+the medians of each side and of its ratios to bf16 without pairs. Where a processor has no `vdpbf16ps`, or is slower
+with it, both ways are the same.
 
     python -m benchmarks.passes MODEL_DIR [--tokens 1 4 8 12 16 512] [--repeats 15] [--columns 64] [--output FILE.json]
 """

@@ -39,9 +39,13 @@ def rounded(value: Fraction) -> float:
 
 
 def chained(x: Tensor, weight: Tensor) -> Tensor:
-    """[T, out] sums over the inputs, of each pair the second first, each multiply-add exact but for one rounding."""
-    order = sorted(range(x.shape[1]), key=lambda i: (i // 2, -i))
-    x, weight = x[:, order], weight[:, order]
+    """[T, out] sums over the inputs in their order, each multiply-add exact but for one rounding.
+
+    With weights of bfloat16 the second of each pair comes first.
+    """
+    if weight.dtype == torch.bfloat16:
+        order = sorted(range(x.shape[1]), key=lambda i: (i // 2, -i))
+        x, weight = x[:, order], weight[:, order]
     found = torch.empty(len(x), len(weight))
     for t, row in enumerate(x.double().tolist()):
         for o, factors in enumerate(weight.double().tolist()):

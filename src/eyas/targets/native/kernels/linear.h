@@ -9,10 +9,10 @@
 // and i+1 in bf16. Those of int8 are kept as sign and magnitude, for which two tables have the two bytes of a bf16; 64 of
 // them, of four inputs, become two vectors of words. With vectors of 8 a word is what outputs o and o+8 have of one input.
 //
-// Every output is one chain of fused multiply-adds over the inputs, in float32, of each pair i, i+1 the second first,
-// whatever the number of tokens, panels and threads. So a token's result does not depend on what else is in the pass.
-// That is the order of `vdpbf16ps` as well, which adds the products of two inputs at once; like it, chains take subnormal
-// numbers for 0. So the two can be chosen by speed alone.
+// Every output is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of
+// tokens, panels and threads. So a token's result does not depend on what else is in the pass. With weights of bf16 and
+// int8 the second of each pair comes first, as in `vdpbf16ps`, which adds the products of two inputs at once; like it,
+// chains take subnormal numbers for 0. So the two can be chosen by speed alone.
 //
 // Shapes: T tokens, `in` features of a token, `out` outputs.
 #pragma once
@@ -185,7 +185,7 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
         }
 #endif
     for (; i < in; i++) {
-        const int64_t at = (i ^ 1) < in ? i ^ 1 : i;  // of a pair the second first
+        const int64_t at = KIND != FLOAT32 && (i ^ 1) < in ? i ^ 1 : i;
         vec w[P][PARTS];
         for (int p = 0; p < P; p++) {
             load_panel<KIND>(panel[p] + at * row, w[p]);
