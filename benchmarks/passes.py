@@ -29,7 +29,7 @@ from eyas.tree import DraftTree
 
 def load(model: str, quantize: str | None, pairs: bool) -> Target:
     linears.best_layout(torch.device("cpu"), torch.bfloat16)  # measured as it is, not under the patch
-    with mock.patch.object(linears, "_paired", linears._paired if pairs else lambda _: 0):
+    with mock.patch.object(linears, "_ways", linears._ways if pairs else lambda _: 0):
         target = load_target(model, dtype=torch.bfloat16, quantize=quantize)
     target.resize(1)
     target.cache.reserve(1024)

@@ -17,9 +17,10 @@ from eyas.errors import UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
+from eyas.targets.native import linears
 from eyas.targets.native.decoder import NativeDecoder
-from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear
+from eyas.targets.native.library import Way, kernels
+from eyas.targets.native.linears import Int8Linear, NativeLinear, loaded_kernels
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import Request, SamplingParams
 
@@ -128,8 +129,27 @@ def read_alone(target: Target, tokens: Sequence[int]) -> torch.Tensor:
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_node_s_logits_are_those_of_its_tokens_read_one_by_one(folders: Path, name: str, dtype: torch.dtype) -> None:
+    check_nodes(native_target(folders, name, dtype))
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "mixtral", "deepseek3"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_the_same_holds_by_tiles(
+    folders: Path, name: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMX's, or the same sums by vectors."""
+    offered = loaded_kernels().ways
+    if Way.TILES_OF_VECTORS not in offered:
+        pytest.skip("this processor has no products of pairs")
+    tiles = Way.TILES if Way.TILES in offered else Way.TILES_OF_VECTORS
+    monkeypatch.setattr(linears, "_ways", lambda _: tiles)
+    target = load_target(folders / name, device="cpu", dtype=torch.bfloat16, quantize=quantize)
+    assert target.native is not None
+    check_nodes(target)
+
+
+def check_nodes(target: Target) -> None:
     """In trees of rows of different lengths, in slots that were used before, read in chunks."""
-    target = native_target(folders, name, dtype)
     prompts = tiny.prompts(23, 5, 9)
     tree = random_tree(3, 9)
     target.resize(4)

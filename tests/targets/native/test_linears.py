@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.targets.native import library, linears
-from eyas.targets.native.library import kernels
+from eyas.targets.native.library import Way, kernels
 from eyas.targets.native.linears import (
     Int8Linear,
     NativeLinear,
@@ -96,16 +97,69 @@ def test_products_of_pairs_are_the_same_bits(
     tokens: int, out: int, width: int, seed: int, tiny: bool, layout: type[NativeLinear]
 ) -> None:
     """Also where a sum is subnormal, which counts as 0 in both."""
-    if not loaded_kernels().pairs:
+    if Way.PAIRS not in loaded_kernels().ways:
         pytest.skip("this processor has no products of pairs")
     plain = linear(out, width, torch.bfloat16, False, seed)
     if tiny:
         plain.weight.mul_(2.0**-110)
     native = layout(plain, False)
     x = torch.randn(tokens, width).bfloat16() * (2.0**-14 if tiny else 1)
-    chains, pairs = (native.run(native.struct(0, out, paired), x, False) for paired in (0, -1))
+    chains, pairs = (native.run(native.struct(0, out, ways), x, False) for ways in (0, (1 << 32) - 1))
     assert torch.equal(chains, pairs)
-    assert torch.equal(native.product(x, False), chains)
+    assert linears._ways(torch.bfloat16) == Way.TILES or torch.equal(native.product(x, False), chains)
+
+
+def tiled(x: Tensor, weight: Tensor) -> Tensor:
+    """[T, out] sums as AMX documents them: of 32 inputs the even and the odd ones apart, from 0; then the rest."""
+    whole = x.shape[1] // 32 * 32
+    found = torch.zeros(len(x), len(weight))
+    for first in range(0, whole, 32):
+        even, odd = (
+            chained(x[:, at : first + 32 : 2].float(), weight[:, at : first + 32 : 2].float())
+            for at in (first, first + 1)
+        )
+        found = found + (even + odd)
+    for i in range(whole, x.shape[1]):
+        exact = x[:, i : i + 1].double() * weight[:, i].double() + found.double()  # of 16 and 24 bits: nearly always
+        found = exact.float()
+    return found
+
+
+@settings(max_examples=15, deadline=None)
+@given(tokens=st.integers(1, 3), out=st.integers(1, 20), width=st.integers(1, 100), seed=st.integers(0, 99))
+def test_tiles_have_the_sums_that_are_documented(tokens: int, out: int, width: int, seed: int) -> None:
+    offered = loaded_kernels().ways
+    if Way.TILES_OF_VECTORS not in offered:
+        pytest.skip("this processor has no products of pairs")
+    plain = linear(out, width, torch.bfloat16, False, seed)
+    x, expected = torch.randn(tokens, width).bfloat16(), plain.weight.clone()
+    native = NativeLinear(plain, False)
+    for way in (Way.TILES_OF_VECTORS, Way.TILES):
+        if way in offered:
+            assert torch.equal(native.run(native.struct(0, out, way), x, False), tiled(x, expected))
+
+
+@pytest.mark.parametrize("layout", [NativeLinear, Int8Linear])
+@pytest.mark.parametrize("width", [31, 32, 48, 101])
+def test_a_token_s_product_by_tiles_does_not_depend_on_the_others(
+    layout: type[NativeLinear], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if Way.TILES_OF_VECTORS not in loaded_kernels().ways:
+        pytest.skip("this processor has no products of pairs")
+    for way in (Way.TILES_OF_VECTORS, Way.TILES):
+        if way not in loaded_kernels().ways:
+            continue
+        monkeypatch.setattr(linears, "_ways", lambda _, way=way: way)
+        native = layout(linear(150, width, torch.bfloat16), False)
+        x = torch.randn(40, width).bfloat16()
+        alone = torch.cat([native(row.unsqueeze(0)) for row in x])
+        expected = x.float() @ native.weight.float().T + native.bias.float()
+        torch.testing.assert_close(alone.float(), expected, rtol=2e-2, atol=2e-2)
+        for count in range(1, 41):
+            assert torch.equal(native(x[:count]), alone[:count])
+        for threads in (2, 3):
+            monkeypatch.setattr(linears, "threads_for", lambda _, threads=threads: threads)
+            assert torch.equal(native(x), alone)
 
 
 def test_int8_weights_come_back_as_they_were() -> None:
@@ -114,19 +168,48 @@ def test_int8_weights_come_back_as_they_were() -> None:
     assert torch.equal(loaded_kernels().unpack(loaded_kernels().pack(weight), 37), weight)
 
 
-def test_products_of_pairs_are_not_used_where_they_sum_differently(
+class Ways:
+    """A processor that has made-up times, and sums in its own order where it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], odd: int | None = None) -> None:
+        def run(_: NativeLinear, struct: library.Linear, *__: Tensor, rounds: bool) -> Tensor:
+            assert not rounds
+            return torch.tensor(float(struct.ways == odd))
+
+        def best(ways: list[list[partial[Tensor]]], x: Tensor, repeats: int) -> list[float]:
+            assert repeats
+            return [len(x) * seconds[way[0].args[0].ways] for way in ways]
+
+        monkeypatch.setattr(NativeLinear, "run", run)
+        monkeypatch.setattr(linears, "_best_seconds", best)
+
+
+ALL = Way.PAIRS | Way.TILES | Way.TILES_OF_VECTORS
+PAIRED = (1 << 32) - 1
+
+
+def test_the_fastest_way_to_multiply_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5})
+    assert linears._measure_ways(NativeLinear, ALL) == {"tiles": True, "pairs": list(range(1, 13))}
+    assert not linears._measure_ways(NativeLinear, ALL & ~Way.TILES)["tiles"]
+    Ways(monkeypatch, {0: 0.4, PAIRED: 0.9, Way.TILES: 0.5})
+    assert linears._measure_ways(NativeLinear, ALL) == {"tiles": False, "pairs": []}
+
+
+def test_instructions_that_sum_in_an_order_of_their_own_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = iter(range(100))
-    monkeypatch.setattr(NativeLinear, "run", lambda *_, **__: torch.tensor(next(given)))
-    assert linears._faster_in_pairs(NativeLinear) == []
+    Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5}, odd=PAIRED)
+    assert linears._measure_ways(NativeLinear, ALL) == {"tiles": False, "pairs": []}
     assert "an order of its own" in caplog.text
+    Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5}, odd=Way.TILES)
+    assert linears._measure_ways(NativeLinear, ALL) == {"tiles": False, "pairs": list(range(1, 13))}
 
 
-def test_inputs_that_are_not_bfloat16_are_never_multiplied_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_are_not_bfloat16_are_only_multiplied_by_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    monkeypatch.setattr(NativeLinear, "run", lambda _, struct, *__: used.append(struct.paired))
-    monkeypatch.setattr(linears, "_paired", lambda _: 6)
+    monkeypatch.setattr(NativeLinear, "run", lambda _, struct, *__: used.append(struct.ways))
+    monkeypatch.setattr(linears, "_ways", lambda _: 6)
     native = NativeLinear(linear(16, 16, torch.bfloat16), False)
     native.product(torch.ones(1, 16), False)
     native.product(torch.ones(1, 16, dtype=torch.bfloat16), False)

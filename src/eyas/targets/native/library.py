@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,23 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """What a prepacked weight may hold, and its number in the kernels."""
 
 
+class Way(IntFlag):
+    """How the kernels multiply bfloat16 inputs, other than by chains of fused multiply-adds."""
+
+    PAIRS = 1
+    """Two inputs at once (`vdpbf16ps`), with the same sums. A linear has a bit for each number of tokens instead."""
+    TILES = 1 << 32
+    """32 inputs at once (AMX), in an order of their own."""
+    TILES_OF_VECTORS = 1 << 33
+    """The sums of tiles without AMX, slowly: what tiles are tried against."""
+
+
 class Linear(Structure):
     """A prepacked weight, its bias and scale."""
 
     _fields_ = (
         ("weight", c_void_p), ("bias", c_void_p), ("scale", c_void_p),
-        ("out", c_int64), ("in_", c_int64), ("kind", c_int64), ("paired", c_int64),
+        ("out", c_int64), ("in_", c_int64), ("kind", c_int64), ("ways", c_int64),
     )  # fmt: skip
 
 
@@ -166,8 +177,8 @@ class Kernels:
         library = ctypes.CDLL(str(path))
         self.name = path.stem
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
-        self.pairs = bool(_function(library.eyas_pairs, (), c_int64)())
-        """Whether they have products of pairs (`vdpbf16ps`)."""
+        self.ways = Way(_function(library.eyas_ways, (), c_int64)())
+        """How they can multiply bfloat16 inputs, besides chains."""
         self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))

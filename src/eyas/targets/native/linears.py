@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.machine import clock, measured_once
 from eyas.targets.linears import PrepackedLinear, can_prepack
-from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, kernels
+from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, Way, kernels
 
 _LOG = logging.getLogger("eyas")
 
@@ -95,35 +95,51 @@ def _best_seconds(ways: Sequence[Sequence[Callable[[Tensor], object]]], x: Tenso
 
 
 @cache
-def _paired(dtype: torch.dtype) -> int:
-    """How many tokens are multiplied faster in pairs of inputs (`vdpbf16ps`) with weights of this dtype, a bit each.
+def _ways(dtype: torch.dtype) -> int:
+    """How bfloat16 inputs are multiplied by weights of this dtype on this machine, as the kernels take it.
 
-    Measured once on a machine, in some 100 ms. Either way the sums are the same bits, which is tried as well.
+    By tiles (AMX) where there are any that aren't slower, else in pairs (`vdpbf16ps`) where so many tokens are faster
+    so, a bit each. Measured once on a machine, in some 100 ms. A processor whose sums aren't the documented ones gets
+    chains.
     """
     found = kernels()
     layout = {torch.bfloat16: NativeLinear, torch.int8: Int8Linear}.get(dtype)
-    if found is None or not found.pairs or layout is None:
+    if found is None or not found.ways or layout is None:
         return 0
-    name = f"pairs-{str(dtype).removeprefix('torch.')}-{found.name}"
-    return sum(1 << tokens for tokens in measured_once(name, lambda: _faster_in_pairs(layout)))
+    name = f"ways-{str(dtype).removeprefix('torch.')}-{found.name}"
+    faster = measured_once(name, lambda: _measure_ways(layout, found.ways))
+    return Way.TILES if faster["tiles"] else sum(1 << tokens for tokens in faster["pairs"])
 
 
-def _faster_in_pairs(layout: type[NativeLinear]) -> list[int]:
+def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
+    """Whether tiles are faster, and which numbers of tokens are in pairs."""
     linears = [layout(linear, False) for linear in _trial_linears(torch.bfloat16)]
-    ways = [
-        [partial(linear.run, linear.struct(0, linear.out_features, paired), rounds=False) for linear in linears]
-        for paired in (0, -1)
+
+    def way(bits: int) -> list[Callable[[Tensor], Tensor]]:
+        return [partial(each.run, each.struct(0, each.out_features, bits), rounds=False) for each in linears]
+
+    chains, pairs, tiles, documented = map(way, (0, (1 << 32) - 1, Way.TILES, Way.TILES_OF_VECTORS))
+    inputs = [
+        torch.randn(tokens, 1024, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+        for tokens in (*range(1, MOST_TOGETHER + 1), 16, 256)
     ]
-    faster = []
-    for tokens in range(1, MOST_TOGETHER + 1):
-        x = torch.randn(tokens, 1024, generator=torch.Generator().manual_seed(tokens)).bfloat16()
-        if not torch.equal(*(way[0](x) for way in ways)):
-            _LOG.warning("this processor sums pairs of bfloat16 products in an order of its own, so they aren't used")
-            return []
-        plain, paired = _best_seconds(ways, x, 3)
-        if paired < plain:
-            faster.append(tokens)
-    return faster
+    if _differ(chains[0], pairs[0], inputs):
+        return {"tiles": False, "pairs": []}
+    best = [_best_seconds((chains, pairs), x, 3) for x in inputs]
+    faster = [len(x) for x, (chain, pair) in zip(inputs, best, strict=True) if pair < chain and len(x) <= MOST_TOGETHER]
+    if Way.TILES not in offered or _differ(tiles[0], documented[0], inputs[::4]):
+        return {"tiles": False, "pairs": faster}
+    ratios = [_best_seconds((tiles,), x, 3)[0] / min(other) for x, other in zip(inputs, best, strict=True)]
+    few, many = ratios[:-1], ratios[-1]
+    return {"tiles": sum(few) < 1.1 * len(few) and many < 1.0, "pairs": faster}
+
+
+def _differ(way: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether two ways of multiplying that should have the same bits don't, which is reported."""
+    same = all(torch.equal(way(x), other(x)) for x in inputs)
+    if not same:
+        _LOG.warning("this processor sums products of bfloat16 in an order of its own: its instructions aren't used")
+    return not same
 
 
 def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -151,19 +167,19 @@ class NativeLinear(PrepackedLinear):
     def rows(self, first: int, outputs: int) -> Linear:
         """Some outputs of this layer as the kernels take them; valid as long as this module lives.
 
-        Where its inputs are no bfloat16 values, `paired` must be 0. Raises UnsupportedModelError if the first output
+        Where its inputs are no bfloat16 values, `ways` must be 0. Raises UnsupportedModelError if the first output
         doesn't begin a panel.
         """
-        return self.struct(first, outputs, _paired(self._prepacked.dtype))
+        return self.struct(first, outputs, _ways(self._prepacked.dtype))
 
-    def struct(self, first: int, outputs: int, paired: int) -> Linear:
-        """As `rows`, with the numbers of tokens that are multiplied in pairs."""
+    def struct(self, first: int, outputs: int, ways: int) -> Linear:
+        """As `rows`, multiplied in such a way."""
         if first % PANEL:
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
         weight, vectors = self._prepacked, (address(self._wide_bias), address(self._scale))  # no tensor operations here
         return Linear(
             weight.data_ptr() + first * self.in_features * weight.element_size(),
-            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype], paired,
+            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype], ways,
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -171,8 +187,8 @@ class NativeLinear(PrepackedLinear):
 
     def product(self, x: Tensor, rounds: bool) -> Tensor:
         """Multiply x [..., in] -> [T, out] in float32; it `rounds` what comes out to bfloat16."""
-        paired = _paired(self._prepacked.dtype) if x.dtype == torch.bfloat16 else 0
-        return self.run(self.struct(0, self.out_features, paired), x, rounds)
+        ways = _ways(self._prepacked.dtype) if x.dtype == torch.bfloat16 else 0
+        return self.run(self.struct(0, self.out_features, ways), x, rounds)
 
     def run(self, struct: Linear, x: Tensor, rounds: bool) -> Tensor:
         """As `product`, of the whole layer as a `struct`."""

@@ -12,8 +12,11 @@ extern "C" {
 
 int64_t eyas_lanes() { return LANES; }
 
-// Whether there is `vdpbf16ps`.
-int64_t eyas_pairs() { return PAIRS; }
+// Which ways of multiplying bf16 inputs there are, see `Way`; 1 = by `vdpbf16ps`.
+int64_t eyas_ways() {
+    if (!PAIRS) return 0;
+    return tiles_are_allowed() ? 1 | TILES_OF_VECTORS | TILES : 1 | TILES_OF_VECTORS;
+}
 
 // Pack a row-major weight [out, in], whose values take `bytes_of(kind)`, into panels; what an incomplete one lacks is 0.
 void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* packed) {
@@ -52,7 +55,7 @@ void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* ou
     Region region(1);
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
-        Narrowed narrowed(linear->paired != 0);
+        Narrowed narrowed(linear->ways != 0);
         region.share(0, panels(*linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
             multiply(*linear, narrowed.of(*linear, 0, x, linear->in, tokens), first, stop, bf16,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });

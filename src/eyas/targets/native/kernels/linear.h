@@ -1,18 +1,10 @@
-// Products of few tokens with a packed weight.
-//
-// A weight [out, in] lies in panels of 16 outputs. A panel holds, for each input in turn, the 16 weights that it is
-// multiplied by, so a product reads memory once and in order:
-//
-//     panel 0: w[0..15][0]  w[0..15][1]  ...  w[0..15][in-1]     panel 1: w[16..31][0]  ...
-//
-// With vectors of 16, weights of bf16 and int8 lie in pairs of inputs: a 32-bit word is what one output has of inputs i
-// and i+1 in bf16. Those of int8 are kept as sign and magnitude, for which two tables have the two bytes of a bf16; 64 of
-// them, of four inputs, become two vectors of words. With vectors of 8 a word is what outputs o and o+8 have of one input.
+// Products of few tokens with a packed weight (weight.h).
 //
 // Every output is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of
 // tokens, panels and threads. So a token's result does not depend on what else is in the pass. With weights of bf16 and
 // int8 the second of each pair comes first, as in `vdpbf16ps`, which adds the products of two inputs at once; like it,
-// chains take subnormal numbers for 0. So the two can be chosen by speed alone.
+// chains take subnormal numbers for 0. So the two can be chosen by speed alone. Processors with AMX multiply by tiles
+// (tiles.h), in an order of their own, which depends on nothing else either.
 //
 // Shapes: T tokens, `in` features of a token, `out` outputs.
 #pragma once
@@ -20,128 +12,21 @@
 #include <algorithm>
 #include <memory>
 
-#include "vector.h"
+#include "tiles.h"
 
 namespace eyas {
 
-constexpr int PANEL = 16;
 constexpr int AHEAD = 4096;                          // bytes that a panel is fetched before it is read
-constexpr int PARTS = PANEL / LANES;                 // vectors that hold a panel's outputs
 constexpr int MOST = LANES == 16 ? 12 : 6;           // tokens whose sums fit into the registers
 constexpr int together(int tokens) {                 // panels that are worked on at once
     return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 8 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
 
-enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
-
-constexpr int64_t bytes_of(int64_t kind) { return kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1; }
-
-// Inputs whose weights are read together, as words of two; 1 = there are no words.
-constexpr int64_t step_of(int64_t kind) {
-    if (LANES == 16 && kind == BFLOAT16) return 2;
-#ifdef __AVX512VBMI__
-    if (LANES == 16 && kind == INT8) return 4;
-#endif
-    return 1;
-}
-
-#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-constexpr bool PAIRS = LANES == 16;  // whether there is `vdpbf16ps`
-#else
-constexpr bool PAIRS = false;
-#endif
-
-// Also known to native/library.py, field by field.
-struct Linear {
-    const char* weight;   // the first panel; null = there is no such linear
-    const float* bias;    // [out] or null
-    const float* scale;   // [out] of int8 weights, else null
-    int64_t out, in, kind;
-    int64_t paired;       // numbers of tokens, a bit each, that are faster by `vdpbf16ps`; 0 = inputs may not be bf16
-};
-
-inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / PANEL; }
-
-// What a product multiplies: `count` tokens x [count, ld], and for `vdpbf16ps` the same in bf16 [count, in or in - 1],
-// or null.
-struct Tokens {
-    const float* x;
-    int64_t ld, count;
-    const uint16_t* pairs = nullptr;
-};
-
-template <int64_t KIND>
-inline void load_panel(const char* at, vec (&w)[PARTS]) {
-    if constexpr (KIND == FLOAT32) {
-        for (int part = 0; part < PARTS; part++) w[part] = load(reinterpret_cast<const float*>(at) + part * LANES);
-    } else if constexpr (KIND == INT8) {
-        for (int part = 0; part < PARTS; part++) w[part] = load(reinterpret_cast<const int8_t*>(at) + part * LANES);
-    } else if constexpr (PARTS == 1) {
-        w[0] = load(reinterpret_cast<const uint16_t*>(at));
-    } else {
-        __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-        w[0] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-        w[PARTS - 1] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
-    }
-}
-
-#ifdef __AVX512VBMI__
-// The bytes of magnitudes 0 to 127 as bf16, low or high ones.
-struct Magnitudes {
-    alignas(64) uint8_t low[128], high[128];
-    Magnitudes() {
-        for (int i = 0; i < 128; i++) {
-            const uint16_t value = narrowed(static_cast<float>(i));
-            low[i] = value & 0xff, high[i] = value >> 8;
-        }
-    }
-};
-inline const Magnitudes MAGNITUDES;
-#endif
-
-#ifdef __AVX512F__
-// The words of the next `step_of(KIND)` inputs, pair by pair.
-template <int64_t KIND>
-inline void load_words(const char* at, __m512i (&words)[step_of(KIND) / 2]) {
-    const __m512i all = _mm512_loadu_si512(at);
-    if constexpr (KIND == BFLOAT16) words[0] = all;
-#ifdef __AVX512VBMI__
-    if constexpr (KIND == INT8) {
-        auto table = [](const uint8_t* bytes) { return _mm512_load_si512(bytes); };
-        const uint8_t *of_low = MAGNITUDES.low, *of_high = MAGNITUDES.high;
-        const __m512i low = _mm512_permutex2var_epi8(table(of_low), all, table(of_low + 64));
-        const __m512i high = _mm512_permutex2var_epi8(table(of_high), all, table(of_high + 64));
-        const __m512i sign = _mm512_and_si512(all, _mm512_set1_epi8(static_cast<char>(0x80)));
-        words[0] = _mm512_unpacklo_epi8(low, _mm512_or_si512(high, sign));
-        words[1] = _mm512_unpackhi_epi8(low, _mm512_or_si512(high, sign));
-    }
-#endif
-}
-#endif
-
-// Where the weight of output `lane` and input i lies among a panel's values.
-inline int64_t place(int64_t kind, int lane, int64_t i, int64_t in) {
-    const int64_t step = step_of(kind), first = i / step * step;
-    if (PARTS > 1 && kind == BFLOAT16) return i * PANEL + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
-    if (step == 1 || first + step > in) return i * PANEL + lane;
-    if (step == 2) return first * PANEL + 2 * lane + i % 2;
-    return first * PANEL + lane / 4 * 16 + i % 4 / 2 * 8 + lane % 4 * 2 + i % 2;
-}
-
-// How a weight [out, in] of int8 is kept at input i: as sign and magnitude where it lies in words.
-inline bool has_sign_and_magnitude(int64_t kind, int64_t i, int64_t in) {
-    return kind == INT8 && step_of(kind) == 4 && i < in / 4 * 4;
-}
-
-// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input.
-struct Fetch {
-    int64_t distance, pace;
-};
-
 // The sums [T, P, PARTS] of T tokens with P panels.
 template <int64_t KIND, bool PAIRED, int T, int P>
 void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
-    constexpr int64_t row = PANEL * bytes_of(KIND), step = step_of(KIND);
+    constexpr int64_t row = PANEL * bytes_of(KIND);
+    [[maybe_unused]] constexpr int64_t step = step_of(KIND);
     const char* panel[P];
     for (int p = 0; p < P; p++) panel[p] = panels + p * in * row;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
@@ -218,10 +103,12 @@ inline Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels) {
 }
 
 // Tokens are worked on in so many groups of nearly equal size.
-inline int64_t groups_of(int64_t tokens) { return (tokens + MOST - 1) / MOST; }
+inline int64_t groups_of(int64_t tokens, int64_t most = MOST) { return (tokens + most - 1) / most; }
+
+inline bool is_tiled(const Linear& linear) { return PAIRS && linear.ways >= TILES; }
 
 // Whether a group of so many tokens is multiplied by `vdpbf16ps`.
-inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.paired >> tokens & 1; }
+inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.ways >> tokens & 1; }
 
 // A thread's own copy of a product's inputs in bf16, made when the thread takes its first piece of the product.
 class Narrowed {
@@ -231,11 +118,11 @@ class Narrowed {
     // Tokens x [count, ld] of the product with a number of its own, as its tiles take them.
     Tokens of(const Linear& linear, int64_t product, const float* x, int64_t ld, int64_t count) {
         const int64_t groups = groups_of(count);
-        if (!bf16_ || !groups || !(is_paired(linear, count / groups) || is_paired(linear, (count + groups - 1) / groups)))
-            return {x, ld, count};
-        const int64_t in = linear.in - linear.in % 2;
+        const bool paired = groups && (is_paired(linear, count / groups) || is_paired(linear, (count + groups - 1) / groups));
+        if (!bf16_ || !(paired || is_tiled(linear))) return {x, ld, count};
+        const int64_t in = linear.in - linear.in % 2, room = (count + TILE_TOKENS - 1) * in;  // a tile reads whole rows
         if (product != product_ || x != x_ || count != count_) {
-            if (count * in > size_) room_.reset(new uint16_t[size_ = count * in]);
+            if (room > size_) room_.reset(new uint16_t[size_ = room]());
             for (int64_t t = 0; t < count; t++) {
                 int64_t i = 0;
                 for (; i + LANES <= in; i += LANES) store(room_.get() + t * in + i, load(x + t * ld + i));
@@ -288,26 +175,33 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
 // All tokens go, in groups, through a few panels before the next few, which then come from the cache.
 template <class Emit>
 void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t stop, bool bf16, const Emit& emit) {
-    const int64_t row = PANEL * bytes_of(linear.kind), total = tokens.count, groups = groups_of(total);
-    const int64_t at_once = together(static_cast<int>((total + groups - 1) / groups));  // with the largest group
+    const bool tiled = tokens.pairs && is_tiled(linear);
+    const int64_t row = PANEL * bytes_of(linear.kind), total = tokens.count, groups = groups_of(total, tiled ? TILE_TOKENS : MOST);
+    auto together_of = [&](int64_t count) -> int64_t { return tiled ? TILE_PANELS : together(static_cast<int>(count)); };
+    const int64_t at_once = together_of((total + groups - 1) / groups);  // with the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
-    vec sums[MOST * together(MOST) * PARTS];
+    vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
+    const TilesInUse registers(tiled && linear.ways == TILES);
     for (; first < stop; first += stride)
         for (int64_t index = 0; index < groups; index++) {
             const int64_t last = std::min(first + stride, stop), token = total * index / groups;
             const int64_t count = total * (index + 1) / groups - token;
-            const int64_t most = std::min<int64_t>(together(static_cast<int>(count)), at_once);
+            const int64_t most = std::min(together_of(count), at_once);
             const bool paired = tokens.pairs && is_paired(linear, count);
             Tokens group{tokens.x + token * tokens.ld, tokens.ld, count};
-            if (paired) group.pairs = tokens.pairs + token * (linear.in - linear.in % 2);
+            if (paired || tiled) group.pairs = tokens.pairs + token * (linear.in - linear.in % 2);
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
-                step = left >= most ? most : most == 3 && left == 2 ? 2 : 1;
+                step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;
                 // tokens in several groups: each of them fetches its part of the panels that come next
                 Fetch fetch{AHEAD, row};
                 if (groups > 1) fetch = {(step * groups + index) * linear.in * row / groups, row / groups};
-                tile_of(linear.kind, paired, count, step)(group, linear.weight + panel * linear.in * row, linear.in, fetch, sums);
+                const char* weight = linear.weight + panel * linear.in * row;
+                if (tiled)
+                    multiply_tiles(linear, group, weight, step, fetch, sums);
+                else
+                    tile_of(linear.kind, paired, count, step)(group, weight, linear.in, fetch, sums);
                 vec* at = sums;
                 for (int64_t t = token; t < token + count; t++)
                     for (int64_t p = panel; p < panel + step; p++, at += PARTS) {

@@ -1,0 +1,161 @@
+// Products of bf16 inputs by AMX: a tile register holds the sums of 16 tokens and 16 outputs, and an instruction adds to
+// it what 32 inputs contribute.
+//
+//     A: 16 tokens x 32 inputs      B: 16 words (pairs of inputs) x 16 outputs      C: sums, 16 tokens x 16 outputs
+//
+// Sixteen words of a bf16 panel are such a B as they lie in memory (weight.h); those of int8 are widened first.
+// `tdpbf16ps` sums the even inputs of its 32 in their order, from 0, and the odd ones likewise, adds the two, and adds
+// that to C; subnormal numbers count as 0. The last inputs, fewer than 32, are added one by one. So a sum is the same
+// whatever the number of tokens, panels and threads, but it isn't that of a chain.
+//
+// Vectors can do the same sums, slowly: a processor's tiles are tried against them, and tests run them everywhere.
+#pragma once
+
+#include <algorithm>
+
+#include "weight.h"
+
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace eyas {
+
+constexpr int64_t TILE_TOKENS = 16, TILE_INPUTS = 32, TILE_PANELS = 6;  // 6 C, beside an A and a B
+
+// Ask the system for the tile registers, which a process needs once; false = there are none.
+inline bool tiles_are_allowed() {
+#ifdef __AMX_BF16__
+    constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
+// While it lives, this thread's tile registers are of 16 rows of 64 bytes.
+class TilesInUse {
+  public:
+#ifdef __AMX_BF16__
+    explicit TilesInUse(bool used) : used_(used) {
+        struct {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } shape;
+        if (used) _tile_loadconfig(&shape);
+    }
+    ~TilesInUse() {
+        if (used_) _tile_release();
+    }
+#else
+    explicit TilesInUse(bool) {}
+#endif
+    TilesInUse(const TilesInUse&) = delete;
+
+  private:
+    [[maybe_unused]] bool used_ = false;
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+// The words of 32 inputs of a panel: where they lie, or in `room` if they must be widened.
+inline const __m512i* words_of(int64_t kind, const char* at, __m512i (&room)[16]) {
+    if (kind == BFLOAT16) return reinterpret_cast<const __m512i*>(at);
+    for (int pair = 0; pair < 16; pair += 2) {
+        __m512i two[2];
+        load_words<INT8>(at + pair * 2 * PANEL, two);
+        room[pair] = two[0], room[pair + 1] = two[1];
+    }
+    return room;
+}
+
+// The sums C [16 tokens, P] of whole blocks of 32 inputs, by vectors.
+inline void tiles_of_vectors(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch, vec* sums) {
+    const int64_t row = PANEL * bytes_of(linear.kind), ld = linear.in - linear.in % 2;
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    auto of_even = [](__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); };
+    auto of_odd = [&](__m512i words) { return _mm512_castsi512_ps(_mm512_and_si512(words, high)); };
+    for (int64_t i = 0; i + TILE_INPUTS <= linear.in; i += TILE_INPUTS)
+        for (int64_t p = 0; p < panels; p++) {
+            __m512i room[16];
+            const __m512i* words = words_of(linear.kind, weight + (p * linear.in + i) * row, room);
+            for (int64_t t = 0; t < tokens.count; t++) {
+                vec even = zero(), odd = zero();
+                for (int pair = 0; pair < 16; pair++) {
+                    int32_t both;
+                    std::memcpy(&both, tokens.pairs + t * ld + i + 2 * pair, 4);
+                    const __m512i factors = _mm512_set1_epi32(both), word = _mm512_loadu_si512(words + pair);
+                    even = fma(of_even(factors), of_even(word), even), odd = fma(of_odd(factors), of_odd(word), odd);
+                }
+                sums[t * panels + p] = add(sums[t * panels + p], add(even, odd));
+            }
+        }
+}
+
+#ifdef __AMX_BF16__
+// The same by tiles. Their numbers must be written out, as they are part of the instructions.
+inline void tiles_of_amx(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch fetch, vec* sums) {
+    const int64_t row = PANEL * bytes_of(linear.kind), ld = linear.in - linear.in % 2;
+    __m512i room[16];
+    auto memory = [] { asm volatile("" ::: "memory"); };  // which compilers don't know that tiles read and write
+    memory();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    for (int64_t i = 0; i + TILE_INPUTS <= linear.in; i += TILE_INPUTS) {
+        _tile_loadd(6, tokens.pairs + i, ld * 2);
+        for (int64_t p = 0; p < panels; p++) {
+            const char* at = weight + (p * linear.in + i) * row;
+            for (int64_t line = 0; line < TILE_INPUTS * fetch.pace; line += 64)
+                _mm_prefetch(weight + p * linear.in * row + fetch.distance + i * fetch.pace + line, _MM_HINT_T0);
+            const __m512i* words = words_of(linear.kind, at, room);
+            memory();
+            _tile_loadd(7, words, 64);
+            switch (p) {
+                case 0: _tile_dpbf16ps(0, 6, 7); break;
+                case 1: _tile_dpbf16ps(1, 6, 7); break;
+                case 2: _tile_dpbf16ps(2, 6, 7); break;
+                case 3: _tile_dpbf16ps(3, 6, 7); break;
+                case 4: _tile_dpbf16ps(4, 6, 7); break;
+                default: _tile_dpbf16ps(5, 6, 7);
+            }
+        }
+    }
+    alignas(64) float out[TILE_PANELS][TILE_TOKENS][PANEL];
+    _tile_stored(0, out[0], 64);
+    _tile_stored(1, out[1], 64);
+    _tile_stored(2, out[2], 64);
+    _tile_stored(3, out[3], 64);
+    _tile_stored(4, out[4], 64);
+    _tile_stored(5, out[5], 64);
+    memory();
+    for (int64_t t = 0; t < tokens.count; t++)
+        for (int64_t p = 0; p < panels; p++) sums[t * panels + p] = load(out[p][t]);
+}
+#endif
+
+// The sums [T, P] of up to 16 tokens with up to 6 panels.
+inline void multiply_tiles(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch fetch, vec* sums) {
+    const int64_t row = PANEL * bytes_of(linear.kind);
+    std::fill(sums, sums + tokens.count * panels, zero());
+    auto run = tiles_of_vectors;
+#ifdef __AMX_BF16__
+    if (linear.ways == TILES) run = tiles_of_amx;
+#endif
+    run(linear, tokens, weight, panels, fetch, sums);
+    for (int64_t i = linear.in / TILE_INPUTS * TILE_INPUTS; i < linear.in; i++)
+        for (int64_t p = 0; p < panels; p++) {
+            const vec w = weight_of(linear.kind, weight + p * linear.in * row, i, linear.in);
+            for (int64_t t = 0; t < tokens.count; t++)
+                sums[t * panels + p] = fma(all(tokens.x[t * tokens.ld + i]), w, sums[t * panels + p]);
+        }
+}
+#else
+inline void multiply_tiles(const Linear&, const Tokens&, const char*, int64_t, Fetch, vec*) {}
+#endif
+
+}  // namespace eyas
