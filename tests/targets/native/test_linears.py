@@ -18,6 +18,7 @@ from eyas.targets.native.linears import (
     Int8Linear,
     NativeLinear,
     best_layout,
+    describe_products,
     loaded_kernels,
     native_guesses,
     native_gumbel,
@@ -194,6 +195,20 @@ def test_the_fastest_way_to_multiply_is_measured(monkeypatch: pytest.MonkeyPatch
     assert not linears._measure_ways(NativeLinear, ALL & ~Way.TILES)["tiles"]
     Ways(monkeypatch, {0: 0.4, PAIRED: 0.9, Way.TILES: 0.5})
     assert linears._measure_ways(NativeLinear, ALL) == {"tiles": False, "pairs": []}
+
+
+def test_how_products_are_made_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for layout, text in (
+        (None, "PyTorch's kernels"),
+        (PrepackedLinear, "oneDNN's kernels"),
+        (NativeLinear, "eyas's kernels"),
+    ):
+        monkeypatch.setattr(linears, "best_layout", lambda *_, layout=layout: layout)
+        assert describe_products(CPU, torch.float32) == text
+    monkeypatch.setattr(linears, "_ways", lambda _: 0b1100)
+    assert "where 2, 3 tokens go together" in describe_products(CPU, torch.bfloat16)
+    monkeypatch.setattr(linears, "_ways", lambda _: Way.TILES)
+    assert "AMX" in describe_products(CPU, torch.int8)
 
 
 def test_instructions_that_sum_in_an_order_of_their_own_are_not_used(

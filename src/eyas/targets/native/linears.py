@@ -134,6 +134,20 @@ def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
     return {"tiles": sum(few) < 1.1 * len(few) and many < 1.0, "pairs": faster}
 
 
+def describe_products(device: torch.device, weights: torch.dtype) -> str:
+    """How linear layers with prepacked weights of a dtype are multiplied on a device, for the log."""
+    layout = NativeLinear if weights == torch.int8 else best_layout(device, weights)
+    if layout is None:
+        return "PyTorch's kernels"
+    if layout is PrepackedLinear:
+        return "oneDNN's kernels"
+    ways = _ways(weights)
+    if ways == Way.TILES:
+        return "eyas's kernels, by AMX tiles"
+    tokens = [str(tokens) for tokens in range(1, MOST_TOGETHER + 1) if ways >> tokens & 1]
+    return "eyas's kernels" + (f", in pairs (vdpbf16ps) where {', '.join(tokens)} tokens go together" * bool(tokens))
+
+
 def _differ(way: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> bool:
     """Whether two ways of multiplying that should have the same bits don't, which is reported."""
     same = all(torch.equal(way(x), other(x)) for x in inputs)
