@@ -16,7 +16,16 @@
 
 namespace eyas {
 
-constexpr int AHEAD = 4096;                          // bytes that a panel is fetched before it is read
+
+// How many bytes a panel is fetched before it is read, and into which cache: on AMD's cores the second, as the first would
+// lose its inputs to them (except where int8 weights have little time to get from there to the first).
+#if defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
+constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
+constexpr _mm_hint hint(int64_t kind, int tokens) { return kind == INT8 && tokens > 4 ? _MM_HINT_T0 : _MM_HINT_T1; }
+#else
+constexpr int64_t ahead(int64_t) { return 4096; }
+constexpr _mm_hint hint(int64_t, int) { return _MM_HINT_T0; }
+#endif
 constexpr int MOST = LANES == 16 ? 12 : 6;           // tokens whose sums fit into the registers
 constexpr int together(int tokens) {                 // panels that are worked on at once
     return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 8 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
@@ -27,6 +36,7 @@ template <int64_t KIND, bool PAIRED, int T, int P>
 void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t row = PANEL * bytes_of(KIND);
     [[maybe_unused]] constexpr int64_t step = step_of(KIND);
+    constexpr _mm_hint HINT = hint(KIND, T);
     const char* panel[P];
     for (int p = 0; p < P; p++) panel[p] = panels + p * in * row;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
@@ -44,7 +54,7 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
             __m512i words[P][step / 2];
             for (int p = 0; p < P; p++) {
                 load_words<KIND>(panel[p] + i * row, words[p]);
-                _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
+                _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, HINT);
             }
             for (int pair = 0; pair < step / 2; pair++) {
 #if defined(__AVX512BF16__)
@@ -74,7 +84,7 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
         vec w[P][PARTS];
         for (int p = 0; p < P; p++) {
             load_panel<KIND>(panel[p] + at * row, w[p]);
-            _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, _MM_HINT_T0);
+            _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, HINT);
         }
         add(at, w);
     }
@@ -195,7 +205,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;
                 // tokens in several groups: each of them fetches its part of the panels that come next
-                Fetch fetch{AHEAD, row};
+                Fetch fetch{ahead(count), row};
                 if (groups > 1) fetch = {(step * groups + index) * linear.in * row / groups, row / groups};
                 const char* weight = linear.weight + panel * linear.in * row;
                 if (tiled)
