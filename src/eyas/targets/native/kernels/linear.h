@@ -16,6 +16,10 @@
 
 namespace eyas {
 
+constexpr int MOST = LANES == 16 ? 12 : 6;  // tokens whose sums fit into the registers
+constexpr int together(int tokens) {        // panels that are worked on at once
+    return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 8 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
+}
 
 // How many bytes a panel is fetched before it is read, and into which cache: on AMD's cores the second, as the first would
 // lose its inputs to them (except where int8 weights have little time to get from there to the first).
@@ -26,10 +30,6 @@ constexpr _mm_hint hint(int64_t kind, int tokens) { return kind == INT8 && token
 constexpr int64_t ahead(int64_t) { return 4096; }
 constexpr _mm_hint hint(int64_t, int) { return _MM_HINT_T0; }
 #endif
-constexpr int MOST = LANES == 16 ? 12 : 6;           // tokens whose sums fit into the registers
-constexpr int together(int tokens) {                 // panels that are worked on at once
-    return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 8 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
-}
 
 // The sums [T, P, PARTS] of T tokens with P panels.
 template <int64_t KIND, bool PAIRED, int T, int P>
@@ -212,13 +212,12 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
                     multiply_tiles(linear, group, weight, step, fetch, sums);
                 else
                     tile_of(linear.kind, paired, count, step)(group, weight, linear.in, fetch, sums);
-                vec* at = sums;
-                for (int64_t t = token; t < token + count; t++)
-                    for (int64_t p = panel; p < panel + step; p++, at += PARTS) {
+                for (int64_t p = panel; p < panel + step; p++)
+                    for (int64_t t = 0; t < count; t++) {
                         vec sum[PARTS];
-                        std::memcpy(sum, at, sizeof(sum));
+                        std::memcpy(sum, sums + (t * step + p - panel) * PARTS, sizeof(sum));
                         finish(linear, p * PANEL, bf16, sum);
-                        emit(t, p * PANEL, sum);
+                        emit(token + t, p * PANEL, sum);
                     }
             }
         }
