@@ -35,7 +35,7 @@ from eyas.targets.quantization import dequantize_at_load, finish_dequantized, qu
 from eyas.targets.target import Target
 from eyas.tree import DraftTree
 
-_LOG = logging.getLogger("eyas")
+_LOG, _LOADED = logging.getLogger("eyas"), logging.getLogger("eyas.targets")
 
 
 def load_target(
@@ -93,7 +93,7 @@ def load_target(
         native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
         if torch_device.type == "cpu" and packing:
             products = describe_products(torch_device, torch.int8 if quantize else chosen)
-            _LOG.info("%s runs in passes of %s, and %s", name, "its modules" if native is None else "eyas", products)
+            _LOADED.info("%s runs in passes of %s, and %s", name, "its modules" if native is None else "eyas", products)
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout

@@ -201,7 +201,9 @@ def test_the_start_says_where_and_what(read: Read, tmp_path: Path) -> None:
     log_listening("tiny", "http://127.0.0.1:8000", "loading")
     log_loaded(eyas.load(model, dtype="float32"), None, None, 1.23)
     log_loaded(eyas.load(model, drafter, tree="auto", dtype="float32", limits=limits), str(drafter), "auto", 4.56)
-    first, plain, measured = read()
+    first, *loading = read()
+    runs, plain, again, measured = loading
+    assert all("runs in passes of" in str(line["message"]) for line in (runs, again))
     assert first["message"] == "eyas serves tiny: loading"
     assert (first["page"], first["api"]) == ("http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1")
     assert (plain["message"], plain["seconds"], plain["dtype"]) == ("loaded", 1.2, "float32")

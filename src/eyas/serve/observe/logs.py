@@ -30,11 +30,14 @@ _MOST_SEEN = 1024
 
 
 def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = logging.INFO) -> None:
-    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for it."""
+    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for it.
+
+    So does what tells how the target is run.
+    """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(form))
     handler.addFilter(RepeatFilter())
-    for logger in (_LOGGER, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
+    for logger in (_LOGGER, *map(logging.getLogger, ("eyas.targets", "uvicorn", "asyncio"))):
         logger.handlers[:] = [handler]
         logger.setLevel(level)
         logger.propagate = False
