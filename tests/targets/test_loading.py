@@ -33,14 +33,6 @@ def test_a_saved_model_loads_and_computes_the_same(tmp_path: Path) -> None:
     assert not any(p.requires_grad for p in target.model.parameters())
 
 
-def test_the_log_says_how_a_target_is_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tiny.build_model("llama").save_pretrained(tmp_path)
-    with caplog.at_level("INFO", "eyas.targets"):
-        load_target(tmp_path, device="cpu", dtype="float32")
-    assert "runs in passes of" in caplog.text
-    assert "kernels" in caplog.text
-
-
 def test_dtype_and_attention_are_taken(tmp_path: Path) -> None:
     tiny.build_model("llama").save_pretrained(tmp_path)
     target = load_target(tmp_path, device="cpu", dtype="bfloat16", attention="eager")

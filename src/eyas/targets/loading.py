@@ -30,12 +30,12 @@ from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout, describe_products
+from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
 from eyas.targets.target import Target
 from eyas.tree import DraftTree
 
-_LOG, _LOADED = logging.getLogger("eyas"), logging.getLogger("eyas.targets")
+_LOG = logging.getLogger("eyas")
 
 
 def load_target(
@@ -91,9 +91,6 @@ def load_target(
         loaded = read_model(name, config, chosen, attention)
         loaded = loaded.to(torch_device).eval().requires_grad_(False)
         native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
-        if torch_device.type == "cpu" and packing:
-            products = describe_products(torch_device, torch.int8 if quantize else chosen)
-            _LOADED.info("%s runs in passes of %s, and %s", name, "its modules" if native is None else "eyas", products)
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
@@ -104,8 +101,13 @@ def load_target(
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     if stored is not None:
         _LOG.warning("the %s weights of %s are dequantised: nothing here multiplies by them as they are", stored, name)
-    chosen_here = dtype == "auto" and packing and attention is None and method is None
-    if chosen_here and _half_may_be_native(name, torch_dtype, torch_device):
+    if (
+        dtype == "auto"
+        and packing
+        and attention is None
+        and method is None
+        and _half_may_be_native(name, torch_dtype, torch_device)
+    ):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
             return target

@@ -30,14 +30,11 @@ _MOST_SEEN = 1024
 
 
 def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = logging.INFO) -> None:
-    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for it.
-
-    So does what tells how the target is run.
-    """
+    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for it."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(form))
     handler.addFilter(RepeatFilter())
-    for logger in (_LOGGER, *map(logging.getLogger, ("eyas.targets", "uvicorn", "asyncio"))):
+    for logger in (_LOGGER, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
         logger.handlers[:] = [handler]
         logger.setLevel(level)
         logger.propagate = False
@@ -74,6 +71,8 @@ class RepeatFilter(logging.Filter):
 
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
+    from eyas.targets.native.linears import describe_products  # with torch, as late as possible
+
     target, controller = engine.target, engine.controller
     fields: dict[str, Any] = {
         "seconds": round(seconds, 1),
@@ -82,6 +81,7 @@ def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: f
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "passes": "transformers" if target.native is None else "native",
+        "kernels": describe_products(target.model),
         "drafter": "none: plain decoding" if engine.speculation is None else drafter,
         "max_running": engine.limits.max_running,
         "cache_tokens": engine.limits.max_cached_tokens or "what memory allows",

@@ -134,18 +134,17 @@ def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
     return {"tiles": sum(few) < 1.1 * len(few) and many < 1.0, "pairs": faster}
 
 
-def describe_products(device: torch.device, weights: torch.dtype) -> str:
-    """How linear layers with prepacked weights of a dtype are multiplied on a device, for the log."""
-    layout = NativeLinear if weights == torch.int8 else best_layout(device, weights)
-    if layout is None:
-        return "PyTorch's kernels"
-    if layout is PrepackedLinear:
-        return "oneDNN's kernels"
-    ways = _ways(weights)
+def describe_products(model: nn.Module) -> str:
+    """By whose kernels the linear layers of a model are multiplied here, and how, for the log."""
+    layers = [module for module in model.modules() if isinstance(module, PrepackedLinear)]
+    weights = {layer._prepacked.dtype for layer in layers if isinstance(layer, NativeLinear)}
+    if not weights:
+        return "oneDNN's" if layers else "PyTorch's"
+    ways = _ways(torch.int8 if torch.int8 in weights else weights.pop())  # an int8 target's head is in bfloat16
     if ways == Way.TILES:
-        return "eyas's kernels, by AMX tiles"
+        return "eyas's, by AMX tiles"
     tokens = [str(tokens) for tokens in range(1, MOST_TOGETHER + 1) if ways >> tokens & 1]
-    return "eyas's kernels" + (f", in pairs (vdpbf16ps) where {', '.join(tokens)} tokens go together" * bool(tokens))
+    return "eyas's" + f", in pairs (vdpbf16ps) where {', '.join(tokens)} tokens go together" * bool(tokens)
 
 
 def _differ(way: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> bool:
