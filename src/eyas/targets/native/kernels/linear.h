@@ -21,14 +21,16 @@ constexpr int together(int tokens) {        // panels that are worked on at once
     return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 8 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
 
+using Hint = decltype(_MM_HINT_T0);
+
 // How many bytes a panel is fetched before it is read, and into which cache: on AMD's cores the second, as the first would
 // lose its inputs to them (except where int8 weights have little time to get from there to the first).
 #if defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
 constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
-constexpr _mm_hint hint(int64_t kind, int tokens) { return kind == INT8 && tokens > 4 ? _MM_HINT_T0 : _MM_HINT_T1; }
+constexpr Hint hint(int64_t kind, int tokens) { return kind == INT8 && tokens > 4 ? _MM_HINT_T0 : _MM_HINT_T1; }
 #else
 constexpr int64_t ahead(int64_t) { return 4096; }
-constexpr _mm_hint hint(int64_t, int) { return _MM_HINT_T0; }
+constexpr Hint hint(int64_t, int) { return _MM_HINT_T0; }
 #endif
 
 // The sums [T, P, PARTS] of T tokens with P panels.
@@ -36,7 +38,7 @@ template <int64_t KIND, bool PAIRED, int T, int P>
 void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t row = PANEL * bytes_of(KIND);
     [[maybe_unused]] constexpr int64_t step = step_of(KIND);
-    constexpr _mm_hint HINT = hint(KIND, T);
+    constexpr Hint HINT = hint(KIND, T);
     const char* panel[P];
     for (int p = 0; p < P; p++) panel[p] = panels + p * in * row;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
@@ -60,9 +62,8 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
 #if defined(__AVX512BF16__)
                 if constexpr (PAIRED) {
                     for (int t = 0; t < T; t++) {
-                        int32_t both;
-                        std::memcpy(&both, tokens.pairs + t * (in - in % 2) + i + 2 * pair, 4);
-                        const __m512bh factors = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+                        const __m512i both = all_of_pair(tokens.pairs + t * in_pairs(in) + i + 2 * pair);
+                        const __m512bh factors = reinterpret_cast<__m512bh>(both);
                         for (int p = 0; p < P; p++)
                             sum[t][p][0] = _mm512_dpbf16_ps(sum[t][p][0], reinterpret_cast<__m512bh>(words[p][pair]), factors);
                     }
@@ -70,11 +71,7 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
                 }
 #endif
                 vec even[P][PARTS], odd[P][PARTS];
-                for (int p = 0; p < P; p++) {
-                    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-                    even[p][0] = _mm512_castsi512_ps(_mm512_slli_epi32(words[p][pair], 16));
-                    odd[p][0] = _mm512_castsi512_ps(_mm512_and_si512(words[p][pair], high));
-                }
+                for (int p = 0; p < P; p++) even[p][0] = first_of(words[p][pair]), odd[p][0] = second_of(words[p][pair]);
                 add(i + 2 * pair + 1, odd), add(i + 2 * pair, even);
             }
         }
@@ -130,7 +127,7 @@ class Narrowed {
         const int64_t groups = groups_of(count);
         const bool paired = groups && (is_paired(linear, count / groups) || is_paired(linear, (count + groups - 1) / groups));
         if (!bf16_ || !(paired || is_tiled(linear))) return {x, ld, count};
-        const int64_t in = linear.in - linear.in % 2, room = (count + TILE_TOKENS - 1) * in;  // a tile reads whole rows
+        const int64_t in = in_pairs(linear.in), room = (count + TILE_TOKENS - 1) * in;  // a tile reads whole rows
         if (product != product_ || x != x_ || count != count_) {
             if (room > size_) room_.reset(new uint16_t[size_ = room]());
             for (int64_t t = 0; t < count; t++) {
@@ -200,7 +197,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
             const int64_t most = std::min(together_of(count), at_once);
             const bool paired = tokens.pairs && is_paired(linear, count);
             Tokens group{tokens.x + token * tokens.ld, tokens.ld, count};
-            if (paired || tiled) group.pairs = tokens.pairs + token * (linear.in - linear.in % 2);
+            if (paired || tiled) group.pairs = tokens.pairs + token * in_pairs(linear.in);
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;

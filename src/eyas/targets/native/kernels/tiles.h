@@ -72,10 +72,8 @@ inline const __m512i* words_of(int64_t kind, const char* at, __m512i (&room)[16]
 
 // The sums C [16 tokens, P] of whole blocks of 32 inputs, by vectors.
 inline void tiles_of_vectors(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch, vec* sums) {
-    const int64_t row = PANEL * bytes_of(linear.kind), ld = linear.in - linear.in % 2;
-    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-    auto of_even = [](__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); };
-    auto of_odd = [&](__m512i words) { return _mm512_castsi512_ps(_mm512_and_si512(words, high)); };
+    const int64_t row = PANEL * bytes_of(linear.kind), ld = in_pairs(linear.in);
+    std::fill(sums, sums + tokens.count * panels, zero());
     for (int64_t i = 0; i + TILE_INPUTS <= linear.in; i += TILE_INPUTS)
         for (int64_t p = 0; p < panels; p++) {
             __m512i room[16];
@@ -83,10 +81,10 @@ inline void tiles_of_vectors(const Linear& linear, const Tokens& tokens, const c
             for (int64_t t = 0; t < tokens.count; t++) {
                 vec even = zero(), odd = zero();
                 for (int pair = 0; pair < 16; pair++) {
-                    int32_t both;
-                    std::memcpy(&both, tokens.pairs + t * ld + i + 2 * pair, 4);
-                    const __m512i factors = _mm512_set1_epi32(both), word = _mm512_loadu_si512(words + pair);
-                    even = fma(of_even(factors), of_even(word), even), odd = fma(of_odd(factors), of_odd(word), odd);
+                    const __m512i factors = all_of_pair(tokens.pairs + t * ld + i + 2 * pair);
+                    const __m512i word = _mm512_loadu_si512(words + pair);
+                    even = fma(first_of(factors), first_of(word), even);
+                    odd = fma(second_of(factors), second_of(word), odd);
                 }
                 sums[t * panels + p] = add(sums[t * panels + p], add(even, odd));
             }
@@ -96,7 +94,7 @@ inline void tiles_of_vectors(const Linear& linear, const Tokens& tokens, const c
 #ifdef __AMX_BF16__
 // The same by tiles. Their numbers must be written out, as they are part of the instructions.
 inline void tiles_of_amx(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch fetch, vec* sums) {
-    const int64_t row = PANEL * bytes_of(linear.kind), ld = linear.in - linear.in % 2;
+    const int64_t row = PANEL * bytes_of(linear.kind), ld = in_pairs(linear.in);
     __m512i room[16];
     auto memory = [] { asm volatile("" ::: "memory"); };  // which compilers don't know that tiles read and write
     memory();
@@ -141,7 +139,6 @@ inline void tiles_of_amx(const Linear& linear, const Tokens& tokens, const char*
 // The sums [T, P] of up to 16 tokens with up to 6 panels.
 inline void multiply_tiles(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch fetch, vec* sums) {
     const int64_t row = PANEL * bytes_of(linear.kind);
-    std::fill(sums, sums + tokens.count * panels, zero());
     auto run = tiles_of_vectors;
 #ifdef __AMX_BF16__
     if (linear.ways == TILES) run = tiles_of_amx;

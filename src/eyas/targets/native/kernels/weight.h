@@ -51,8 +51,10 @@ struct Linear {
 
 inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / PANEL; }
 
-// What a product multiplies: `count` tokens x [count, ld], and for `vdpbf16ps` the same in bf16 [count, in or in - 1],
-// or null.
+// Inputs that are one of a pair.
+constexpr int64_t in_pairs(int64_t in) { return in - in % 2; }
+
+// What a product multiplies: `count` tokens x [count, ld], and perhaps those in pairs as bf16 [count, in_pairs(in)].
 struct Tokens {
     const float* x;
     int64_t ld, count;
@@ -89,6 +91,19 @@ inline const Magnitudes MAGNITUDES;
 #endif
 
 #ifdef __AVX512F__
+// The first and the second of the pairs in words, as floats.
+inline vec first_of(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
+inline vec second_of(__m512i words) {
+    return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+// A pair of inputs, in every word.
+inline __m512i all_of_pair(const uint16_t* pair) {
+    int32_t both;
+    std::memcpy(&both, pair, 4);
+    return _mm512_set1_epi32(both);
+}
+
 // The words of the next `step_of(KIND)` inputs, pair by pair.
 template <int64_t KIND>
 inline void load_words(const char* at, __m512i (&words)[step_of(KIND) / 2]) {
