@@ -74,6 +74,24 @@ def test_a_product_is_a_chain_of_multiply_adds(
     assert torch.equal(NativeLinear(plain, False)(x), expected.to(dtype))
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.integers(1, 14), out=st.integers(1, 20), width=st.integers(1, 24), seed=st.integers(0, 99),
+    layout=st.sampled_from([NativeLinear, Int8Linear]),
+)  # fmt: skip
+def test_sums_of_bfloat16_take_the_second_of_each_pair_first(
+    tokens: int, out: int, width: int, seed: int, layout: type[NativeLinear]
+) -> None:
+    """Of weights of bfloat16 and int8, before anything is rounded to bfloat16."""
+    native = layout(linear(out, width, torch.bfloat16, False, seed), False)
+    weight = loaded_kernels().unpack(native._prepacked, out).bfloat16()
+    x = (
+        torch.randn(tokens, width) * 2.0 ** torch.randint(-9, 9, (tokens, width))
+    ).bfloat16()  # so that sums are rounded
+    expected = chained(x, weight) * (1.0 if native._scale is None else native._scale)
+    assert torch.equal(native.run(native.struct(0, out, 0), x, False), expected)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("layout", [NativeLinear, Int8Linear])
 def test_a_token_s_product_does_not_depend_on_the_others(
@@ -197,17 +215,16 @@ def test_the_fastest_way_to_multiply_is_measured(monkeypatch: pytest.MonkeyPatch
 
 
 def test_how_products_are_made_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for layout, text in (
-        (None, "PyTorch's kernels"),
-        (PrepackedLinear, "oneDNN's kernels"),
-        (NativeLinear, "eyas's kernels"),
-    ):
-        monkeypatch.setattr(linears, "best_layout", lambda *_, layout=layout: layout)
-        assert describe_products(CPU, torch.float32) == text
-    monkeypatch.setattr(linears, "_ways", lambda _: 0b1100)
-    assert "where 2, 3 tokens go together" in describe_products(CPU, torch.bfloat16)
-    monkeypatch.setattr(linears, "_ways", lambda _: Way.TILES)
-    assert "AMX" in describe_products(CPU, torch.int8)
+    def of(*layouts: type[PrepackedLinear], dtype: torch.dtype = torch.float32) -> str:
+        return describe_products(nn.Sequential(*(layout(linear(16, 16, dtype), False) for layout in layouts)))
+
+    assert describe_products(nn.Sequential(linear(16, 16, torch.float32))) == "PyTorch's"
+    if can_prepack(CPU, torch.float32):
+        assert of(PrepackedLinear) == "oneDNN's"
+    assert of(NativeLinear) == "eyas's"
+    monkeypatch.setattr(linears, "_ways", lambda dtype: 0b1100 if dtype == torch.bfloat16 else Way.TILES)
+    assert of(NativeLinear, dtype=torch.bfloat16) == "eyas's, in pairs (vdpbf16ps) where 2, 3 tokens go together"
+    assert of(NativeLinear, Int8Linear, dtype=torch.bfloat16) == "eyas's, by AMX tiles"
 
 
 def test_instructions_that_sum_in_an_order_of_their_own_are_not_used(
