@@ -20,7 +20,7 @@ from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
 from eyas.targets import Target, load_target
 from eyas.targets.linears import prepack_linears
-from eyas.targets.native.linears import best_layout
+from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.tree import parse_tree
 from eyas.types import Completion, GrammarSpec, Limits, Request, SamplingParams
 from tests import pairs, tiny
@@ -162,7 +162,7 @@ class Bench:
                 network.borrow(target)
             networks[name] = network.to(target.dtype)
             if layout is not None:
-                prepack_linears(networks[name], layout)
+                prepack_linears(networks[name], Int8Linear if layout is NativeLinear else layout)
         return cls(target, networks)
 
     def alone(self, requests: Sequence[Request]) -> list[Completion]:

@@ -9,13 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import eyas
+from eyas import Request, SamplingParams
 from eyas.drafters.checkpoint import save_network
-from eyas.drafters.loading import load_drafter, local_directory
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import load_drafter, local_directory, open_drafter
+from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.errors import DrafterMismatchError, MissingModelError, UsageError
-from eyas.targets import Target
+from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
+from eyas.targets.linears import PrepackedLinear
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import Int8Linear, NativeLinear, holds_int8
 
-from .. import tiny
+from .. import pairs, tiny
 
 
 def saved(path: Path, **settings: Any) -> Path:
@@ -88,3 +95,60 @@ def test_a_mismatch_names_every_reason(tmp_path: Path) -> None:
 def test_what_is_no_directory_and_no_hub_model(source: str) -> None:
     with pytest.raises(MissingModelError, match="there is no "):
         local_directory(source)
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+class TestEightBits:
+    """Weights of a drafter's linears in 8 bits."""
+
+    @pytest.mark.parametrize("quantize", [None, "int8", "off"])
+    @pytest.mark.parametrize("fastest", [NativeLinear, PrepackedLinear, None])
+    def test_which_drafters_have_them(
+        self,
+        tmp_path: Path,
+        quantize: str | None,
+        fastest: type[PrepackedLinear] | None,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """By default where our kernels are the fastest."""
+        monkeypatch.setattr("eyas.drafters.loading.best_layout", lambda *_: fastest)
+        network = load_drafter(saved(tmp_path), tiny.target(), quantize=quantize).network
+        expected = quantize == "int8" or (quantize is None and fastest is NativeLinear)
+        assert holds_int8(network) == expected
+        layers = [module for module in network.modules() if isinstance(module, PrepackedLinear)]
+        assert all(type(layer) is Int8Linear for layer in layers) if expected else bool(layers) == bool(fastest)
+
+    def test_guesses_are_nearly_the_same(self, tmp_path: Path) -> None:
+        made = [load_drafter(saved(tmp_path), tiny.target(), quantize=how).network for how in ("off", "int8")]
+        states = torch.randn(50, tiny.HIDDEN)
+        exact, rounded = (network.logits(states) for network in made)
+        assert 0.0 < (exact - rounded).abs().max() < 0.02 * exact.abs().max()
+
+    def test_what_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        saved(tmp_path)
+        with pytest.raises(UsageError, match="unknown quantization 'int4' of a drafter: write int8 or off"):
+            load_drafter(tmp_path, tiny.target(), quantize="int4")
+        with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
+            open_drafter(None, tiny.target(), method="ngram", quantize="int8")
+        monkeypatch.setattr("eyas.drafters.loading.kernels", lambda: None)
+        with pytest.raises(UsageError, match="on a CPU with eyas's own kernels only"):
+            load_drafter(tmp_path, tiny.target(), quantize="int8")
+
+    def test_language_models_have_them_if_asked(self, tmp_path: Path) -> None:
+        target = pairs.save_target(tmp_path / "target")
+        small = pairs.save_target(tmp_path / "small", num_hidden_layers=1)
+        for quantize, expected in ((None, False), ("off", False), ("int8", True)):
+            drafter = open_drafter(small, load_target(target, dtype="float32"), quantize=quantize)
+            assert isinstance(drafter, SmallLmDrafter)
+            assert holds_int8(drafter.model.model) == expected
+
+    def test_answers_are_the_target_s_own(self, tmp_path: Path) -> None:
+        target, drafter = pairs.save_target(tmp_path / "target"), pairs.save_drafter(tmp_path / "drafter")
+        requests = [Request((1, 2, 3 + i), SamplingParams(max_tokens=24, temperature=i % 2)) for i in range(6)]
+        plain = eyas.load(target, dtype="float32").generate(requests)
+        for quantize in ("int8", "off"):
+            engine = eyas.load(target, drafter, tree="dynamic:4,3,9", dtype="float32", draft_quantize=quantize)
+            assert engine.speculation is not None
+            assert isinstance(engine.speculation.drafter, NetworkDrafter)
+            assert holds_int8(engine.speculation.drafter.network) == (quantize == "int8")
+            assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in plain]

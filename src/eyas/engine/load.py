@@ -42,6 +42,7 @@ def load(
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     draft_window: str | int | None = None,
+    draft_quantize: str | None = None,
     method: str | None = None,
     costs: str | Path | None = None,
     chat_template: str | Path | None = None,
@@ -54,7 +55,8 @@ def load(
     `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
     pays. `costs` is a file that keeps those measurements for the next time. With a `draft_model`, `method` is the kind
     that it must be; None = whatever the files hold. `draft_window` is the number of pairs that the drafter attends to
-    besides its first ones, `auto` or `off`; None is what its config says. `rule` replaces the lossless walk.
+    besides its first ones, `auto` or `off`; None is what its config says. `draft_quantize` says whether the drafter's
+    weights are in 8 bits, `int8` or `off`; None: where that is faster. `rule` replaces the lossless walk.
     `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for
     the demo and for CPUs that are slow in half precision. `eager` leaves out CUDA graphs. `quantize` `int8` keeps the
     target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in place of the tokenizer's own template.
@@ -76,7 +78,7 @@ def load(
     if speculates:
         drafter = open_drafter(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
-            tokenizer=tokenizer, model=model, window=draft_window,
+            tokenizer=tokenizer, model=model, window=draft_window, quantize=draft_quantize,
         )  # fmt: skip
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)

@@ -70,7 +70,10 @@ def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tree", "chain:2"), "--tree, --coupled and --draft-window are about drafting: give --draft-model"),
+        *(
+            (options, "--tree, --coupled and how a drafter is loaded are about drafting: give --draft-model")
+            for options in (("--tree", "chain:2"), ("--draft-window", "64"), ("--draft-quantize", "off"))
+        ),
         (("--no-coupled",), "give --draft-model"),
         (("--output", "no/such/place/report.json"), "there is no directory no/such/place"),
         (("--temperature", -1), "--temperature -1"),

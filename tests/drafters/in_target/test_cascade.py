@@ -37,7 +37,7 @@ class Case:
         self.path, (self.architecture, layout) = path, CASES[name]
         self.tensors = checkpoints.save(path, self.architecture, layout, MODULES)
         self.target: Target = load_target(path, dtype="float32")
-        drafter = open_drafter(None, self.target, method="mtp", model=path)
+        drafter = open_drafter(None, self.target, method="mtp", model=path, quantize="off")
         assert isinstance(drafter, CascadeDrafter)
         self.drafter = drafter
 

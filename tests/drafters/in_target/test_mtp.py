@@ -44,7 +44,7 @@ class Case:
         architecture, layout = CASES[name]
         self.path, self.tensors = path, checkpoints.save(path, architecture, layout)
         self.target = load_target(path, dtype="float32")
-        drafter = open_drafter(None, self.target, method="mtp", model=path)
+        drafter = open_drafter(None, self.target, method="mtp", model=path, quantize="off")
         assert isinstance(drafter, NetworkDrafter)
         self.drafter = drafter
 
@@ -198,7 +198,7 @@ def test_copies_of_the_target_s_embedding_and_head_are_shared(case: Any, tmp_pat
         (tmp_path / file.name).write_bytes(file.read_bytes())
     held[f"model.layers.{tiny.LAYERS}.shared_head.head.weight"] *= 2
     save_file(held, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    own = open_drafter(None, case("deepseek").target, method="mtp", model=tmp_path)
+    own = open_drafter(None, case("deepseek").target, method="mtp", model=tmp_path, quantize="off")
     assert isinstance(own, NetworkDrafter)
     assert (own.network.config.embedding, own.network.config.head) == ("shared", "own")
     for ours, other in zip(two_steps(own), two_steps(case("deepseek").drafter), strict=True):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from eyas.drafters.checkpoint import save_network
+from eyas.drafters.loading import load_drafter
 from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.drafters.weightless.lookahead import LookaheadDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
@@ -15,6 +17,7 @@ from eyas.engine.controller import CostTable, calibration, costs_for, make_contr
 from eyas.engine.controller.calibration import calibrate, describe, sensible
 from eyas.errors import UsageError
 from eyas.targets import Target
+from eyas.targets.native.library import kernels
 from eyas.types import Request, SamplingParams
 
 from ... import tiny
@@ -97,6 +100,15 @@ def test_a_file_says_which_drafter_it_is_for(tmp_path: Path) -> None:
         costs_for(target, tiny.drafter("eagle3"), 1, path)
     # the same taps, another size
     assert describe(target, tiny.drafter("eagle3", intermediate_size=64)) != describe(target, tiny.drafter("eagle3"))
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+def test_a_file_says_whether_the_drafter_is_in_8_bits(tmp_path: Path) -> None:
+    target = tiny.target("llama")
+    save_network(tiny.eagle3_module(), tmp_path)
+    eight, exact = (describe(target, load_drafter(tmp_path, target, quantize=how)) for how in ("int8", "off"))
+    assert "in 8 bits" in eight
+    assert "in 8 bits" not in exact
 
 
 def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:

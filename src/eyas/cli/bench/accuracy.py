@@ -99,8 +99,8 @@ def accuracy(
         check_target(target.model, target)
     if draft_model is not None:
         check_drafter(draft_model, files)
-    elif files.draft_window is not None:
-        raise UsageError("--draft-window is about a drafter: give --draft-model")
+    elif files != LoadedDrafterOptions():
+        raise UsageError("how a drafter is loaded is about a drafter: give --draft-model")
     from eyas.bench.accuracy.compare import AnswerProblems, engine_answers, measure_accuracy, server_answers
     from eyas.bench.accuracy.report import DEFINITIONS, accuracy_report, accuracy_table, describe_difference, verdict
     from eyas.bench.machine import describe_machine
@@ -126,6 +126,7 @@ def accuracy(
                 tokenizer=own,
                 model=target.model,
                 window=files.draft_window if source is not None else None,
+                quantize=files.draft_quantize if source is not None else None,
             )
             for name, (source, kind) in methods.items()
         }

@@ -49,8 +49,8 @@ def bench(
     the best draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page
     about a run.
     """
-    if not draft_model and (tree or coupled is not None or files.draft_window is not None):
-        raise UsageError("--tree, --coupled and --draft-window are about drafting: give --draft-model")
+    if not draft_model and (tree or coupled is not None or files != LoadedDrafterOptions()):
+        raise UsageError("--tree, --coupled and how a drafter is loaded are about drafting: give --draft-model")
     check_endpoints(servers, target.model, given)
     params = sampling_params(sampling)
     check_output(output_)
@@ -82,6 +82,7 @@ def bench(
                 ignore_config_keys=files.ignore_config_key,
                 tokenizer=tokenizer,
                 window=files.draft_window,
+                quantize=files.draft_quantize,
             )
             for name in draft_model
         }
@@ -91,6 +92,7 @@ def bench(
         settings = settings_of(target.model, loaded, target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": coupled is not False}
         settings |= {} if files.draft_window is None else {"draft_window": files.draft_window}
+        settings |= {} if files.draft_quantize is None else {"draft_quantize": files.draft_quantize}
         what = f"{target.model}, {settings['dtype']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
     if servers.endpoint is not None:

@@ -95,7 +95,7 @@ def trees(
     loaded = open_target(target.model, runtime)
     drafter = load_drafter(
         draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key,
-        window=files.draft_window,
+        window=files.draft_window, quantize=files.draft_quantize,
     )  # fmt: skip
     tokenizer = load_tokenizer(target.model)
     engines = {PLAIN: Engine(loaded, tokenizer, batch_size=measuring.batch_size)}
@@ -109,7 +109,7 @@ def trees(
     ignored = tuple(files.ignore_config_key)
     make = MeasuringMaker(
         target.model, target, methods, coupled is not False, measuring.batch_size, files.draft_weights, ignored,
-        files.draft_window,
+        files.draft_window, files.draft_quantize,
     )  # fmt: skip
     with ExitStack() as stack:
         workers = stack.enter_context(measured_on(cluster, make, loaded)) if shared else None

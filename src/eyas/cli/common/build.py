@@ -164,6 +164,7 @@ def open_engine(
         draft_weights=draft.draft_weights,
         ignore_config_keys=draft.ignore_config_key,
         draft_window=draft.draft_window,
+        draft_quantize=draft.draft_quantize,
         method=None if draft.method == "none" else draft.method,
         chat_template=target.chat_template if isinstance(target, ChatTargetOptions) else None,
     )

@@ -64,6 +64,7 @@ class MeasuringMaker:
     weights: str | None = None
     ignore_config_keys: tuple[str, ...] = ()
     window: str | None = None
+    quantize: str | None = None
 
     def __call__(self) -> GroupWorker:
         """Load the target; drafters are loaded when they are first needed."""
@@ -83,8 +84,10 @@ class MeasuringMaker:
 
         @lru_cache(maxsize=1)  # trees share a drafter; of several drafters each is loaded once by its engine
         def drafter(path: str) -> Drafter:
-            ignored = self.ignore_config_keys
-            return load_drafter(path, target, weights=self.weights, ignore_config_keys=ignored, window=self.window)
+            return load_drafter(
+                path, target, weights=self.weights, ignore_config_keys=self.ignore_config_keys, window=self.window,
+                quantize=self.quantize,
+            )  # fmt: skip
 
         def engine(name: str) -> Engine:
             if name == PLAIN:

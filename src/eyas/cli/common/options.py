@@ -130,6 +130,10 @@ class LoadedDrafterOptions(DrafterFileOptions):
             "what its config.json says).",
         ),
     ] = None
+    draft_quantize: Annotated[
+        Literal["int8", "off"] | None,
+        Option(help="Keep the drafter's weights in 8 bits, on a CPU (default: where eyas's kernels are the fastest)."),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def verify(
     tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
         draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
-        tokenizer=tokenizer, model=target.model, window=files.draft_window,
+        tokenizer=tokenizer, model=target.model, window=files.draft_window, quantize=files.draft_quantize,
     )  # fmt: skip
     certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
     cells = []

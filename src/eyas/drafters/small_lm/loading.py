@@ -28,14 +28,17 @@ def holds_language_model(path: Path) -> bool:
     return known and kind_name(config, read_headers(path).tensors) == UNKNOWN
 
 
-def load_small_lm(source: str | Path, target: Target, tokenizer: Any = None) -> SmallLmDrafter:
+def load_small_lm(
+    source: str | Path, target: Target, tokenizer: Any = None, quantize: str | None = None
+) -> SmallLmDrafter:
     """Load a language model that drafts for `target`, in its dtype and on its device.
 
-    `tokenizer` is the target's: with it the model may have another vocabulary. Raises ModelError, UnsupportedModelError
-    for models that can't be verified like a target, DrafterMismatchError for vocabularies that can't be mapped.
+    `tokenizer` is the target's: with it the model may have another vocabulary. `quantize` as in `load_target`. Raises
+    ModelError, UnsupportedModelError for models that can't be verified like a target, DrafterMismatchError for
+    vocabularies that can't be mapped.
     """
     eager = target.device.type == "cuda" and target.record is None
-    model = load_target(source, dtype=target.dtype, device=target.device, eager=eager)
+    model = load_target(source, dtype=target.dtype, device=target.device, eager=eager, quantize=quantize)
     if not model.head_is_exact:
         raise UnsupportedModelError(
             f"the draft model {source} ({model.config.model_type}) changes its logits in a way that eyas doesn't know: "

@@ -25,6 +25,7 @@ from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.engine.controller.lookahead import LookaheadController
 from eyas.errors import UsageError
 from eyas.targets import Target
+from eyas.targets.native.linears import holds_int8
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
@@ -78,6 +79,7 @@ def describe(target: Target, drafter: Drafter) -> str:
     drafts = type(drafter if network is None else network).__name__
     if network is not None:
         drafts += f" of {sum(weight.numel() for weight in network.parameters())} parameters"
+        drafts += " in 8 bits" * holds_int8(network)
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
         f"{target.config.model_type} of {size} parameters in {str(target.dtype).removeprefix('torch.')}, "

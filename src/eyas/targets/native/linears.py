@@ -134,6 +134,11 @@ def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
     return {"tiles": sum(few) < 1.1 * len(few) and many < 1.0, "pairs": faster}
 
 
+def holds_int8(model: nn.Module) -> bool:
+    """Whether linear layers of a model have been given weights in 8 bits."""
+    return any(isinstance(module, Int8Linear) for module in model.modules())
+
+
 def describe_products(model: nn.Module) -> str:
     """By whose kernels the linear layers of a model are multiplied here, and how, for the log."""
     layers = [module for module in model.modules() if isinstance(module, PrepackedLinear)]
