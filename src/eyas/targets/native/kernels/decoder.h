@@ -1,5 +1,5 @@
-// A pass of a decoder's layers over the slot cache, in one parallel region: threads take pieces of each product from a
-// counter and wait for each other where a result is needed whole.
+// A pass of a decoder's layers over the slot cache, in one parallel region: threads share each product piece by
+// piece and wait for each other where a result is needed whole.
 //
 // The layers are those of Llama and its kin: RMSNorm or LayerNorm before or after what a layer adds, grouped-query
 // attention with RoPE (biases and norms of queries and keys where there are any) or latent attention (latent.h), an MLP,
@@ -140,7 +140,7 @@ void run(const Decoder& d, const Pass& pass) {
     const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
     const int64_t input_width = context ? hidden : wide;
     Mixture mixture(d.layers, d.count, tokens);
-    Region region(17 * d.count + 4);
+    Region region(17 * d.count + 4, pass.threads);
 
 #pragma omp parallel num_threads(static_cast<int>(pass.threads))
     {

@@ -52,7 +52,7 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
 
 // x [tokens, in] times a packed weight -> out [tokens, out]
 void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* out, int64_t bf16, int64_t threads) {
-    Region region(1);
+    Region region(1, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
         Narrowed narrowed(linear->ways != 0);
@@ -70,7 +70,7 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
     const int64_t rows = sizes[0], heads = sizes[1], columns = sizes[2], size = sizes[3], kv_heads = sizes[4],
                   most = sizes[5], value_size = sizes[6], group = heads / kv_heads;
     auto run = [&](auto* all_keys, auto* all_values) {
-        Region region(1);
+        Region region(1, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads))
         {
             std::vector<float> scores(score_room(group, most));
@@ -127,7 +127,7 @@ void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const 
     Mixture mixture(*experts, tokens);
     std::copy(ids, ids + slots, mixture.ids(*experts, 0));
     std::copy(weights, weights + slots, mixture.weights(*experts, 0));
-    Region region(5);
+    Region region(5, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads))
     {
         int64_t phase = 0;

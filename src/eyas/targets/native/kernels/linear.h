@@ -18,7 +18,7 @@ namespace eyas {
 
 constexpr int MOST = LANES == 16 ? 12 : 6;  // tokens whose sums fit into the registers
 constexpr int together(int tokens) {        // panels that are worked on at once
-    return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 8 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
+    return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 9 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
 
 using Hint = decltype(_MM_HINT_T0);
@@ -54,9 +54,10 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
     if constexpr (step > 1)
         for (; i + step <= in; i += step) {
             __m512i words[P][step / 2];
+            const int64_t ahead = fetch.at(i);
             for (int p = 0; p < P; p++) {
                 load_words<KIND>(panel[p] + i * row, words[p]);
-                _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, HINT);
+                _mm_prefetch(panel[p] + ahead, HINT);
             }
             for (int pair = 0; pair < step / 2; pair++) {
 #if defined(__AVX512BF16__)
@@ -81,7 +82,7 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
         vec w[P][PARTS];
         for (int p = 0; p < P; p++) {
             load_panel<KIND>(panel[p] + at * row, w[p]);
-            _mm_prefetch(panel[p] + fetch.distance + i * fetch.pace, HINT);
+            _mm_prefetch(panel[p] + fetch.at(i), HINT);
         }
         add(at, w);
     }
@@ -201,9 +202,10 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;
+                const int64_t bytes = linear.in * row;  // of a panel
+                Fetch fetch{ahead(count), row, bytes, (step - 1) * bytes};
                 // tokens in several groups: each of them fetches its part of the panels that come next
-                Fetch fetch{ahead(count), row};
-                if (groups > 1) fetch = {(step * groups + index) * linear.in * row / groups, row / groups};
+                if (groups > 1) fetch = {(step * groups + index) * bytes / groups, row / groups, 0, 0};
                 const char* weight = linear.weight + panel * linear.in * row;
                 if (tiled)
                     multiply_tiles(linear, group, weight, step, fetch, sums);

@@ -109,7 +109,7 @@ inline void tiles_of_amx(const Linear& linear, const Tokens& tokens, const char*
         for (int64_t p = 0; p < panels; p++) {
             const char* at = weight + (p * linear.in + i) * row;
             for (int64_t line = 0; line < TILE_INPUTS * fetch.pace; line += 64)
-                _mm_prefetch(weight + p * linear.in * row + fetch.distance + i * fetch.pace + line, _MM_HINT_T0);
+                _mm_prefetch(weight + p * linear.in * row + fetch.at(i) + line, _MM_HINT_T0);
             const __m512i* words = words_of(linear.kind, at, room);
             memory();
             _tile_loadd(7, words, 64);

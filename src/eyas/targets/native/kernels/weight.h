@@ -154,9 +154,15 @@ inline vec weight_of(int64_t kind, const char* panel, int64_t i, int64_t in) {
     return load(found);
 }
 
-// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input.
+// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input;
+// what would lie behind the `end` of a panel is `skip` bytes further, where the panel is that comes after it.
 struct Fetch {
-    int64_t distance, pace;
+    int64_t distance, pace, end, skip;
+
+    int64_t at(int64_t i) const {
+        const int64_t offset = distance + i * pace;
+        return offset < end ? offset : offset + skip;
+    }
 };
 
 }  // namespace eyas
