@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from eyas.tree.shared import SharedTree
 
-from .simulation import HEAVY, Simulation, Text, contest, controller
+from .simulation import HEAVY, Machine, Simulation, Text, clock_noise, contest, controller
 
 
 @pytest.mark.parametrize(
@@ -15,7 +17,7 @@ from .simulation import HEAVY, Simulation, Text, contest, controller
         pytest.param(1, 0.9, marks=pytest.mark.slow),
         (8, 0.97),
         (16, 0.95),
-        pytest.param(32, 0.97, marks=pytest.mark.slow),
+        pytest.param(32, 0.94, marks=pytest.mark.slow),
     ],
 )
 def test_it_is_soon_as_fast_as_the_best_fixed_shape(rows: int, least: float) -> None:
@@ -34,3 +36,23 @@ def test_an_answer_that_begins_hard_and_goes_on_easily_is_soon_drafted_for() -> 
     Simulation(HEAVY, hard).run(made, 15)
     rate = Simulation(HEAVY, easy).run(made, 60)
     assert rate >= 0.9 * Simulation(HEAVY, easy).run(SharedTree(3, 1, 24), 60)
+
+
+def test_memory_whose_speed_comes_and_goes() -> None:
+    """Of which plain rounds feel more than those with trees: they are the better choice only while it is fast."""
+    larger = ((16, 36.0), (24, 54.0), (64, 140.0), (256, 560.0))
+    slow = Machine(
+        points=((1, 26.0), (8, 26.6), (12, 31.0), *larger), unit=1e-3, first=1.2, level=0.7, position=0.05, column=0.0
+    )
+    fast = replace(slow, points=((1, 18.0), (8, 21.5), (12, 31.0), *larger))
+    gained = {slow: 0.0, fast: 0.0}
+    for seed in range(2):
+        text = Text([3.3] * 8, [0.92] * 8, seed)
+        made, simulation = controller(slow), Simulation(slow, text, clock_noise(seed))
+        simulation.run(made, 500)
+        for turn in range(10):
+            simulation.machine = slow if turn % 2 else fast
+            plain = Simulation(simulation.machine, text).run(None, 1)
+            gained[simulation.machine] += simulation.run(made, 80) / plain - 1.0
+    assert gained[slow] / 10 > -0.01
+    assert gained[fast] / 10 > -0.02

@@ -168,7 +168,9 @@ class Controller:
         self._since_settled += 1
         self._planning.round(whole)
         self._analysing.round(whole)
-        self._explorer.earn(whole, speculating=self._choice is not None)
+        prospects = self._prospects
+        speedup = None if self._choice is None or prospects is None else self._choice.rate / prospects.plain_rate
+        self._explorer.earn(whole, speedup)
         self._lookups.earn(whole)
         if self._prospects is not None and isinstance(record.spec, SharedTree) and record.spec.found_only:
             self._lookups.learn(record.emitted / self._prospects.plain_rate - whole, whole)

@@ -41,7 +41,7 @@ _INSTANT = 1e-9
 """The least seconds that are ever predicted."""
 _SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 14.25, 0.25)))
 """Tokens of the larger passes that a pass is compared with, up to 16384: windows of many rows are wide."""
-_ROUNDS = 600
+_ROUNDS = 240
 """The number of rounds that corrections are fitted to."""
 _WINDOW = 9
 """The number of rounds around a time from which its speed is estimated."""

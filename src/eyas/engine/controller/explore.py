@@ -16,6 +16,10 @@ from eyas.engine.controller.planner import Prospect, Prospects
 _FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
 _FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
 """Shares of all time that each kind of probe may lose, while speculating and (second line) while not."""
+_CLOSE, _FOR_CLOSE = 1.3, 0.008
+"""The speedup below which speculation may be a loss if the price of plain decoding has changed, and what may be lost then
+to keep that current, instead of `_FOR_PLAIN`: of some memory the speed changes by half from one second to the next,
+which plain rounds feel more than those with trees."""
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _FOR_LOOKING_UP = 0.005
@@ -80,13 +84,16 @@ class Explorer:
         self._draft = self._direction = 0
         self._speculated = self._rested = 0
 
-    def earn(self, seconds: float, speculating: bool) -> None:
-        """Account for a round of `seconds`, with or without speculation."""
+    def earn(self, seconds: float, speedup: float | None) -> None:
+        """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
+        speculating = speedup is not None
         self._speculated += speculating
         self._rested = 0 if speculating else self._rested + 1
         beside, instead = (self._plain, self._drafts, self._larger), (self._drafting, self._speculating)
         for allowance in beside if speculating else instead:
             allowance.earn(seconds)
+        if speedup is not None and speedup < _CLOSE:
+            self._plain.earn(seconds * (_FOR_CLOSE / _FOR_PLAIN - 1.0))
 
     def beside(self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool) -> Probe | None:
         """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay."""
