@@ -17,8 +17,8 @@ _FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
 _FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
 """Shares of all time that each kind of probe may lose, while speculating and (second line) while not."""
 _CLOSE, _FOR_CLOSE = 1.3, 0.008
-"""The speedup below which speculation may be a loss if the price of plain decoding has changed, and what may be lost then
-to keep that current, instead of `_FOR_PLAIN`: of some memory the speed changes by half from one second to the next,
+"""The speedup below which speculation may be a loss if the price of plain decoding has changed, and what may be lost
+then to keep that current, instead of `_FOR_PLAIN`: some memory's speed changes by half from one second to the next,
 which plain rounds feel more than those with trees."""
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
