@@ -56,6 +56,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "enforce_eager": (True, "--enforce-eager", "--disable-cuda-graph", REFUSED),
     "quantize": ("int8", REFUSED, REFUSED, REFUSED),
     "draft_window": ("256", REFUSED, REFUSED, REFUSED),
+    "draft_quantize": ("off", REFUSED, REFUSED, REFUSED),
     "costs": ("c.json", REFUSED, REFUSED, REFUSED),
     "coupled": (True, REFUSED, REFUSED, REFUSED),
     "acceptance": ("typical", REFUSED, REFUSED, REFUSED),
