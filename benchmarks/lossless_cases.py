@@ -16,11 +16,11 @@ import torch
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_layout
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
 from eyas.targets import Target, load_target
 from eyas.targets.linears import prepack_linears
-from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.tree import parse_tree
 from eyas.types import Completion, GrammarSpec, Limits, Request, SamplingParams
 from tests import pairs, tiny
@@ -154,7 +154,7 @@ class Bench:
     def load(cls, folder: Path, precision: str, seed: int) -> Bench:
         """The model of a folder, and a random network of every sort in `DRAFTERS`, laid out as `load_drafter` does."""
         target = load_target(folder, device="cpu", **PRECISIONS[precision])
-        layout = best_layout(target.device, target.dtype)
+        layout = drafter_layout(target)
         networks = {}
         for name, (kind, settings) in DRAFTERS.items():
             network = tiny.network(kind, seed, vocab_size=target.vocab_size, **settings)
@@ -162,7 +162,7 @@ class Bench:
                 network.borrow(target)
             networks[name] = network.to(target.dtype)
             if layout is not None:
-                prepack_linears(networks[name], Int8Linear if layout is NativeLinear else layout)
+                prepack_linears(networks[name], layout)
         return cls(target, networks)
 
     def alone(self, requests: Sequence[Request]) -> list[Completion]:

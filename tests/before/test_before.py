@@ -113,9 +113,8 @@ def test_a_run_goes_on_where_it_stopped() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "eagle1", "eagle3", "eagle3.1", "mla", "mlp"])
 def test_every_kind_of_drafter_drafts_what_it_drafted(kind: str) -> None:
-    drafting = ("--draft-model", f"drafters/{kind}", "--tree", TREE, "--draft-quantize", "off")
-    drafting = ("--method", "none") if kind == "plain" else drafting
-    found = decoded(*drafting)
+    drafter = ("--draft-model", f"drafters/{kind}", "--tree", TREE, "--draft-quantize", "off")
+    found = decoded(*(("--method", "none") if kind == "plain" else drafter))
     assert found == EXPECTED["decoded"][kind]
     assert [row["tokens"] for row in found] == [row["tokens"] for row in EXPECTED["decoded"]["plain"]]
     assert kind == "plain" or sum(sum(row["accepted"][1:]) for row in found) > 10

@@ -130,6 +130,8 @@ class TestEightBits:
             load_drafter(tmp_path, tiny.target(), quantize="int4")
         with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
             open_drafter(None, tiny.target(), method="ngram", quantize="int8")
+        with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
+            open_drafter(None, tiny.target(), method="ngram", quantize="off")
         monkeypatch.setattr("eyas.drafters.loading.kernels", lambda: None)
         with pytest.raises(UsageError, match="on a CPU with eyas's own kernels only"):
             load_drafter(tmp_path, tiny.target(), quantize="int8")

@@ -67,7 +67,7 @@ def open_drafter(
     parsed = read_method(method)
     if window is not None and not parsed.drafter:
         raise UsageError(f"--draft-window is for drafters that are networks, and {method} is none: leave it out")
-    if quantize == "int8" and not parsed.drafter:
+    if quantize is not None and not parsed.drafter:
         raise UsageError(f"--draft-quantize is for drafters with weights, and {method} has none: leave it out")
     lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
     if not parsed.drafter:
@@ -142,7 +142,7 @@ def _decoding(
 ) -> NetworkDrafter:
     """The drafter that runs a network, whose weights are laid out for this machine; it was `trained` on that length."""
     chosen = _window(network.config, read_window(window), trained)
-    layout = _layout(target, quantize)
+    layout = drafter_layout(target, quantize)
     if layout is not None:
         prepack_linears(network, layout)
         use_huge_pages()
@@ -152,8 +152,11 @@ def _decoding(
     return drafter
 
 
-def _layout(target: Target, quantize: str | None) -> type[PrepackedLinear] | None:
-    """How the linears of a target's drafter are laid out; None = as they are. Raises UsageError."""
+def drafter_layout(target: Target, quantize: str | None = None) -> type[PrepackedLinear] | None:
+    """How the linears of a target's drafter are laid out, `quantize` as in `load_drafter`; None = as they are.
+
+    Raises UsageError.
+    """
     if quantize not in (None, "int8", "off"):
         raise UsageError(f"unknown quantization {quantize!r} of a drafter: write int8 or off, or leave it out")
     layout = best_layout(target.device, target.dtype)
