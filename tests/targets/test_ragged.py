@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 
 from eyas.targets import Target, VerifyOutput
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.transformers_names import cache_argument
 from eyas.tree import DraftTree
 
 from .. import tiny
@@ -151,12 +152,13 @@ class OwnAttention(LlamaAttention):
 
     wrong = False
 
-    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **_kwargs):  # type: ignore
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):  # type: ignore
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         q, k, v = (p(hidden_states).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+        cache = kwargs.get(cache_argument(LlamaAttention.forward))
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
         k, v = (repeat_kv(x, self.num_key_value_groups) for x in (k, v))
         if attention_mask is None:  # transformers' own pass leaves it out
             attention_mask = torch.full((q.shape[2], k.shape[2]), -math.inf).triu(1)

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.quantization import quantized_by
+from eyas.targets.transformers_names import cache_argument
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -100,9 +101,9 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
             f"{kind} keeps a recurrent state (linear attention, Mamba or the like) that can't be rolled back after "
             "a rejected guess; use a model with a plain key-value cache"
         )
-    if "past_key_values" not in accepted:
+    if cache_argument(model_class.forward) is None:
         raise UnsupportedModelError(
-            f"{kind} has no key-value cache: each pass would read all tokens anew; use one that takes past_key_values"
+            f"{kind} has no key-value cache: each pass would read all tokens anew; use one that takes a cache"
         )
     if "encoder_hidden_states" in accepted and getattr(text, "is_decoder", None) is False:
         raise UnsupportedModelError(

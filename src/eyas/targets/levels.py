@@ -12,6 +12,7 @@ from eyas.runtime import to_device
 from eyas.targets.native.decoder import Staged
 from eyas.targets.slots import StagedCache
 from eyas.targets.target import Target
+from eyas.targets.transformers_names import given
 from eyas.tree import Frontier
 
 
@@ -76,12 +77,13 @@ class StagedLevels:
             staged: Tensor,
         ) -> tuple[Tensor]:
             start = self._start if end is None else end - seen.shape[2]
+            staging = target.cache.staging(rows, width, first, lengths, end)
             out: Tensor = target.model(
                 input_ids=tokens,
                 attention_mask=target.masks(lengths, start, seen, positions, staged),
                 position_ids=positions,
-                past_key_values=StagedCache(target.cache, target.cache.staging(rows, width, first, lengths, end)),
                 use_cache=True,
+                **given(target.model, StagedCache(target.cache, staging)),
             )[0]
             return (out,)
 

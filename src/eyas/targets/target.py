@@ -34,6 +34,7 @@ from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache, Staging
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
 from eyas.targets.trace import Trace, traced
+from eyas.targets.transformers_names import given
 from eyas.targets.trials import choose_passes
 from eyas.tree import DraftTree, NodeLogits
 
@@ -111,8 +112,8 @@ class Target:
         mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
         with caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1)) as caught:
             out = self.model(
-                input_ids=token, attention_mask=mask, position_ids=zero, past_key_values=probe, use_cache=True,
-                output_hidden_states=False,
+                input_ids=token, attention_mask=mask, position_ids=zero, use_cache=True,
+                output_hidden_states=False, **given(self.model, probe),
             )  # fmt: skip
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
@@ -325,8 +326,8 @@ class Target:
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=StagedCache(self.cache, staging, layout),
                 use_cache=True,
+                **given(runner, StagedCache(self.cache, staging, layout)),
             )[0]
         return out, self.stacked(caught, tokens)
 

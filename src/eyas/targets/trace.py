@@ -17,6 +17,7 @@ from torch import Tensor
 from eyas.errors import UnsupportedModelError
 from eyas.targets.slots import StagedCache
 from eyas.targets.taps import caught_taps
+from eyas.targets.transformers_names import given
 
 if TYPE_CHECKING:
     from eyas.targets.loading import EmbeddingAndHead
@@ -69,8 +70,8 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
                 input_ids=piece,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=StagedCache(cache, cache.staging(range(rows), piece.shape[1])),
                 use_cache=True,
+                **given(target.model.base_model, StagedCache(cache, cache.staging(range(rows), piece.shape[1]))),
             )[0]
         cache.commit(range(rows), [range(piece.shape[1])] * rows)
         parts.append(Trace(target.stacked(caught, piece), final))

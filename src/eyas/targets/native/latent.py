@@ -18,11 +18,12 @@ from eyas.targets.architecture import logits_agree
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.library import MOST_ROTATED, PANEL, Latent, Linear, kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
+from eyas.targets.transformers_names import cache_argument, given
 
 _INPUTS = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
 PARTS = ({"q_proj", *_INPUTS}, {"q_a_proj", "q_a_layernorm", "q_b_proj", *_INPUTS})
 """What latent attention consists of: its queries are made by one product, or by two with a norm between them."""
-_GIVEN = {"hidden_states", "position_embeddings", "attention_mask", "past_key_values"}
+_GIVEN = {"hidden_states", "position_embeddings", "attention_mask"}
 
 
 class LatentHeads(NamedTuple):
@@ -62,12 +63,12 @@ def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[Laten
     """
     name, down, norm = type(attention).__name__, attention.kv_a_proj_with_mqa, attention.kv_a_layernorm
     named = {each.name for each in signature(attention.forward).parameters.values() if each.kind != each.VAR_KEYWORD}
-    if named != _GIVEN:
+    if named - {cache_argument(attention.forward)} != _GIVEN:
         raise UnsupportedModelError(f"{name} is given {', '.join(sorted(named))}")
     x = torch.linspace(-3, 5, 4 * down.in_features).view(1, 4, -1).cos().to(dtype)
     positions, probe, seen = torch.arange(3, 7).unsqueeze(0), torch.empty(0, dtype=dtype), _Recorder()
     turns = rotary(probe, positions)
-    attention(hidden_states=x, position_embeddings=turns, attention_mask=None, past_key_values=seen)
+    attention(hidden_states=x, position_embeddings=turns, attention_mask=None, **given(attention, seen))
     exact = not isinstance(turns, tuple)
     tables = partial(_of_turns, rotary, probe) if exact else partial(rotary, probe)
     rank = len(norm.weight)
