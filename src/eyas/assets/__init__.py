@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eyas.gguf_target import target_folder
+
 _DEMO = Path(__file__).parent / "demo"
 DEMO_TARGET = _DEMO / "target"
 DEMO_DRAFTER = _DEMO / "drafter"
@@ -22,8 +24,8 @@ DEMO = "demo"
 
 
 def named_target(name: str | Path) -> str:
-    """A directory or Hub id as it is, and the embedded target for `demo`."""
-    return str(DEMO_TARGET) if name == DEMO else str(name)
+    """The embedded target for `demo`, the folder that is made of a GGUF file, and any other name as it is."""
+    return str(DEMO_TARGET) if name == DEMO else target_folder(str(name))
 
 
 def named_drafter(name: str | Path) -> str:

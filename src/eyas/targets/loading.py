@@ -19,11 +19,13 @@ from transformers.utils import logging as transformers_logging
 
 from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
+from eyas.gguf_target import weights_file
 from eyas.hub import find_model
 from eyas.machine import cpu_computes_in
 from eyas.runtime import keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
+from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
@@ -276,13 +278,17 @@ def read_model(
     missing, or a library for quantised ones is.
     """
     refuse_quantization(model_class(config), config)
-    adapter = find_adapter(name)
+    adapter, source = find_adapter(name), name
     if adapter is not None:
         check_peft(adapter)
+        source = adapter.base
+    packed = weights_file(source)
     beside = {} if adapter is None or not adapter.beside else {"adapter_kwargs": {"subfolder": "merged-below"}}
     try:
-        loaded, report = auto_class(config).from_pretrained(
-            name if adapter is None else adapter.base,
+        if packed is not None:
+            beside["state_dict"] = read_weights(packed, model_class(config), config, dtype)
+        loaded, report = (auto_class if packed is None else model_class)(config).from_pretrained(
+            source if packed is None else None,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
@@ -290,7 +296,7 @@ def read_model(
             output_loading_info=True,
             **beside,
         )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, NotImplementedError) as error:
         raise ModelError(f"can't load the target {name}: {error}") from error
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
@@ -355,6 +361,9 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
         if stated not in _DTYPES.values():
             raise UsageError(f"{name} is stored in {stated}: choose a dtype among {', '.join(_DTYPES)}")
         return cast(torch.dtype, stated)
+    packed = weights_file(base_of(name))
+    if packed is not None:
+        return stored_dtype(packed)
     sizes: dict[str, int] = {}
     try:
         with safe_open(_weight_file(name), framework="pt") as file:

@@ -104,7 +104,7 @@ def check_target(name: str, runtime: RuntimeOptions) -> None:
         raise UsageError("only a GPU has CUDA graphs to do without, and no compiled target: leave out --enforce-eager")
     found = Path(find_model(named_target(name)))
     if found.is_file():
-        raise UsageError(f"{name} is a file: give the folder of a transformers model")
+        raise UsageError(f"{name} is a file: give a GGUF file, or the folder of a transformers model")
     if found.is_dir() and not (found / "config.json").is_file():
         raise ModelError(f"{name} holds no config.json, so no model config: give the folder of a transformers model")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.drafters.formats.gguf import Gguf
 from eyas.drafters.formats.gguf_layout import LAYERS, SIZES, GgufLayout, read_boundaries
 from eyas.errors import ConfigError
+from eyas.gguf import Gguf
 
 _TENSORS = {
     "fc.weight": "fc.weight",

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from eyas.drafters.config import DEEPEST
 from eyas.drafters.files import Headers, RawCheckpoint, TensorInfo, parse_json
-from eyas.drafters.formats.gguf import Gguf, SkippedArray
 from eyas.errors import CheckpointError, ConfigError
+from eyas.gguf import Gguf, SkippedArray
 
 LAYERS = "target_layers"
 """The key of the boundaries that the drafter reads."""

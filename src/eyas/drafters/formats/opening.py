@@ -20,11 +20,11 @@ from eyas.drafters.files import (
     weight_files,
 )
 from eyas.drafters.formats import gguf_dflash, gguf_eagle3
-from eyas.drafters.formats.gguf import GGUF_SUFFIX
 from eyas.drafters.formats.gguf_layout import GgufLayout, open_gguf
 from eyas.drafters.formats.medusa import native_medusa
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY, TRAINING_ONLY, translate
 from eyas.errors import CheckpointError
+from eyas.gguf import GGUF_SUFFIX
 
 GGUF_LAYOUTS: dict[str, GgufLayout] = {
     module.LAYOUT.architecture: module.LAYOUT for module in (gguf_eagle3, gguf_dflash)

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
-from eyas.drafters.formats.gguf import GGUF_SUFFIX, Gguf, SkippedArray
 from eyas.drafters.formats.opening import GGUF_LAYOUTS, gguf_in
 from eyas.drafters.loading import check_fit, check_method
 from eyas.errors import CheckpointError, ExportError, ModelError, UsageError
+from eyas.gguf import GGUF_SUFFIX, Gguf, SkippedArray
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import DrafterToExport, ServedTarget, tree_plan
 from eyas.interop.export.export import export, load_to_export, prepare_for, read_back, refusal_text

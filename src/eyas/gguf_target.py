@@ -1,0 +1,97 @@
+"""Targets in GGUF files: a folder of transformers' files is made of what a GGUF says, and names it for the weights.
+
+transformers can read config and tokenizer of a GGUF file, in some ten seconds; so it is done once. The folder lies in
+the cache directory, under a name that changes with the file. Everything else in eyas reads it as it reads any model;
+only who reads weights asks for `weights_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from pathlib import Path
+
+from eyas.errors import MissingModelError, ModelError, UsageError
+from eyas.files import FileLock, write_text, writing_folder
+from eyas.gguf import GGUF_SUFFIX, Gguf
+from eyas.machine import cache_directory
+
+WEIGHTS = "gguf.path"
+"""The file of such a folder that names its GGUF file."""
+DRAFTERS = frozenset({"eagle3", "dflash"})
+"""llama.cpp's architectures that are drafters."""
+_IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def target_folder(name: str) -> str:
+    """The folder of transformers' files for a GGUF file, a folder that holds one, or REPOSITORY:FILE.gguf on the Hub.
+
+    Any other name, and a drafter's file, is returned as it is. Raises ModelError or CheckpointError for a file that
+    can't be read, UsageError for a folder with several.
+    """
+    in_repository = _IN_REPOSITORY.fullmatch(name)
+    if in_repository is not None and not Path(name).exists():
+        return _made(_downloaded(**in_repository.groupdict()))
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(each for each in path.iterdir() if each.suffix.lower() == GGUF_SUFFIX)
+        if len(files) > 1:
+            raise UsageError(f"{name} holds {len(files)} GGUF files: name one, such as {files[0]}")
+        path = files[0] if files else path
+    if path.is_file() and path.suffix.lower() == GGUF_SUFFIX:
+        return _made(path)
+    return name
+
+
+def weights_file(folder: str | Path) -> Path | None:
+    """The GGUF file that holds the weights of a folder which `target_folder` made; None for any other model."""
+    named = Path(folder) / WEIGHTS
+    return Path(named.read_text(encoding="utf-8")) if named.is_file() else None
+
+
+def _made(file: Path) -> str:
+    file = file.resolve()
+    stat = file.stat()
+    identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]
+    folder = cache_directory() / "gguf" / f"{file.stem}-{identity}"
+    if (folder / WEIGHTS).is_file():
+        return str(folder)
+    architecture = Gguf(file).metadata.get("general.architecture")
+    if architecture in DRAFTERS:
+        return str(file)
+    if _SPLIT.search(file.stem):
+        raise ModelError(f"{file} is one part of a split model: merge the parts with llama-gguf-split --merge first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock"), wait=True):  # processes that start together
+        if not (folder / WEIGHTS).is_file():
+            with writing_folder(folder) as made:
+                _convert(file, made)
+                write_text(made / WEIGHTS, str(file))
+    return str(folder)
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Write config, generation config, tokenizer and chat template of a GGUF file as transformers keeps them."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
+    except Exception as error:  # transformers' reader raises whatever a file makes it stumble over
+        raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
+    config.save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _downloaded(repository: str, file: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repository, file))
+    except (EntryNotFoundError, RepositoryNotFoundError) as error:
+        raise MissingModelError(f"there is no {file} in {repository} on the Hub, nor in its cache") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelError(f"{repository}:{file} can't be fetched from the Hub: {error}") from error

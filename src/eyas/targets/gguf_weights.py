@@ -1,0 +1,60 @@
+"""The weights of a target in a GGUF file, dequantised under the names that transformers' modules have for them.
+
+What a tensor is called there, and how llama.cpp laid it out (rows of queries and keys are permuted, norms are stored
+with 1 added, ...), is transformers' knowledge (`modeling_gguf_pytorch_utils`); only the file is read by eyas, which
+checks every size before it is used, and is ten times as fast.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.errors import ModelError
+from eyas.gguf import Gguf
+
+
+def read_weights(file: Path, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The state dict of a `model_class` with `config`, in `dtype`, from a GGUF file.
+
+    Raises ModelError for tensors that the model has no place for, CheckpointError for a damaged file.
+    """
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    opened = Gguf(file)
+    architecture = opened.metadata.get("general.architecture", "")
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    with torch.device("meta"):
+        names = get_gguf_hf_weights_map(model_class(config), processor)
+    read: dict[str, Any] = {"tensors": {}}  # experts' parts are put together there
+    unknown = []
+    for name in opened.tensors:
+        made = processor.process(
+            weights=opened.load(name).float().numpy(), name=name, tensor_key_mapping=names, parsed_parameters=read
+        )
+        if made.name is None:
+            continue
+        if made.name not in names:
+            unknown.append(made.name)
+            continue
+        read["tensors"][names[made.name]] = torch.from_numpy(made.weights.copy()).to(dtype)
+    if left := sorted(name for name in unknown if name not in _COMPUTED):
+        raise ModelError(f"{file} holds {len(left)} tensors that {model_class.__name__} has no place for: {left[:3]}")
+    return {name: weight.to(dtype) for name, weight in read["tensors"].items()}
+
+
+def stored_dtype(file: Path) -> torch.dtype:
+    """What a GGUF file's weights are run in: the dtype of most of its values, bfloat16 where they are quantised."""
+    sizes: Counter[str] = Counter()
+    for tensor in Gguf(file).tensors.values():
+        sizes[tensor.dtype] += tensor.size
+    most = max(sizes, key=lambda kind: sizes[kind], default="F32")
+    return {"F32": torch.float32, "F16": torch.float16}.get(most, torch.bfloat16)
+
+
+_COMPUTED = frozenset({"rope_freqs.weight"})
+"""Tensors that transformers computes from the config."""

@@ -1,0 +1,75 @@
+"""Tiny targets written as llama.cpp's GGUF files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from . import tiny
+
+TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<end>{% endfor %}<|assistant|>"
+
+
+def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of queries or keys as llama.cpp keeps them: the two halves that RoPE turns lie in turns."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_llama(path: Path, kind: str = "F32") -> Any:
+    """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the model it was made of."""
+    model = tiny.build_model("llama", hidden_size=64, intermediate_size=128)  # rows of whole blocks
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    _add_tokenizer(writer, config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        base = name.removesuffix(".weight")
+        if base.endswith(("q_proj", "k_proj")):
+            query = base.endswith("q_proj")
+            weight = permuted(weight, config.num_attention_heads if query else config.num_key_value_heads)
+        values, type_ = weight.float().numpy(), gguf.GGMLQuantizationType[kind]
+        if weight.dim() == 1:
+            type_ = gguf.GGMLQuantizationType.F32
+        blocks = values if type_.name == "F32" else gguf.quantize(values, type_)
+        writer.add_tensor(f"{names.get_name(base)}.weight", blocks, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _add_tokenizer(writer: Any, size: int) -> None:
+    """A byte-level BPE of `size` tokens: characters, one merge, and the end of a turn."""
+    letters = [chr(code) for code in range(33, 33 + size - 3)]
+    tokens = [*letters, "ab", "<end>", "<pad>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 2) + [3, 3])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(size - 2)
+    writer.add_eos_token_id(size - 2)
+    writer.add_pad_token_id(size - 1)
+    writer.add_chat_template(TEMPLATE)
+
+
+def truncated(source: Path, path: Path, size: int) -> Path:
+    """The first `size` bytes of a file."""
+    path.write_bytes(np.fromfile(source, dtype=np.uint8)[:size].tobytes())
+    return path

@@ -1,0 +1,130 @@
+"""Targets in GGUF files: the tokens of transformers, and clear errors for what can't be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import eyas
+from eyas.assets import named_target
+from eyas.errors import EyasError, ModelError, UsageError
+from eyas.gguf_target import WEIGHTS, weights_file
+from eyas.targets import load_target, load_tokenizer
+from eyas.targets.loading import read_config, read_model, resolve_dtype
+from tests import gguf_models, tiny
+
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.Q8_0.gguf"
+    gguf_models.write_llama(path, "Q8_0")
+    return path
+
+
+def transformers_model(path: Path) -> Any:
+    """The model as transformers itself reads it from the file."""
+    return tf.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=tf.GgufConfig(dequantize=True)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_that_transformers_reads(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    gguf_models.write_llama(path, kind)
+    folder = named_target(str(path))
+    found = read_model(folder, read_config(folder), torch.float32).state_dict()
+    expected = transformers_model(path).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    wanted = {"F32": torch.float32, "F16": torch.float16}.get(kind, torch.bfloat16)
+    assert resolve_dtype("auto", path, torch.device("meta")) == wanted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_speculation_gives_the_tokens_of_plain_decoding_and_of_transformers(file: Path, temperature: float) -> None:
+    engines = [eyas.load(file, method=method, dtype="float32") for method in (None, "ngram")]
+    prompts = [tuple(text) for text in tiny.prompts(5, 9, 12)]
+    params = eyas.SamplingParams(max_tokens=24, temperature=temperature, seed=3, ignore_eos=True)
+    plain, drafted = (
+        [done.token_ids for done in engine.generate([eyas.Request(prompt, params) for prompt in prompts])]
+        for engine in engines
+    )
+    assert plain == drafted
+    if temperature == 0:
+        model = transformers_model(file)
+        model.generation_config.eos_token_id = None
+        assert [list(tokens) for tokens in plain] == [tiny.continuation(model, list(prompt), 24) for prompt in prompts]
+
+
+def test_tokenizer_template_and_stop_tokens_come_from_the_file(file: Path) -> None:
+    tokenizer = load_tokenizer(file)
+    assert tokenizer("ab").input_ids == [tiny.VOCAB - 3]
+    chat = [{"role": "user", "content": "ab"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>ab<end><|assistant|>"
+    assert load_target(file).model.generation_config.eos_token_id == tiny.VOCAB - 2
+
+
+def test_a_file_is_converted_once_and_anew_when_it_changes(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy.gguf"
+    path.write_bytes(file.read_bytes())
+    first = Path(named_target(str(path)))
+    assert weights_file(first) == path.resolve()
+    marked = first / "marked"
+    marked.touch()
+    assert named_target(str(path)) == named_target(str(tmp_path)) == named_target(str(first)) == str(first)
+    assert marked.exists()
+    gguf_models.write_llama(path, "F32")
+    assert named_target(str(path)) != str(first)
+
+
+def test_a_file_that_is_gone_is_named(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gone.gguf"
+    path.write_bytes(file.read_bytes())
+    folder = named_target(str(path))
+    path.unlink()
+    with pytest.raises(EyasError, match=r"gone\.gguf"):
+        load_target(folder)
+
+
+def test_a_folder_with_several_files_asks_for_one(file: Path, tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(file.read_bytes())
+    with pytest.raises(UsageError, match=r"2 GGUF files: name one, such as .*a\.gguf"):
+        load_target(tmp_path)
+
+
+def test_a_part_of_a_split_model_is_refused(file: Path, tmp_path: Path) -> None:
+    part = tmp_path / "tiny-00001-of-00002.gguf"
+    part.write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match="llama-gguf-split --merge"):
+        load_target(part)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_an_error_that_names_it(file: Path, tmp_path: Path, share: float) -> None:
+    cut = gguf_models.truncated(file, tmp_path / "cut.gguf", int(file.stat().st_size * share))
+    with pytest.raises(EyasError, match=r"cut\.gguf"):
+        load_target(cut)
+    assert not list(tmp_path.rglob(WEIGHTS))
+
+
+def test_tensors_that_the_model_has_no_place_for_are_named(file: Path) -> None:
+    folder = named_target(str(file))
+    config = read_config(folder)
+    config.num_hidden_layers -= 1
+    with pytest.raises(ModelError, match="no place for"):
+        read_model(folder, config, torch.float32)
