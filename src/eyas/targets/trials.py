@@ -79,8 +79,6 @@ class PassTrial:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        routed = any(isinstance(part, NativeExperts) for part in target.model.modules())
-        self._trials = range(_ROUTED_TRIALS if routed else 1)
         self._expected = self._logits()
         with moved_by_roundings(target.layers, target.dtype):
             moved = self._logits()
@@ -97,7 +95,16 @@ class PassTrial:
         return bool(((gaps <= allowed).float().mean(0) >= 0.5).all())
 
     def _logits(self) -> list[Tensor]:
-        return [_trial(self._target, self._target.vocab_size // 2 + 4 * number) for number in self._trials]
+        return [_trial(self._target, first) for first in first_tokens(self._target)]
+
+
+def first_tokens(target: Target) -> list[int]:
+    """With which tokens trials begin: with several where tokens are routed to experts, and then half must agree."""
+    routed = any(
+        isinstance(part, NativeExperts) or any(weight.dim() == 3 for weight in part.parameters(recurse=False))
+        for part in target.layers.modules()
+    )
+    return [target.vocab_size // 2 + 4 * number for number in range(_ROUTED_TRIALS if routed else 1)]
 
 
 def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
@@ -127,7 +134,7 @@ def moved_by_roundings(layers: Sequence[Any], dtype: torch.dtype) -> Iterator[No
 
 @torch.inference_mode()
 def _trial(target: Target, first: int) -> Tensor:
-    """Logits [4, V] of a pass over two rows of three and four tokens, the last of which are verified; one has a draft."""
+    """Logits [4, V] of a pass over rows of three and four tokens, the last of which are verified; one has a draft."""
     target.resize(2)
     tokens = (torch.arange(first, first + 4, device=target.device) % target.vocab_size).view(2, 2)
     valid = torch.tensor([[True, True], [False, False]], device=target.device)

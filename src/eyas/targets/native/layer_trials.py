@@ -193,9 +193,7 @@ def _tokens(target: Target, count: int) -> Tensor:
     return (torch.arange(count, device=target.device) + target.vocab_size // 2).unsqueeze(0) % target.vocab_size
 
 
-def _layer_refusal(
-    target: Target, native: NativeDecoder, index: int, positions: Tensor, call: LayerCall
-) -> str | None:
+def _layer_refusal(target: Target, native: NativeDecoder, index: int, positions: Tensor, call: LayerCall) -> str | None:
     """In what a layer alone differs from its module, in float32."""
     module = _widened(target.layers[index])
     draws = _DRAWS if any(isinstance(part, NativeExperts) for part in module.modules()) else 1
@@ -259,7 +257,9 @@ def _reads_positions(module: nn.Module, call: LayerCall, trial: _Trial) -> bool:
 
 def _spread(tokens: int, hidden: int, draw: int) -> Tensor:
     """Random states [T, H] of very different sizes, the same of a token in every draw."""
-    sizes = torch.logspace(*_SIZES, tokens, base=2.0)[torch.randperm(tokens, generator=torch.Generator().manual_seed(0))]
+    sizes = torch.logspace(*_SIZES, tokens, base=2.0)[
+        torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+    ]
     return torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(draw)) * sizes.unsqueeze(1)
 
 
