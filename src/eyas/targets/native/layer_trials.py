@@ -199,8 +199,8 @@ def _layer_refusal(target: Target, native: NativeDecoder, index: int, positions:
     draws = _DRAWS if any(isinstance(part, NativeExperts) for part in module.modules()) else 1
 
     @cache
-    def trial(draw: int) -> _Trial:
-        return _Trial(module, call, _spread(len(positions), target.hidden_size, draw))
+    def trial(draw: int) -> LayerTrial:
+        return LayerTrial(module, call, _spread(len(positions), target.hidden_size, draw))
 
     if _reads_positions(module, call, trial(0)):
         return "reads position ids for more than RoPE"
@@ -221,7 +221,7 @@ def _layer_refusal(target: Target, native: NativeDecoder, index: int, positions:
     return refused
 
 
-class _Trial:
+class LayerTrial:
     """What a module makes of states, and how far from that rounding may take another."""
 
     def __init__(self, module: nn.Module, call: LayerCall, states: Tensor) -> None:
@@ -245,7 +245,7 @@ class _Trial:
         return gaps / allowed.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def _reads_positions(module: nn.Module, call: LayerCall, trial: _Trial) -> bool:
+def _reads_positions(module: nn.Module, call: LayerCall, trial: LayerTrial) -> bool:
     """Whether a layer whose attention is given position ids makes something else of its states with others."""
     ids = call.kwargs.get("position_ids")
     named = any("position_ids" in signature(part.forward).parameters for part in module.children())
@@ -305,7 +305,7 @@ def _own_dtype_refusal(target: Target, native: NativeDecoder) -> str | None:
             return f"{name} differs from the modules' by {float(gap):.3g} of {float(scale):.3g}"
     for index, call in enumerate(calls):
         layer = target.layers[index]
-        apart = _Trial(layer, call, states[index]).apart(states[index + 1])
+        apart = LayerTrial(layer, call, states[index]).apart(states[index + 1])
         routed = any(isinstance(part, NativeExperts) for part in layer.modules())
         if (apart.median() if routed else apart.max()) > 1:
             return (
