@@ -44,7 +44,12 @@ from eyas.targets.native.linears import NativeLinear
 SCALES, HIDDEN, LENGTHS = (0.5, 1.0, 6.0, 20.0), (64, 256), (8, 600)
 TYPES = (torch.float32, torch.bfloat16)
 NATIVE, REFUSED, OTHER, UNTRIED, DIFFERS = "native", "refused at load", "of another form", "not tried", "differs"
-SMALL = {"max_position_embeddings": 1024, "n_positions": 1024, "original_max_position_embeddings": 64, "sliding_window": 16}
+SMALL = {
+    "max_position_embeddings": 1024,
+    "n_positions": 1024,
+    "original_max_position_embeddings": 64,
+    "sliding_window": 16,
+}
 """What replaces `SIZES`, so that prompts cross it."""
 
 
@@ -203,7 +208,11 @@ def main() -> None:
         done.append(tried(row, dtype))
         if row.result in (UNTRIED, OTHER):  # at any scale
             left.discard(row.kind)
-        output().print(f"{row.kind} {row.scale:g} {row.hidden} {row.dtype}: {row.result} {row.apart} {row.reason[:90]}", highlight=False, markup=False)
+        output().print(
+            f"{row.kind} {row.scale:g} {row.hidden} {row.dtype}: {row.result} {row.apart} {row.reason[:90]}",
+            highlight=False,
+            markup=False,
+        )
         if options.output is not None:
             write_json(options.output, report(done))
     sys.exit(any(row.result == DIFFERS for row in done))

@@ -36,8 +36,8 @@ _NEAR, _MOST_NUMBERS = 8, 12
 """Tokens at the first positions, and the most numbers of a config at which there is one."""
 _WINDOW = 3
 """What windows are cut down to, so that the few tokens reach beyond them."""
-_SIZES = -7, 5
-"""The powers of 2 between which the sizes of states lie."""
+_LARGE, _SMALL = (-7, 5), (-7, -6)
+"""The powers of 2 between which the sizes of states lie; beside small ones little that a layer adds is lost."""
 _NOISE = 8.0
 """A layer may be so many times as far from its module as rounded inputs take the module from itself."""
 _ROUNDINGS = {torch.float32: 16, torch.bfloat16: 2}
@@ -118,9 +118,9 @@ def refusal(target: Target, native: NativeDecoder) -> str | None:
     """
     positions = probed_positions(target.config, target.max_length)
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.windows.items()}
-    for at in (positions, positions[: _NEAR + 1]):
+    for at, sizes in ((positions, _LARGE), (positions[_NEAR // 2 :], _SMALL)):
         for index, call in enumerate(_run_modules(target, at, windows)[0]):
-            why = _layer_refusal(target, native, index, at, call)
+            why = _layer_refusal(target, native, index, at, sizes, call)
             if why is not None:
                 return f"layer {index} {why}"
     return _own_dtype_refusal(target, native)
@@ -193,14 +193,16 @@ def _tokens(target: Target, count: int) -> Tensor:
     return (torch.arange(count, device=target.device) + target.vocab_size // 2).unsqueeze(0) % target.vocab_size
 
 
-def _layer_refusal(target: Target, native: NativeDecoder, index: int, positions: Tensor, call: LayerCall) -> str | None:
+def _layer_refusal(
+    target: Target, native: NativeDecoder, index: int, positions: Tensor, sizes: tuple[int, int], call: LayerCall
+) -> str | None:
     """In what a layer alone differs from its module, in float32."""
     module = _widened(target.layers[index])
     draws = _DRAWS if any(isinstance(part, NativeExperts) for part in module.modules()) else 1
 
     @cache
     def trial(draw: int) -> LayerTrial:
-        return LayerTrial(module, call, _spread(len(positions), target.hidden_size, draw))
+        return LayerTrial(module, call, _spread(len(positions), target.hidden_size, sizes, draw))
 
     if _reads_positions(module, call, trial(0)):
         return "reads position ids for more than RoPE"
@@ -255,12 +257,11 @@ def _reads_positions(module: nn.Module, call: LayerCall, trial: LayerTrial) -> b
     return any(not call.run(module, trial.states, position_ids=other).equal(trial.expected) for other in others)
 
 
-def _spread(tokens: int, hidden: int, draw: int) -> Tensor:
-    """Random states [T, H] of very different sizes, the same of a token in every draw."""
-    sizes = torch.logspace(*_SIZES, tokens, base=2.0)[
-        torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
-    ]
-    return torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(draw)) * sizes.unsqueeze(1)
+def _spread(tokens: int, hidden: int, sizes: tuple[int, int], draw: int) -> Tensor:
+    """Random states [T, H] of sizes between two powers of 2, the same of a token in every draw."""
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+    factors = torch.logspace(*sizes, tokens, base=2.0)[order]
+    return torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(draw)) * factors.unsqueeze(1)
 
 
 def _widened(layer: nn.Module) -> nn.Module:
