@@ -168,9 +168,11 @@ def stock_calls(stock: Any, layers: Any, tokens: torch.Tensor) -> tuple[list[Lay
 
 
 def rows(kinds: Sequence[str]) -> Iterator[tuple[Row, torch.dtype]]:
-    """All combinations, every type once before the next."""
-    for scale, hidden, dtype in product(SCALES, HIDDEN, TYPES):
-        for kind in kinds:
+    """All combinations, every type once before the next; what is cut short has had each scale and size alike."""
+    ways = list(product(SCALES, HIDDEN, TYPES))
+    for turn in range(len(ways)):
+        for number, kind in enumerate(kinds):
+            scale, hidden, dtype = ways[(turn + 5 * number) % len(ways)]
             yield Row(kind, scale, hidden, str(dtype).removeprefix("torch.")), dtype
 
 

@@ -32,7 +32,7 @@ from eyas.targets.slots import KVShape, SlotCache
 if TYPE_CHECKING:
     from eyas.targets.target import Target
 
-_NEAR, _MOST_NUMBERS = 8, 12
+_NEAR, _MOST_NUMBERS = 8, 8
 """Tokens at the first positions, and the most numbers of a config at which there is one."""
 _WINDOW = 3
 """What windows are cut down to, so that the few tokens reach beyond them."""
@@ -118,9 +118,11 @@ def refusal(target: Target, native: NativeDecoder) -> str | None:
     """
     positions = probed_positions(target.config, target.max_length)
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.windows.items()}
-    for at, sizes in ((positions, _LARGE), (positions[_NEAR // 2 :], _SMALL)):
-        for index, call in enumerate(_run_modules(target, at, windows)[0]):
-            why = _layer_refusal(target, native, index, at, sizes, call)
+    passes = [(at, _run_modules(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
+    for index, layer in enumerate(target.layers):
+        module = _widened(layer)
+        for sizes, (at, calls) in zip((_LARGE, _SMALL), passes, strict=True):
+            why = _layer_refusal(target, native, index, module, at, sizes, calls[index])
             if why is not None:
                 return f"layer {index} {why}"
     return _own_dtype_refusal(target, native)
@@ -194,10 +196,10 @@ def _tokens(target: Target, count: int) -> Tensor:
 
 
 def _layer_refusal(
-    target: Target, native: NativeDecoder, index: int, positions: Tensor, sizes: tuple[int, int], call: LayerCall
-) -> str | None:
-    """In what a layer alone differs from its module, in float32."""
-    module = _widened(target.layers[index])
+    target: Target, native: NativeDecoder, index: int, module: nn.Module, positions: Tensor, sizes: tuple[int, int],
+    call: LayerCall,
+) -> str | None:  # fmt: skip
+    """In what a layer alone differs from its `module`, in float32."""
     draws = _DRAWS if any(isinstance(part, NativeExperts) for part in module.modules()) else 1
 
     @cache
