@@ -109,7 +109,8 @@ def first_tokens(target: Target) -> list[int]:
 
 def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
     """[trials, 4] how far the logits [4, V] of tokens lie apart, as shares of the greatest of their trial."""
-    gaps = [(a - b).abs().amax(1) / b.abs().amax() for a, b in zip(found, expected, strict=True)]
+    tiny = torch.finfo(torch.float32).tiny
+    gaps = [(a - b).abs().amax(1) / b.abs().amax().clamp(min=tiny) for a, b in zip(found, expected, strict=True)]
     return torch.stack(gaps)
 
 
@@ -118,8 +119,12 @@ def moved_by_roundings(layers: Sequence[Any], dtype: torch.dtype) -> Iterator[No
     """Within the block the states that each of the `layers` reads are multiplied by 1 +- a rounding in `dtype`."""
     draw = torch.Generator().manual_seed(0)
 
-    def move(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        states: Tensor = args[0] if args else kwargs["hidden_states"]
+    def move(
+        _layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        states = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(states, Tensor):
+            return None
         sign = torch.randint(0, 2, states.shape, generator=draw).to(states.device) * 2 - 1
         moved = (states * (1 + torch.finfo(dtype).eps * sign)).to(states.dtype)
         return ((moved, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": moved})
