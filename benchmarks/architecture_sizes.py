@@ -62,6 +62,8 @@ SPECIAL: dict[str, dict[str, Any] | str] = {
     "gemma4_unified_assistant": "it is a drafter of its own kind: it reads the keys of a Gemma 4 target",
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2": {"layer_types": ["full_attention", "conv"] * 2},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
     "longcat_flash": _LATENT,
 }

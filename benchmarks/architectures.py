@@ -81,7 +81,12 @@ def tiny_config(kind: str) -> Any:
     """The smallest config of a model type."""
     special = SPECIAL.get(kind, {})
     assert isinstance(special, dict)
-    return _shrunk(CONFIG_MAPPING[kind], special)
+    config = _shrunk(CONFIG_MAPPING[kind], special)
+    text, usual = config.get_text_config(), CONFIG_MAPPING[kind]().get_text_config()
+    kinds = sorted(set(getattr(usual, "layer_types", None) or ()))
+    if len(kinds) > 1 and set(text.layer_types) != set(kinds):  # four layers are fewer than a pattern
+        text.layer_types = [kinds[layer % len(kinds)] for layer in range(text.num_hidden_layers)]
+    return config
 
 
 def _shrunk(config_class: Any, special: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ a ragged pass), A taps, Ht hidden size, V vocabulary; B rows and S positions of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,7 +94,8 @@ class Target:
         self.device: torch.device = self.model.device
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(self.model, self.num_layers)
-        self._plan = attention_plan(self.config)
+        self.windows = attention_plan(self.config).windows
+        """Attention type -> number of latest positions that it sees; None = all."""
         self.graphs: PassGraphs | None = None
         self.finish = logit_finish(self.config)
         """What the model does to its head's product: nothing, a scale, a soft cap."""
@@ -117,7 +118,7 @@ class Target:
             )  # fmt: skip
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
-        self._shapes = probe.of_layers(self.config)
+        self.kv_shapes = probe.of_layers(self.config)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
             self.finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
@@ -131,7 +132,7 @@ class Target:
     def resize(self, slots: int) -> None:
         """Replace the cache by an empty one of `slots` slots."""
         self.holder: object | None = None  # the engine whose sequences are in the slots
-        self.cache: SlotCache = SlotCache(self._shapes, slots, self.dtype, self.device)
+        self.cache: SlotCache = SlotCache(self.kv_shapes, slots, self.dtype, self.device)
         if self.graphs is not None:
             self.graphs.clear()
 
@@ -266,7 +267,7 @@ class Target:
 
     def empty_cache(self, slots: int, columns: int) -> SlotCache:
         """A cache beside the slots, for so many sequences of at most `columns` tokens."""
-        return SlotCache(self._shapes, slots, self.dtype, self.device, columns)
+        return SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns)
 
     def _forward(
         self, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int], layout: RaggedLayout | None
@@ -355,12 +356,18 @@ class Target:
             return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
         return torch.stack(list(caught), dim=2).to(self.dtype)
 
-    def masks(self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None) -> Any:
-        """The additive mask [R, 1, Q, K] of a pass, or one for each attention type; arguments as of `visible`."""
+    def masks(
+        self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None,
+        windows: Mapping[str, int | None] | None = None,
+    ) -> Any:  # fmt: skip
+        """The additive mask [R, 1, Q, K] of a pass, or one for each attention type; arguments as of `visible`.
+
+        Other `windows` than the model's may be given.
+        """
         made = {
             kind: attention.additive(
                 attention.visible(lengths, start, ancestors, positions, window, staged), self.dtype
             )
-            for kind, window in self._plan.windows.items()
+            for kind, window in (windows or self.windows).items()
         }
         return made if len(made) > 1 else next(iter(made.values()))

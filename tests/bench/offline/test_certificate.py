@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,16 @@ from eyas.bench.offline.certificate import (
     SamplerScores,
     first_difference,
     judge,
+    own_modules,
     promise,
     scores_after,
 )
-from eyas.targets import Target
+from eyas.bench.offline.transformers_baseline import TransformersBaseline
+from eyas.engine import Engine
+from eyas.targets import Target, load_target
+from eyas.targets.native.decoder import NativeDecoder
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import NativeLinear
 from eyas.text.prompts import BadRow, PromptRow
 from eyas.tree import DraftTree, NodeLogits, parse_tree
 from eyas.types import SamplingParams
@@ -75,6 +82,50 @@ def test_bad_rows_are_told_once_and_nothing_is_no_proof() -> None:
     assert not certificate.equal
     assert len(certificate.errors) == 2
     assert "f:2: prompt has token id 999" in certificate.errors[1]
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native passes that nobody tries."""
+    monkeypatch.setattr("eyas.targets.loading.best_layout", lambda *_: NativeLinear)
+    monkeypatch.setattr("eyas.targets.trials.refusal", lambda *_: None)
+    monkeypatch.setattr("eyas.targets.trials.PassTrial.passed", lambda _: True)
+
+
+def without_rope_in_a_layer(native: NativeDecoder) -> None:
+    native._layers[1].rope = -1
+
+
+def scaled_behind_a_position(native: NativeDecoder) -> None:
+    tables = native._ropes[0]
+
+    def scaled(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        factor = 1 + 0.5 * (positions > 7).unsqueeze(-1)
+        return tuple(part * factor for part in tables(positions))  # type: ignore[return-value]
+
+    native._ropes = [scaled]
+    native._tables = (torch.empty(1, 0, 0),) * 2
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("broken", [None, without_rope_in_a_layer, scaled_behind_a_position])
+def test_wrong_kernels_are_found(broken: Callable[[NativeDecoder], None] | None, tmp_path: Path) -> None:
+    tiny.build_model("llama", head_dim=16).save_pretrained(tmp_path)
+    target = load_target(tmp_path, device="cpu")
+    assert target.native is not None
+    if broken is not None:
+        broken(target.native)
+    modules = own_modules(str(tmp_path), target)
+    assert modules.native is None
+    baseline = TransformersBaseline(tmp_path, Engine(target))
+    certifier = Certifier(target, None, oracle(modules.model), GREEDY, modules=modules, baseline=baseline)
+    found = {cell.tree: cell for cell in certifier.cells(ROWS, CertificateGrid([0.0], TREE, [1]))}
+    certificate = Certificate("m", "d", torch.float32, list(found.values()))
+    assert certificate.equal is (broken is None)
+    assert found["dynamic:4,3,9"].real == 0  # speculation follows what is broken
+    assert [found[name].real > 0 for name in ("modules", "transformers")] == [broken is not None] * 2
+    assert len(certificate.compared_with) == 3
 
 
 class FirstChild:
@@ -150,7 +201,7 @@ def test_only_a_near_tie_is_excused(whisker: float, tie: bool) -> None:
 
 
 def test_a_gap_is_measured_from_the_best_score() -> None:
-    scores = SamplerScores(torch.tensor([5.0, 4.9999, 4.0, 3.9999, float("-inf")]), 8.0)
+    scores = SamplerScores(torch.tensor([5.0, 4.9999, 4.0, 3.9999, float("-inf")]), torch.tensor([8.0]))
     gap, tolerance = judge(scores, 0, 1, torch.float32)
     assert gap == pytest.approx(1e-4, rel=1e-2)
     assert tolerance == pytest.approx(8e-5)

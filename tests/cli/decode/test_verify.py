@@ -35,8 +35,9 @@ def test_equal(certify: Run) -> None:
     result = certify(ROWS, "--temperatures", "0,1", "--batch-sizes", "1,2", "--tree", "chain:2")
     assert result.exit_code == 0, result.output
     assert result.stdout.rstrip().endswith("\nEQUAL")
-    assert "Compared with plain decoding of one row at a time" in result.stdout
-    assert result.stderr.count(": equal\n") == 6  # T x (chain alone; none and chain in a batch of two)
+    compared = "Compared with plain decoding of one row at a time and the model's own modules"
+    assert compared in " ".join(result.stdout.split())
+    assert result.stderr.count(": equal\n") == 8  # T x (modules; chain alone; none and chain in a batch of two)
 
 
 def test_json_and_the_default_trees(certify: Run) -> None:
@@ -44,10 +45,24 @@ def test_json_and_the_default_trees(certify: Run) -> None:
     assert result.exit_code == 0
     certificate = json.loads(result.stdout)
     assert certificate["equal"] is True
-    assert [cell["tree"] for cell in certificate["cells"]] == ["none", "chain:4", "dynamic:5,6,24"]
+    assert [cell["tree"] for cell in certificate["cells"]] == ["modules", "none", "chain:4", "dynamic:5,6,24"]
+    assert len(certificate["compared_with"]) == 2
     for cell in certificate["cells"]:
         assert (cell["rows"], cell["tokens"], cell["verdict"]) == (2, 12, "equal")
     assert certificate["near_tie_relative"] == 1e-5
+
+
+def test_the_modules_can_be_left_out_and_transformers_compared(certify: Run) -> None:
+    given = ("--temperatures", "0", "--batch-sizes", "1", "--tree", "chain:2", "--json")
+    trees = []
+    for more in ("--no-modules", "--transformers"):
+        result = certify(ROWS, *given, more)
+        assert result.exit_code == 0, result.output
+        trees.append([cell["tree"] for cell in json.loads(result.stdout)["cells"]])
+    assert trees == [["chain:2"], ["modules", "transformers", "chain:2"]]
+    refused = certify(ROWS, *given, "--no-modules", "--transformers")
+    assert refused.exit_code == 2
+    assert "leave out --no-modules" in refused.stderr
 
 
 def test_a_difference_is_shown_and_fails(certify: Run, monkeypatch: pytest.MonkeyPatch) -> None:

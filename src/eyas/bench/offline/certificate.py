@@ -1,26 +1,37 @@
 """The losslessness certificate: runs with and without speculation over a grid, compared token by token.
 
 The reference is plain decoding one row at a time. Each cell of the grid is another way to get the same tokens: a
-tree and a batch size, at a temperature. Plain decoding in larger batches is a cell too (tree `none`).
+tree and a batch size, at a temperature. Plain decoding in larger batches is a cell too (tree `none`). A wrong kernel
+would be wrong in all of these, so the reference itself is compared with what the model's own modules say, run by
+PyTorch's kernels (tree `modules`), and on request with `transformers.generate` (tree `transformers`).
 
 Where two runs of a request diverge, the cause is either rounding or a bug: two correct runs may choose differently only
 where the target scores two tokens almost alike. So the common prefix is run again, plainly, and *both* tokens must
 score close to the best score there: the gap, in logits, must not exceed `RELATIVE[dtype]` times the greatest logit. A
 token that a broken rule let through misses that by orders of magnitude. Tokens that a filter ruled out never tie.
+Modules and kernels round in other places, too: there the gap may also be twice what roundings of what each layer reads
+do to the modules' own logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from eyas.assets import named_target
+from eyas.bench.offline.transformers_baseline import TransformersBaseline
 from eyas.drafters.base import Drafter
 from eyas.engine import Engine, Speculation
+from eyas.hub import find_model
 from eyas.targets import Target
+from eyas.targets.loading import read_config, read_model
+from eyas.targets.native.linears import holds_int8
+from eyas.targets.quantization import dequantize_at_load
+from eyas.targets.trials import moved_by_roundings
 from eyas.text.dialogue import Dialogue, converse
 from eyas.text.prompts import BadRow, PromptRow
 from eyas.tree import DraftTree, TreeSpec
@@ -29,6 +40,8 @@ from eyas.verify import Sampler, WalkRule
 
 NO_TREE = "none"
 """The name of plain decoding among the trees of a grid."""
+MODULES, TRANSFORMERS = "modules", "transformers"
+"""The names of the model's own modules and of `transformers.generate` there."""
 RELATIVE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Near-tie threshold of a dtype, relative to the greatest absolute logit.
 
@@ -95,16 +108,35 @@ class Certifier:
     coupled: bool = True
     rule: WalkRule | None = None
     """Verification rule under test; None = the default one."""
+    modules: Target | None = None
+    """The model's own modules, as `own_modules` gives them: what plain decoding is compared with."""
+    baseline: TransformersBaseline | None = None
+    """What greedy plain decoding is compared with besides; needs `modules`, which judge where the two part."""
 
     def cells(self, rows: Sequence[PromptRow | BadRow], grid: CertificateGrid) -> Iterator[Cell]:
         """Run and compare every combination; yields each cell as soon as it is done."""
         for temperature in grid.temperatures:
             params = SamplingParams(**(self.params.model_dump() | {"temperature": temperature}))
             plain = self._run(rows, params, None, 1)
+            yield from self._against_modules(rows, params, plain)
             for tree, batch_size in self._combinations(grid):
                 speculation = None if tree == NO_TREE else Speculation(self.drafter, grid.trees[tree], self.coupled)
                 other = self._run(rows, params, speculation, batch_size)
                 yield self._compare(Cell(temperature, tree, batch_size), params, plain, other)
+
+    def _against_modules(
+        self, rows: Sequence[PromptRow | BadRow], params: SamplingParams, plain: Sequence[Dialogue]
+    ) -> Iterator[Cell]:
+        """Compare plain decoding with the modules, and with `transformers.generate` where that can be."""
+        if self.modules is None:
+            return
+        judge = replace(self, target=self.modules)
+        yield judge._compare(Cell(params.temperature, MODULES, 1), params, judge._run(rows, params, None, 1), plain)
+        if self.baseline is not None and not params.temperature:
+            theirs = [Dialogue(row) for row in rows]
+            for dialogue in theirs:
+                self.baseline.answer([dialogue], params)
+            yield judge._compare(Cell(params.temperature, TRANSFORMERS, 1), params, theirs, plain)
 
     @staticmethod
     def _combinations(grid: CertificateGrid) -> Iterator[tuple[str, int]]:
@@ -141,7 +173,8 @@ class Certifier:
                 continue
             cell.rows += 1
             pooled.merge(candidate.stats())
-            divergence = first_divergence(plain_engine, params, reference, candidate)
+            rounds = cell.tree in _REFERENCES
+            divergence = first_divergence(plain_engine, params, reference, candidate, rounds)
             if divergence is not None:
                 cell.divergences.append(divergence)
         cell.tokens, cell.accept_length = pooled.tokens, round(pooled.accept_length, 4)
@@ -167,6 +200,12 @@ class Certificate:
         """Why rows could not be run, each reason once."""
         return list(dict.fromkeys(error for cell in self.cells for error in cell.errors))
 
+    @property
+    def compared_with(self) -> list[str]:
+        """What answers were compared with, in words."""
+        found = {cell.tree for cell in self.cells}
+        return ["plain decoding of one row at a time", *(text for tree, text in _REFERENCES.items() if tree in found)]
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, with the promise for the dtype and the near-tie threshold."""
         return {
@@ -177,8 +216,29 @@ class Certificate:
             "near_tie_relative": RELATIVE[self.dtype],
             "equal": self.equal,
             "errors": self.errors,
+            "compared_with": self.compared_with,
             "cells": [cell.as_dict() for cell in self.cells],
         }
+
+
+_REFERENCES = {
+    MODULES: "the model's own modules, run by PyTorch's kernels",
+    TRANSFORMERS: "transformers.generate, greedily",
+}
+
+
+def own_modules(model: str, target: Target) -> Target:
+    """The model of a target as transformers runs it: no native passes, no laid-out weights, no attention of ours.
+
+    It is loaded a second time, but for a target in int8, whose weights are in no file: its own modules are run.
+    """
+    if holds_int8(target.model):
+        return Target(target.model, ragged=False)
+    name = find_model(named_target(model))
+    config = read_config(name)
+    dequantize_at_load(config, target.device)
+    loaded = read_model(name, config, target.dtype)
+    return Target(loaded.to(target.device).eval().requires_grad_(False), ragged=False)
 
 
 def promise(dtype: torch.dtype) -> str:
@@ -220,16 +280,25 @@ class Divergence:
         return f"{tokens}; gap {self.gap:.3g} logits, near-tie up to {self.tolerance:.3g}: {kind}"
 
 
-def first_divergence(engine: Engine, params: SamplingParams, plain: Dialogue, other: Dialogue) -> Divergence | None:
-    """Where two runs of a row part, judged by the target of `engine`, which decodes plainly; None if they are equal."""
+def first_divergence(
+    engine: Engine, params: SamplingParams, plain: Dialogue, other: Dialogue, rounds: bool = False
+) -> Divergence | None:
+    """Where two runs of a row part, judged by the target of `engine`, which decodes plainly; None if they are equal.
+
+    `rounds` says that the other's kernels round in other places than those of this target, which are its modules.
+    """
     for turn, (a, b) in enumerate(zip(plain.completions, other.completions, strict=False)):
         at = first_difference(a.token_ids, b.token_ids)
         if at is None:
             continue
         left, right = (c.token_ids[at] if at < len(c.token_ids) else None for c in (a, b))
         request = plain.requests[turn]
-        scores = scores_after(engine.target, params, request.prompt, a.token_ids[:at], engine.end_ids(request))
-        gap, tolerance = judge(scores, left, right, engine.target.dtype)
+        given = engine.target, params, request.prompt, a.token_ids[:at], engine.end_ids(request)
+        gap, tolerance = judge(scores_after(*given), left, right, engine.target.dtype)
+        if rounds and tolerance is not None:
+            with moved_by_roundings(engine.target.layers, engine.target.dtype):
+                moved = scores_after(*given).logits
+            tolerance = max(tolerance, 2 * float((moved - scores_after(*given).logits).abs().max()))
         return Divergence(plain.id, turn, at, left, right, gap, tolerance)
     return None
 
@@ -238,8 +307,12 @@ class SamplerScores(NamedTuple):
     """The scores by which the sampler chooses the token of one position."""
 
     values: Tensor  # [V] scores, noise included, in units of logits; -inf = ruled out
-    scale: float
-    """The greatest absolute logit there, to which rounding is relative."""
+    logits: Tensor  # [V]
+
+    @property
+    def scale(self) -> float:
+        """The greatest absolute logit, to which rounding is relative."""
+        return float(self.logits.abs().max())
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
@@ -271,7 +344,7 @@ def scores_after(
     scores = path.scores(path.warped(logits))[0]
     if path.needs.noise:
         scores = scores * params.temperature
-    return SamplerScores(scores, float(logits.float().abs().max()))
+    return SamplerScores(scores, logits[0].float())
 
 
 def judge(

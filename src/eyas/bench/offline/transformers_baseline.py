@@ -43,8 +43,17 @@ class TransformersBaseline:
 
     def run_group(self, group: Group, params: SamplingParams) -> GroupRun:
         """Decode a group, turn by turn, as `run_group` of the runner does with an engine. UsageError unless greedy."""
-        refuse_sampling(params)
         dialogues = [Dialogue(row) for row in group]
+        stats = self.answer(dialogues, params)
+        return GroupRun(
+            stats,
+            [completion.token_ids for dialogue in dialogues for completion in dialogue.completions],
+            [dialogue.error for dialogue in dialogues if dialogue.error is not None],
+        )
+
+    def answer(self, dialogues: Sequence[Dialogue], params: SamplingParams) -> Stats:
+        """Answer all turns of dialogues; returns their statistics, pooled. Raises UsageError unless greedy."""
+        refuse_sampling(params)
         stats = Stats()
         while unanswered := [dialogue for dialogue in dialogues if dialogue.open]:
             requests = [(dialogue, dialogue.next_request(self._engine, params)) for dialogue in unanswered]
@@ -53,11 +62,7 @@ class TransformersBaseline:
             for (dialogue, _), completion in zip(running, completions, strict=True):
                 dialogue.answer(completion)
             stats.merge(pooled(completions) if completions else Stats())
-        return GroupRun(
-            stats,
-            [completion.token_ids for dialogue in dialogues for completion in dialogue.completions],
-            [dialogue.error for dialogue in dialogues if dialogue.error is not None],
-        )
+        return stats
 
     @torch.inference_mode()
     def _generate(self, requests: Sequence[Request]) -> list[Completion]:

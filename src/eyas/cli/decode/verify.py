@@ -57,11 +57,16 @@ def verify(
     seed: Annotated[int, Option(min=0, help="Seed of the sampled runs.")] = 0,
     limit: Limit = None,
     coupled: Coupled = None,
+    modules: Annotated[
+        bool, Option(help="Compare plain decoding with the model's own modules, for which it is loaded a second time.")
+    ] = True,
+    transformers: Annotated[bool, Option(help="Compare greedy answers with transformers.generate as well.")] = False,
     json: Json = False,
 ) -> int:
     """Check that speculation changes no token.
 
     Prompts are decoded with and without it at several temperatures, trees and batch sizes, and every token is compared.
+    What is decoded without it is compared with what the model's own modules say.
     """
     heats = read_temperatures(temperatures, "--temperatures")
     sizes = plain_numbers(batch_sizes, "--batch-sizes")
@@ -69,12 +74,18 @@ def verify(
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     for text in tree:
         read_tree(text)
+    if transformers and not modules:
+        raise UsageError(
+            "--transformers needs the model's modules, which judge where two answers part: leave out --no-modules"
+        )
     check_target(target.model, target)
     check_method(method, draft_model)
     if draft_model is not None:
         check_drafter(draft_model, files)
-    from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier
+    from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier, own_modules
+    from eyas.bench.offline.transformers_baseline import TransformersBaseline
     from eyas.drafters.loading import open_drafter
+    from eyas.engine import Engine
     from eyas.targets import load_tokenizer
     from eyas.text.prompts import read_prompts
     from eyas.tree import parse_tree
@@ -88,7 +99,9 @@ def verify(
         draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
         tokenizer=tokenizer, model=target.model, window=files.draft_window, quantize=files.draft_quantize,
     )  # fmt: skip
-    certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False)
+    own = own_modules(target.model, loaded) if modules else None
+    baseline = TransformersBaseline(target.model, Engine(loaded, tokenizer)) if transformers else None
+    certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False, modules=own, baseline=baseline)
     cells = []
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
@@ -137,6 +150,6 @@ def _print(certificate: Certificate) -> None:
             where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"
             combination = f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}"
             console.print(f"{combination}: {where}: {divergence.describe()}")
-    console.print(f"Compared with plain decoding of one row at a time. Promised in {promise(certificate.dtype)}.")
+    console.print(f"Compared with {' and '.join(certificate.compared_with)}. Promised in {promise(certificate.dtype)}.")
     ties = any(cell.divergences for cell in certificate.cells)
     console.print(("EQUAL BUT FOR NEAR-TIES" if ties else "EQUAL") if certificate.equal else "NOT EQUAL")

@@ -36,6 +36,8 @@ from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
 _LOG = logging.getLogger("eyas")
+_TRIAL_PAIRS = 3, 300
+"""What rows have read in the two trials of native blocks: few pairs, and more than most windows."""
 
 
 class BlockDrafter(NetworkDrafter):
@@ -47,21 +49,23 @@ class BlockDrafter(NetworkDrafter):
         super().__init__(network, taps)
         native, self._decoder = self._decoder, None
         if native is not None:
-            expected = self._trial()
+            expected = [self._trial(pairs) for pairs in _TRIAL_PAIRS]
             self._decoder = native
-            if not logits_agree(self._trial(), expected, network.dtype):
-                _LOG.info("native passes differ from those of the block drafter: its modules are run")
-                self._decoder = None
+            for pairs, states in zip(_TRIAL_PAIRS, expected, strict=True):
+                if not logits_agree(self._trial(pairs), states, network.dtype):
+                    _LOG.warning("the block drafter runs its modules: native states differ behind %d pairs", pairs)
+                    self._decoder = None
+                    break
         self.resize(0)
 
     @torch.inference_mode()
-    def _trial(self) -> Tensor:
-        """The states of the blocks of two rows, of which one has read more pairs than the other."""
+    def _trial(self, pairs: int) -> Tensor:
+        """The states of the blocks of two rows, of which one has read so many pairs and the other one less."""
         self.resize(2)
         config, rows = self.network.config, range(2)
-        shape, device = (2, 3, config.tap_count, config.target_hidden_size), self._ids.device
+        shape, device = (2, pairs, config.tap_count, config.target_hidden_size), self._ids.device
         taps = torch.linspace(-3.0, 5.0, math.prod(shape), device=device).cos().to(self.network.dtype).view(shape)
-        self._read(rows, self._ids[:1].expand(2, 3), taps, [3, 2])
+        self._read(rows, self._ids[:1].expand(2, pairs), taps, [pairs, pairs - 1])
         return self._run_block(rows)
 
     @property

@@ -1,7 +1,8 @@
 """Which transformers models are decoders of Llama's kind, to be run as native passes, and how they are taken apart.
 
 Layers are recognised by what they consist of, never by a model's name: the names of their norms say where they stand,
-and what else a family does (factors, layers without RoPE, two RoPE tables) by the attributes that do it.
+and what else a family does (factors, two RoPE tables) by the attributes that do it. Which table turns a layer's
+queries, if any does, is tried afterwards (`layer_trials`).
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ _NORMS: tuple[Mapping[str, str], ...] = (
 _OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"qkv_proj", "o_proj"}
 _OF_MLP = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"}
 """The linears of attention and MLP: each by itself, those with one input as one, an MLP without a gate."""
+_GIVEN = {
+    "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "layer_past", "position_ids",
+    "use_cache", "output_attentions", "encoder_hidden_states", "encoder_attention_mask", "kwargs",
+}  # fmt: skip
+"""What attention may be given. Whether position ids are more than RoPE's is tried (`layer_trials`)."""
 _SHARED = ("shared_expert", "shared_experts")
 """What the expert that all tokens share is called."""
 
@@ -133,6 +139,9 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
     of_attention = _parts(attention, "o_proj")
     if set(of_attention) not in PARTS:
         _check_linears(attention, of_attention, _OF_ATTENTION, {"q_norm", "k_norm", "rotary_emb"})
+    odd = set(signature(attention.forward).parameters) - _GIVEN
+    if odd:
+        raise UnsupportedModelError(f"{type(attention).__name__} is given {', '.join(sorted(odd))}")
     if dict(attention.named_parameters(recurse=False)).keys() - {"sinks"}:
         raise UnsupportedModelError(f"{type(attention).__name__} has parameters of its own")
     return LayerParts(
@@ -140,7 +149,7 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
         **_mlp_parts(parts["mlp"]),
         **norms,
         window=window,
-        rope=rope if getattr(attention, "use_rope", True) else None,
+        rope=rope,
         sinks=getattr(attention, "sinks", None),
     )
 

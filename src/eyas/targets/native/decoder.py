@@ -146,7 +146,6 @@ class NativeDecoder:
         self._kernels = found
         self._kept: list[Any] = []  # what the structs point to
         self._ropes, self._dtype, self._limit = ropes, dtype, limit
-        self._of_tables = torch.float32 if heads.latent.exact_rope else dtype
         self._tables = (torch.empty(len(ropes), 0, 0),) * 2  # [ropes, positions, rotated]
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
@@ -275,7 +274,7 @@ class NativeDecoder:
         if self._ropes and min(positions, most) > self._tables[0].shape[1]:
             wanted = torch.arange(min(positions + -positions % 1024, most)).unsqueeze(0)
             made = zip(*(rope(wanted) for rope in self._ropes), strict=True)
-            cosines, sines = (torch.cat(tables).to(self._of_tables).float().contiguous() for tables in made)
+            cosines, sines = (torch.cat(tables).float().contiguous() for tables in made)
             self._tables = (cosines, sines)
 
     @torch.inference_mode()

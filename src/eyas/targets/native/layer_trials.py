@@ -1,0 +1,318 @@
+"""Whether every layer of a native decoder computes what the model's own module does: each is tried alone.
+
+A few tokens through the whole model can't tell. In bfloat16 a layer without RoPE hides in the rounding, small weights
+hide it in the residual, and a factor that sets in behind the thousandth position isn't there before. So a layer and its
+module get the same states, of very different sizes, in float32 arithmetic (both multiply by the weights as they are, so
+there is no copy of them), at positions near, at every number that the config names and at the end of the context. The
+two may differ by float32's rounding, or by what the module makes of such a rounding of its input.
+
+Then the decoder runs as it will, in its own dtype, and each module runs on the states that it gave the layer before.
+
+Shapes: T tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from eyas.targets.native.decoder import NativeDecoder, Staged
+from eyas.targets.native.experts import NativeExperts, NativeRouter
+from eyas.targets.native.library import Decoder, Layer, Linear
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.slots import KVShape, SlotCache
+
+if TYPE_CHECKING:
+    from eyas.targets.target import Target
+
+_NEAR, _MOST_NUMBERS = 8, 8
+"""Tokens at the first positions, and the most numbers of a config at which there is one."""
+_WINDOW = 3
+"""What windows are cut down to, so that the few tokens reach beyond them."""
+_LARGE, _SMALL = (-7, 5), (-7, -6)
+"""The powers of 2 between which the sizes of states lie; beside small ones little that a layer adds is lost."""
+_NOISE = 8.0
+"""A layer may be so many times as far from its module as rounded inputs take the module from itself."""
+_ROUNDINGS = {torch.float32: 16, torch.bfloat16: 2}
+"""Units in the last place of a token's greatest value by which they may differ in any case."""
+_DRAWS = 3
+"""Draws of states, of which one must agree for each token that is routed to experts: a rounding may choose others."""
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """How a model calls one of its layers, but for the states that it passes."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, layer: nn.Module, states: Tensor, **changes: Any) -> Tensor:
+        """What a layer makes of states [T, H]; what it is given besides is in their dtype."""
+
+        def given(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value.to(states.dtype)
+            if isinstance(value, tuple | list):
+                return type(value)(map(given, value))
+            return value
+
+        args, kwargs = [given(arg) for arg in self.args], {name: given(arg) for name, arg in self.kwargs.items()}
+        if args:
+            args[0] = states.unsqueeze(0)
+        else:
+            kwargs["hidden_states"] = states.unsqueeze(0)
+        out = layer(*args, **(kwargs | changes))
+        made: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
+        return made
+
+    @property
+    def states(self) -> Tensor:
+        """[T, H] the states that the model itself passed."""
+        found: Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
+        return found[0]
+
+
+class LoneLayer(NativeDecoder):
+    """One layer of a native decoder as a decoder of its own, from states to states, with bfloat16's rounding off."""
+
+    def __init__(self, whole: NativeDecoder, index: int, positions: Tensor, rope: int) -> None:
+        """With the tokens at `positions` [T] turned by RoPE table number `rope`; -1 = not at all."""
+        vars(self).update(vars(whole))
+        layer = Layer.from_buffer_copy(whole._layers[index])
+        layer.rope, layer.window = rope, min(layer.window, _WINDOW)
+        layer.experts.rounds_scores = layer.experts.rounds_weights = 0
+        self._layers = (Layer * 1)(layer)
+        self._struct = Decoder.from_buffer_copy(whole._struct)
+        self._struct.layers, self._struct.count, self._struct.limit = self._layers, 1, 0
+        self._struct.bf16 = self._struct.rounds_twice = self._struct.embedding_bf16 = self._struct.returns_normed = 0
+        self._struct.norm = self._struct.position_embedding = None
+        self._struct.mix, self._struct.head = Linear(), Linear()
+        self._struct.embedding_scale = 1.0
+        self._dtype, self._limit = torch.float32, len(positions)  # the tables end there
+        if self._ropes:
+            made = zip(*(tables(positions.unsqueeze(0)) for tables in self._ropes), strict=True)
+            cosines, sines = (torch.cat(tables).float().contiguous() for tables in made)
+            self._tables = (cosines, sines)
+
+    @torch.inference_mode()
+    def of(self, states: Tensor, shapes: tuple[KVShape, KVShape]) -> Tensor:
+        """What the layer makes of states [T, H], the first of which is that of position 0."""
+        states, count = states.contiguous(), len(states)
+        self._struct.embedding, self._struct.embeddings = states.data_ptr(), count
+        cache = SlotCache([shapes], 1, torch.float32, states.device, count)
+        return self.run(cache, Staged(range(1), count, None, [0], None), torch.arange(count)).states
+
+
+@torch.inference_mode()
+def refusal(target: Target, native: NativeDecoder) -> str | None:
+    """Why a native decoder isn't what the modules of a target compute, in words; None if each of its layers is.
+
+    Which of the model's RoPE tables turns a layer's queries and keys, or that none does, is found here, and set.
+    """
+    positions = probed_positions(target.config, target.max_length)
+    windows = {kind: window and min(window, _WINDOW) for kind, window in target.windows.items()}
+    passes = [(at, _run_modules(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
+    for index, layer in enumerate(target.layers):
+        module = _widened(layer)
+        for sizes, (at, calls) in zip((_LARGE, _SMALL), passes, strict=True):
+            why = _layer_refusal(target, native, index, module, at, sizes, calls[index])
+            if why is not None:
+                return f"layer {index} {why}"
+    return _own_dtype_refusal(target, native)
+
+
+def probed_positions(config: Any, limit: int | None) -> Tensor:
+    """Positions [T], in their order: the first, at numbers of a config, and the last of its context or beyond all."""
+    numbers = {number for number in _numbers(config.to_dict()) if number >= _NEAR}
+    end = limit or 2 * max(numbers, default=_NEAR)
+    named = sorted(number for number in numbers if number < end)
+    step = max(1.0, len(named) / _MOST_NUMBERS)
+    named = [named[-1 - int(i * step)] for i in range(min(len(named), _MOST_NUMBERS))]
+    found = {*range(_NEAR), *named, end // 2, end - 2, end - 1}
+    return torch.tensor(sorted(at for at in found if 0 <= at < end))
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Every whole number within a config."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1:
+        yield int(value)
+
+
+def _run_modules(
+    target: Target, positions: Tensor, windows: Mapping[str, int | None], last: Tensor | None = None
+) -> tuple[list[LayerCall], Tensor]:
+    """How the modules call each layer for tokens at `positions` [T], each of which sees those before it.
+
+    `windows` count tokens of the pass. Given the states `last` [T, H] in place of what leaves the last layer, there are
+    the logits [T, V] that the model makes of them, too; else final states.
+    """
+    count, calls, hooks = len(positions), dict[int, LayerCall](), list[Any]()
+    steps = torch.arange(count, device=target.device)
+    seen = (steps.unsqueeze(1) >= steps).unsqueeze(0)
+    mask = target.masks(torch.zeros_like(steps[:1]), 0, seen, steps.unsqueeze(0), windows=windows)
+
+    def keep(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[index] = LayerCall(args, kwargs)
+
+    def replace(_layer: Any, _args: Any, out: Any) -> Any:
+        assert last is not None
+        return (last.unsqueeze(0), *out[1:]) if isinstance(out, tuple) else last.unsqueeze(0)
+
+    try:
+        for index, layer in enumerate(target.layers):
+            hook = partial(_catch, partial(keep, index))
+            hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        if last is not None:
+            hooks.append(target.layers[-1].register_forward_hook(replace))
+        runner = target.model.base_model if last is None else target.model
+        out = runner(
+            input_ids=_tokens(target, count), attention_mask=mask, position_ids=positions.unsqueeze(0), use_cache=False
+        )[0]
+    finally:
+        for each in hooks:
+            each.remove()
+    return [calls[index] for index in range(target.num_layers)], out[0]
+
+
+def _catch(keep: Callable[[Any, Any], None], _layer: Any, args: Any, kwargs: Any) -> None:
+    keep(args, kwargs)
+
+
+def _tokens(target: Target, count: int) -> Tensor:
+    """Ordinary tokens [1, T]."""
+    return (torch.arange(count, device=target.device) + target.vocab_size // 2).unsqueeze(0) % target.vocab_size
+
+
+def _layer_refusal(
+    target: Target, native: NativeDecoder, index: int, module: nn.Module, positions: Tensor, sizes: tuple[int, int],
+    call: LayerCall,
+) -> str | None:  # fmt: skip
+    """In what a layer alone differs from its `module`, in float32."""
+    draws = _DRAWS if any(isinstance(part, NativeExperts) for part in module.modules()) else 1
+
+    @cache
+    def trial(draw: int) -> LayerTrial:
+        return LayerTrial(module, call, _spread(len(positions), target.hidden_size, sizes, draw))
+
+    if _reads_positions(module, call, trial(0)):
+        return "reads position ids for more than RoPE"
+    own = native._layers[index].rope
+    refused = None
+    for rope in (own, *sorted({-1, *range(len(native._ropes))} - {own})):
+        lone, shapes = LoneLayer(native, index, positions, rope), target.kv_shapes[index]
+        apart = torch.full((len(positions),), float("inf"))
+        for draw in range(draws):
+            apart = torch.minimum(apart, trial(draw).apart(lone.of(trial(draw).states, shapes)))
+            if apart.max() <= 1:
+                native._layers[index].rope = rope
+                return None
+        refused = refused or (
+            f"is {float(apart.max()):.3g} times as far from its module as rounding allows, "
+            f"at position {int(positions[apart.argmax()])}"
+        )
+    return refused
+
+
+class LayerTrial:
+    """What a module makes of states, and how far from that rounding may take another."""
+
+    def __init__(self, module: nn.Module, call: LayerCall, states: Tensor) -> None:
+        self.states, self._module, self._call = states, module, call
+        self.expected = call.run(module, states)
+        self._noise: Tensor | None = None  # [T]
+
+    def apart(self, found: Tensor) -> Tensor:
+        """How far states [T, H] are from the module's, in parts of what rounding allows: [T]."""
+        scale = self.expected.float().abs().amax(1)
+        precision = torch.finfo(self.expected.dtype).eps
+        allowed = _ROUNDINGS[self.expected.dtype] * precision * scale
+        gaps = (found.float() - self.expected.float()).abs().amax(1).nan_to_num(float("inf"))
+        if (gaps > allowed).any():
+            if self._noise is None:
+                draw = torch.Generator().manual_seed(1)
+                sign = torch.randint(0, 2, self.states.shape, generator=draw) * 2 - 1
+                moved = self._call.run(self._module, (self.states * (1 + precision * sign)).to(self.states.dtype))
+                self._noise = (moved.float() - self.expected.float()).abs().amax(1)
+            allowed = allowed + _NOISE * self._noise
+        return gaps / allowed.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _reads_positions(module: nn.Module, call: LayerCall, trial: LayerTrial) -> bool:
+    """Whether a layer whose attention is given position ids makes something else of its states with others."""
+    ids = call.kwargs.get("position_ids")
+    named = any("position_ids" in signature(part.forward).parameters for part in module.children())
+    if ids is None or not named:
+        return False
+    others = (torch.zeros_like(ids), 3 * ids + 1_000_003)
+    return any(not call.run(module, trial.states, position_ids=other).equal(trial.expected) for other in others)
+
+
+def _spread(tokens: int, hidden: int, sizes: tuple[int, int], draw: int) -> Tensor:
+    """Random states [T, H] of sizes between two powers of 2, the same of a token in every draw."""
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+    factors = torch.logspace(*sizes, tokens, base=2.0)[order]
+    return torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(draw)) * factors.unsqueeze(1)
+
+
+def _widened(layer: nn.Module) -> nn.Module:
+    """A copy of a layer that computes in float32; it shares the weights of native linears and experts."""
+    kept: dict[int, Any] = {}
+    for part in layer.modules():
+        if isinstance(part, NativeExperts):
+            kept |= {id(each): each for each in part.modules()}
+        elif isinstance(part, NativeLinear) and id(part) not in kept:
+            kept[id(part)] = wide = copy.copy(part)
+            wide._dtype = torch.float32
+            if isinstance(wide, NativeRouter):
+                wide.form = wide.form._replace(rounds_scores=False, rounds_weights=False)
+                wide._states = torch.float32
+        if hasattr(part, "config"):
+            kept[id(part.config)] = part.config
+    shared = {id(each) for each in kept.values()}
+    made = copy.deepcopy(layer, kept)
+    for part in made.modules():
+        if id(part) not in shared:
+            for tensors in (part._parameters, part._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None and tensor.is_floating_point():
+                        wide_tensor = tensor.detach().float()
+                        tensors[name] = nn.Parameter(wide_tensor, False) if tensors is part._parameters else wide_tensor
+    return made
+
+
+def _own_dtype_refusal(target: Target, native: NativeDecoder) -> str | None:
+    """In what a pass of the decoder differs from the modules, each of which is given the states that the pass has."""
+    count, layers = min(_NEAR, target.max_length or _NEAR), target.num_layers
+    cache, tokens = target.empty_cache(1, count), _tokens(target, count)
+    staged = Staged(range(1), count, None, [0], None)
+    done = native.run(cache, staged, tokens, taps=range(layers + 1), logits=True)
+    states = done.taps.unbind(1)
+    calls, logits = _run_modules(target, torch.arange(count), target.windows, states[-1])
+    for name, found, expected in (
+        ("the embedding", states[0], calls[0].states), ("the head", target.finish(done.logits), logits)
+    ):  # fmt: skip
+        gap, scale = (found.float() - expected.float()).abs().amax(), expected.float().abs().amax()
+        if not gap <= 4 * _ROUNDINGS[target.dtype] * torch.finfo(target.dtype).eps * scale:
+            return f"{name} differs from the modules' by {float(gap):.3g} of {float(scale):.3g}"
+    for index, call in enumerate(calls):
+        layer = target.layers[index]
+        apart = LayerTrial(layer, call, states[index]).apart(states[index + 1])
+        routed = any(isinstance(part, NativeExperts) for part in layer.modules())
+        if (apart.median() if routed else apart.max()) > 1:
+            return (
+                f"layer {index} of a pass in {str(target.dtype).removeprefix('torch.')} is {float(apart.max()):.3g} "
+                "times as far from its module as rounding allows"
+            )
+    return None

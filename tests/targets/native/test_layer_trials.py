@@ -1,0 +1,168 @@
+"""Every layer of a native decoder is tried alone: what is wrong in one is found in any dtype, at any scale."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+from eyas.targets import Target
+from eyas.targets.linears import prepack_linears
+from eyas.targets.native.architectures import transformers_decoder
+from eyas.targets.native.decoder import NativeDecoder
+from eyas.targets.native.experts import replace_experts
+from eyas.targets.native.layer_trials import probed_positions
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import NativeLinear
+
+from ... import tiny
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+TYPES = (torch.float32, torch.bfloat16)
+SCALES = (0.5, 20.0)
+LAYERS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+SIZES = {
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "tie_word_embeddings": False,
+    "pad_token_id": None,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0,
+    "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+
+
+def random_model(config: Any, scale: float, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(scale)
+    return model.to(dtype)
+
+
+def tried(model: Any, broken: Callable[[NativeDecoder], None] = lambda _: None) -> Target:
+    """A model as a target whose native passes are kept if they stand the trial."""
+    dtype = model.dtype
+    prepack_linears(model, NativeLinear)
+    replace_experts(model, NativeLinear, dtype)
+    native = transformers_decoder(model)
+    assert native is not None
+    broken(native)
+    return Target(model, native=native)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_queries_scaled_by_their_positions_are_refused(
+    scale: float, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tf.Ministral3Config(**SIZES, rope_parameters=YARN)
+    assert tried(random_model(config, scale, dtype)).native is None
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in warnings] == [
+        "Ministral3ForCausalLM runs its modules, not native passes: layer 0 reads position ids for more than RoPE"
+    ]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("experts", [False, True])
+def test_layers_without_rope_are_found(experts: bool, scale: float, dtype: torch.dtype) -> None:
+    more = {"sliding_window": 16, "sliding_window_pattern": 4, "layer_types": LAYERS}
+    if experts:
+        config = tf.ExaoneMoeConfig(
+            **SIZES, **more, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, n_group=1, topk_group=1,
+            first_k_dense_replace=1, mlp_layer_types=["dense"] + ["sparse"] * 3,
+        )  # fmt: skip
+    else:
+        config = tf.Exaone4Config(**SIZES, **more)
+    native = tried(random_model(config, scale, dtype)).native
+    assert native is not None
+    assert [layer.rope for layer in native._layers] == [1, 1, 1, -1] if len(native._ropes) > 1 else [0, 0, 0, -1]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_rope_that_turns_neighbours_is_refused_at_any_scale(scale: float, dtype: torch.dtype) -> None:
+    assert tried(tiny.build_model("cohere", scale=scale, **tiny.fitting("llama")).to(dtype)).native is None
+
+
+def without_rope(native: NativeDecoder) -> None:
+    tables = native._ropes[0]
+
+    def still(positions: Tensor) -> tuple[Tensor, Tensor]:
+        cosines, sines = tables(positions)
+        return torch.ones_like(cosines), torch.zeros_like(sines)
+
+    native._ropes = [still]
+
+
+def of_other_scale(native: NativeDecoder) -> None:
+    native._struct.scale *= 1.01
+
+
+def of_other_epsilon(native: NativeDecoder) -> None:
+    native._struct.eps *= 1.5
+
+
+def with_a_window(native: NativeDecoder) -> None:
+    native._layers[2].window = 100
+
+
+def scaled_behind(native: NativeDecoder) -> None:
+    ropes = list(native._ropes)
+
+    def scaled(positions: Tensor) -> tuple[Tensor, Tensor]:
+        cosines, sines = ropes[0](positions)
+        factor = 1 + 0.1 * (positions > 100).unsqueeze(-1).to(cosines.dtype)
+        return cosines * factor, sines * factor
+
+    native._ropes = [scaled]
+
+
+BROKEN = {
+    "no RoPE": without_rope,
+    "a wrong scale": of_other_scale,
+    "a wrong epsilon": of_other_epsilon,
+    "a window": with_a_window,
+    "keys scaled behind a position": scaled_behind,
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("wrong", BROKEN)
+def test_what_is_broken_in_a_layer_is_found(wrong: str, scale: float, dtype: torch.dtype) -> None:
+    model = tiny.build_model("llama", scale=scale, head_dim=16).to(dtype)
+    assert tried(model, BROKEN[wrong]).native is None
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "olmo2", "mixtral", "gptoss", "deepseek3", "neox", "gpt2"])
+def test_what_is_right_stays_native_at_any_scale(name: str, scale: float, dtype: torch.dtype) -> None:
+    assert tried(tiny.build_model(name, scale=scale, **tiny.fitting(name)).to(dtype)).native is not None
+
+
+def test_a_layer_that_was_taken_for_one_without_rope_gets_it_back() -> None:
+    def off(native: NativeDecoder) -> None:
+        native._layers[1].rope = -1
+
+    native = tried(tiny.build_model("llama", head_dim=16), off).native
+    assert native is not None
+    assert native._layers[1].rope == 0
+
+
+def test_positions_are_near_at_numbers_of_the_config_and_far() -> None:
+    config = tf.Ministral3Config(**SIZES, rope_parameters=YARN)
+    found = probed_positions(config, 256).tolist()
+    assert found == sorted(found)
+    assert {*range(8), 32, 254, 255} <= set(found)
+    assert len(found) < 40
+    assert max(probed_positions(config, None).tolist()) >= 256
