@@ -1,15 +1,16 @@
 // The threads of a pass, which share its work a stage at a time: whoever is there takes the next pieces of it.
 //
 // Other processes want the cores too, so nothing is kept for a thread that isn't running. The calling thread runs the
-// stages, and does alone what nobody else has begun; helpers come when they can. It only waits for pieces that a helper
-// has begun: for as long as its own take, then asleep, so that the system can let the helper run in its place. Where
-// such waits cost more than the helpers do, passes go on without them, and try again after a while.
+// stages, and does alone what nobody else has begun; helpers come when they can, on other cores than its own. It only
+// waits for pieces that a helper has begun: for as long as its own take, then asleep, so that the system can let the
+// helper run in its place. Passes are made with helpers or without, whichever gets more done on the machine as it is.
 //
 // Who computes a piece doesn't matter to its result.
 #pragma once
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,7 +19,6 @@
 #include <atomic>
 #include <chrono>
 #include <climits>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -36,10 +36,14 @@ using Seconds = std::chrono::duration<double>;
 
 inline double since(Clock::time_point began) { return Seconds(Clock::now() - began).count(); }
 
-constexpr double SPIN = 30e-6;           // a helper that has nothing to do, or is waited for, may take so long to be seen
-constexpr double LATE = 1e-3;            // waits in a pass that aren't given a second thought
-constexpr double MEMORY = 0.1;           // how long gains and losses are remembered
-constexpr double SHORTEST_PAUSE = 0.02, LONGEST_PAUSE = 0.8;  // without helpers
+constexpr double SPIN = 30e-6;  // seconds that a helper has to be seen in, who has nothing to do or is waited for
+constexpr double LATE = 1e-3;   // waits in a pass that aren't given a second thought
+
+inline double seconds_of_this_thread() {  // in which it ran
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
 inline void futex_wait(std::atomic<int32_t>& word, int32_t value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
@@ -54,28 +58,29 @@ inline int64_t& worker() {
     return number;
 }
 
-// Whether helpers are worth their waits: by the time that they saved and the time that they were waited for.
-class Worth {
+// Whether passes have helpers: by the work that gets done with them and without, in threads' worth. What is better goes on
+// for longer, the other is tried now and then; alone, one thread's worth is the most that there is to be had.
+class Choice {
   public:
-    bool now() const { return Clock::now() >= alone_until_; }
+    bool helped() const { return helped_; }
 
-    void count(double saved, double waited) {
-        const Clock::time_point at = Clock::now();
-        const double kept = std::exp(-Seconds(at - counted_).count() / MEMORY);
-        counted_ = at;
-        saved_ = saved_ * kept + saved, waited_ = waited_ * kept + waited;
-        if (waited_ > LATE && waited_ > saved_) {
-            alone_until_ = at + std::chrono::duration_cast<Clock::duration>(Seconds(pause_));
-            pause_ = std::min(2 * pause_, LONGEST_PAUSE);
-            saved_ = waited_ = 0;
-        } else if (saved_ > MEMORY / 4 && saved_ > 2 * waited_) {
-            pause_ = SHORTEST_PAUSE;
-        }
+    // Count a pass of so many seconds that did so many seconds' work.
+    void count(double work, double seconds) {
+        work_ += work, seconds_ += seconds;
+        if (seconds_ < (helped_ == better_ ? (helped_ ? LONG : LONGEST) : SHORT)) return;
+        rate_[helped_] = work_ / seconds_;
+        work_ = seconds_ = 0;
+        better_ = rate_[true] > MARGIN * rate_[false];
+        helped_ = helped_ != better_ ? better_ : better_ && rate_[true] > QUIET;
     }
 
   private:
-    Clock::time_point counted_, alone_until_;
-    double saved_ = 0, waited_ = 0, pause_ = SHORTEST_PAUSE;
+    static constexpr double SHORT = 0.04, LONG = 0.15, LONGEST = 0.4;  // seconds
+    static constexpr double MARGIN = 1.1;  // helpers must gain so much: pieces take longer where memory is shared
+    static constexpr double QUIET = 1.6;   // with so much being done, nobody else is there
+
+    bool helped_ = true, better_ = true;
+    double rate_[2] = {1, 2}, work_ = 0, seconds_ = 0;
 };
 
 // The helpers of this process. One pass has them at a time; one that comes meanwhile runs alone.
@@ -87,46 +92,49 @@ class Helpers {
         return *instance();
     }
 
-    // Have `threads` - 1 of them. False where they are another pass's, aren't worth their waits, or none can be started.
+    // Begin a pass of so many threads. False while they are another pass's.
     bool claim(int64_t threads) {
-        if (threads < 2 || !in_use_.try_lock()) return false;
-        if (worth_.now()) {
-            while (static_cast<int64_t>(started_) < threads - 1 && start()) {
+        if (!in_use_.try_lock()) return false;
+        if (choice_.helped())
+            while (started_ < threads - 1 && start()) {
             }
-            parts_count_ = std::min<int64_t>(threads, started_ + 1);
-            saved_ = waited_ = 0;
-            if (parts_count_ > 1) return true;
-        }
-        in_use_.unlock();
-        return false;
+        parts_count_ = choice_.helped() ? std::min(threads, started_ + 1) : 1;
+        own_ = saved_ = idle_ = waited_ = 0;
+        began_ = Clock::now(), running_ = seconds_of_this_thread();
+        return true;
     }
 
     void release() {
-        worth_.count(saved_, waited_);
+        const double work = (seconds_of_this_thread() - running_ - idle_) * (own_ > 0 ? 1 + saved_ / own_ : 1);
+        if (started_) choice_.count(work, since(began_));
         in_use_.unlock();
     }
 
-    bool are_late() const { return waited_ > LATE && waited_ > saved_; }
-
     // Run `work(first, stop)` on pieces of `total` until all are done. Each thread begins with a part of its own, taken
-    // in order, so that what a product fetches ahead is what this thread works on next.
+    // in order, so that what a product fetches ahead is what this thread works on next. Where helpers were waited for
+    // longer than they were worth, the rest of a pass goes on without them.
     template <class Work>
     void share(int64_t total, int64_t piece, const Work& work) {
+        const Clock::time_point began = Clock::now();
+        if (parts_count_ == 1 || (waited_ > LATE && waited_ > saved_)) {
+            for (int64_t first = 0; first < total; first += piece) work(first, std::min(first + piece, total));
+            own_ += since(began);
+            return;
+        }
         const int64_t pieces = (total + piece - 1) / piece;
         stage_ = {[](const void* of, int64_t first, int64_t stop) { (*static_cast<const Work*>(of))(first, stop); }, &work,
                   total, piece, _mm_getcsr()};
         finished_.store(0, std::memory_order_relaxed);
+        cpu_.store(sched_getcpu(), std::memory_order_relaxed);
         for (int64_t part = 0; part < parts_count_; part++) {
             const uint64_t begin = pieces * part / parts_count_, end = pieces * (part + 1) / parts_count_;
             parts_[part].next.store(begin << 32 | end, std::memory_order_release);
         }
         stages_.fetch_add(1, std::memory_order_seq_cst);
         if (asleep_.load(std::memory_order_seq_cst) && asleep_.exchange(0)) futex_wake(stages_);
-        const Clock::time_point began = Clock::now();
         const int64_t own = take(0);
-        if (own == pieces) return;
-        const double each = own ? since(began) / own : 0;
-        saved_ += each * (pieces - own);
+        const double taken = since(began), each = own ? taken / own : 0;
+        own_ += taken, saved_ += each * (pieces - own);
         wait(static_cast<int32_t>(pieces - own), SPIN + each);
     }
 
@@ -176,9 +184,13 @@ class Helpers {
         do {
             for (int i = 0; i < 16; i++) {
                 _mm_pause();
-                if (finished_.load(std::memory_order_acquire) == pieces) return;
+                if (finished_.load(std::memory_order_acquire) == pieces) {
+                    idle_ += since(began);
+                    return;
+                }
             }
         } while (since(began) < awake);
+        idle_ += since(began);
         waiting_.store(1, std::memory_order_seq_cst);
         for (int32_t done; (done = finished_.load(std::memory_order_seq_cst)) != pieces;) futex_wait(finished_, done);
         waiting_.store(0, std::memory_order_relaxed);
@@ -198,8 +210,18 @@ class Helpers {
                 futex_wait(stages_, seen);
             }
             seen = stage;
-            if (number < parts_count_.load(std::memory_order_relaxed)) take(number);
+            if (number >= parts_count_.load(std::memory_order_relaxed)) continue;
+            if (const int core = cpu_.load(std::memory_order_relaxed); sched_getcpu() == core) leave(core);
+            take(number);
         }
+    }
+
+    // Move this helper off a core, if it may run on another one.
+    static void leave(int core) {
+        cpu_set_t allowed;
+        if (sched_getaffinity(getpid(), sizeof(allowed), &allowed)) return;
+        CPU_CLR(core, &allowed);
+        if (CPU_COUNT(&allowed)) sched_setaffinity(0, sizeof(allowed), &allowed);
     }
 
     bool start() {
@@ -219,8 +241,12 @@ class Helpers {
 
     std::mutex in_use_;
     int64_t started_ = 0;
-    double saved_ = 0, waited_ = 0;  // seconds of this pass
-    Worth worth_;
+    Choice choice_;
+    // Of this pass: when it began, and how long its thread had run by then; seconds that its own pieces took, those of
+    // helpers would have taken it, and that it waited for them, awake (`idle_`) and in all where it had to sleep.
+    Clock::time_point began_;
+    double running_ = 0, own_ = 0, saved_ = 0, idle_ = 0, waited_ = 0;
+    std::atomic<int> cpu_{-1};  // its core
     Stage stage_{};
     std::atomic<int64_t> parts_count_{1};
     Part parts_[MOST_THREADS];
@@ -232,9 +258,9 @@ class Helpers {
 // What the threads of a pass share while it runs.
 class Region {
   public:
-    explicit Region(int64_t threads) : helped_(Helpers::all().claim(threads)) {}
+    explicit Region(int64_t threads) : claimed_(threads > 1 && Helpers::all().claim(threads)) {}
     ~Region() {
-        if (helped_) Helpers::all().release();
+        if (claimed_) Helpers::all().release();
     }
     Region(const Region&) = delete;
 
@@ -243,12 +269,12 @@ class Region {
     template <class Work>
     void share(int64_t total, int64_t piece, const Work& work) {
         stage_++;
-        if (helped_ && total > piece && !Helpers::all().are_late()) return Helpers::all().share(total, piece, work);
+        if (claimed_ && total > piece) return Helpers::all().share(total, piece, work);
         for (int64_t first = 0; first < total; first += piece) work(first, std::min(first + piece, total));
     }
 
   private:
-    const bool helped_;
+    const bool claimed_;
     int64_t stage_ = 0;
 };
 
