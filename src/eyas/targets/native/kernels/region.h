@@ -37,7 +37,7 @@ using Seconds = std::chrono::duration<double>;
 inline double since(Clock::time_point began) { return Seconds(Clock::now() - began).count(); }
 
 constexpr double SPIN = 30e-6;  // seconds that a helper has to be seen in, who has nothing to do or is waited for
-constexpr double LATE = 1e-3;   // waits in a pass that aren't given a second thought
+constexpr double LATE = 8e-3;   // waits in a pass that are borne: a turn or two of another process on a helper's core
 
 inline double seconds_of_this_thread() {  // in which it ran
     timespec time;
