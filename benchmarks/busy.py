@@ -1,6 +1,6 @@
 """Decoding beside other processes that want the cores: what is kept of the idle machine's tokens per second.
 
-    python -m benchmarks.busy MODEL [--draft-model DRAFTER | --method ngram] [--clients 1 4] [--loads idle python torch ...]
+    python -m benchmarks.busy MODEL [--draft-model DRAFTER | --method ngram] [--clients 1 4] [--loads idle torch ...]
         [--seconds 3] [--threads N] [--out FILE.json]
 
 A load is named KIND[:NICE] and several are joined by `+`: `python` is `while True: pass`, `torch` a product of one
@@ -150,7 +150,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 row = {"load": load, "engine": name, "clients": clients} | found
                 idle = [r for r in rows if (r["load"], r["engine"], r["clients"]) == ("idle", name, clients)]
                 if idle and load != "idle":
-                    kept, fair = row["tokens_per_second"] / idle[0]["tokens_per_second"], fair_share(load, threads, cores)
+                    kept = row["tokens_per_second"] / idle[0]["tokens_per_second"]
+                    fair = fair_share(load, threads, cores)
                     row |= {"kept": round(kept, 3), "fair": round(fair, 3), "over_fair": round(kept / fair, 3)}
                 rows.append(row)
                 print(json.dumps(row), file=sys.stderr, flush=True)
