@@ -189,7 +189,8 @@ def busy(load: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"the machine was busy (load {load['load_average'][0]:g} on {load['cores']} cores): tokens/s and speedups are "
-        "unreliable; accept lengths are counts and not affected"
+        "unreliable; accept lengths are counts and not affected. Measure again when it is idle"
+        + (", or on one thread (OMP_NUM_THREADS=1), which others disturb least" if load["threads"] > 1 else "")
     )
 
 

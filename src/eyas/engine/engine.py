@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -27,6 +28,7 @@ from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError, UsageError
 from eyas.targets import Target
+from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import dense_columns
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
@@ -142,6 +144,10 @@ class Engine:
 
     @torch.inference_mode()  # all of it: tensors that a pass allocates can't be changed outside
     def _advance(self) -> None:
+        with nullcontext() if self.target.native is None else lone_torch():
+            self._run_step()
+
+    def _run_step(self) -> None:
         """Admit, read a piece of the prompts, run one round. First tokens leave at once: a round follows next step."""
         scheduler, runner = self._scheduler, self._runner
         now = time.monotonic()

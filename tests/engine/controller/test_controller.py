@@ -188,6 +188,22 @@ def test_a_wrong_calibration_is_mended() -> None:
     assert simulation.run(made, 200) > 1.6 * plain_rate(mixed(1))
 
 
+def test_prices_that_were_measured_in_noise_are_mended_before_they_are_trusted() -> None:
+    """What promises little is left until plain rounds have been seen; then it is taken up all the same."""
+
+    def begins(spread: float) -> int:
+        made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(1))
+        made._costs.table = made._costs.table.model_copy(update={"spread": spread})
+        for count in range(200):
+            if decided(made, 1) is not None:
+                return count
+            simulation.run(made, 1)
+        return 200
+
+    assert begins(0.1) == begins(0.0) < 10
+    assert begins(0.0) < begins(9.0) < 120
+
+
 def test_predictions_come_true() -> None:
     made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(4))
     simulation.run(made, 400)

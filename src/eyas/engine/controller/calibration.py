@@ -2,15 +2,18 @@
 
 Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn;
 the first run of each is not counted, because kernels are prepared for a new shape then (but where none are, and it is
-long), and the fastest run counts, because noise only adds. The remaining noise is bounded by two facts: less work takes
-no longer than more, and no work takes longer than doing it in pieces.
+long), and the median counts: where other processes want the cores too, the fastest run is one that doesn't come again.
+How far the runs of a size lie apart is kept beside, as the controller trusts prices less for it. The remaining noise is
+bounded by two facts: less work takes no longer than more, and no work takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -25,7 +28,7 @@ from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.engine.controller.lookahead import LookaheadController
 from eyas.errors import UsageError
 from eyas.targets import Target
-from eyas.targets.native.linears import holds_int8
+from eyas.targets.native.linears import holds_int8, lone_torch
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
@@ -65,7 +68,8 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
     """
     bench = _Bench(target, drafter, batch_size, widest)
     try:
-        return bench.table(bench.measure(seconds))
+        with nullcontext() if target.native is None else lone_torch():  # as the engine's steps are
+            return bench.table(bench.measure(seconds))
     finally:
         target.resize(0)
         drafter.resize(0)
@@ -152,8 +156,8 @@ class _Bench:
         return bool(smaller) and smaller[-1] > _HOPELESS * runs["tokens", 1][0]
 
     def table(self, runs: Runs) -> CostTable:
-        """The cost table with curves through the fastest run of each size."""
-        found = {name: min(taken[1:] or taken) for name, taken in runs.items()}
+        """The cost table with curves through the median run of each size."""
+        found = {name: statistics.median(taken[1:] or taken) for name, taken in runs.items()}
 
         def points(kind: str) -> dict[int, float]:
             return {size: seconds for (name, size), seconds in found.items() if name == kind}
@@ -175,6 +179,7 @@ class _Bench:
             draft_by_rows=_curve(firsts),
             level_by_positions=_curve(sensible(levels)),
             observe_by_pairs=_curve(sensible(points("pairs"))),
+            spread=spread(runs),
         )
 
     def _padding(self, found: dict[Size, float]) -> Curve:
@@ -278,6 +283,12 @@ class _Watch:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def spread(runs: Runs) -> float:
+    """By how much of its median a usual size's slowest counted run exceeds its fastest; 0 where none was repeated."""
+    counted = [taken[1:] for taken in runs.values() if len(taken) > _FEWEST]
+    return statistics.median([(max(taken) - min(taken)) / statistics.median(taken) for taken in counted] or [0.0])
 
 
 def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:

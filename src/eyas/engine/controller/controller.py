@@ -27,6 +27,8 @@ WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
 _ENTER, _LEAVE = 1.03, 1.015
 """The speedups that speculation must promise to begin, and to continue."""
+_USUAL_SPREAD, _TRUSTED_AFTER = 0.2, 100
+"""The spread of start-up prices on an idle machine, and the rounds after which others are as good as measured anew."""
 _CHANGE = 1.01
 """The factor by which a shape must be faster than the one in use to replace it."""
 _DRIFT = 1.25
@@ -178,6 +180,17 @@ class Controller:
             self._count_probe(record, whole)
 
     @property
+    def _least(self) -> float:
+        """How many times the rate of plain rounds a plan must promise.
+
+        To begin on prices that were measured in noise takes more, until rounds have corrected them.
+        """
+        if self._choice is not None:
+            return _LEAVE
+        doubt = min(1.0, max(0.0, self._costs.table.spread - _USUAL_SPREAD))
+        return _ENTER + doubt * max(0.0, 1.0 - self._counts["rounds"] / _TRUSTED_AFTER)
+
+    @property
     def _stale(self) -> bool:
         """Whether plain rounds take another time than the last plan assumed."""
         return abs(self._plain_error) > _STALE and self._since_settled >= _STALE_AFTER
@@ -231,7 +244,7 @@ class Controller:
         if self._choice is not None:
             held = prospects.of(self._choice.shape)
             best = held if best.rate < _CHANGE * held.rate else best
-        pays = self._computes and best.rate >= prospects.plain_rate * (_ENTER if self._choice is None else _LEAVE)
+        pays = self._computes and best.rate >= prospects.plain_rate * self._least
         self._wanted = best if pays and self._choice is None else None
         self._choice = best if pays and self._choice is not None else None
         if self._wanted is None:
@@ -248,9 +261,8 @@ class Controller:
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
         wanted = self._choice is not None or self._wanted is not None
-        least = _ENTER if self._choice is None else _LEAVE
         rate = (rows + shape.accepted * drift) / shape.seconds
-        return self._computes and wanted != (rate >= least * self._prospects.plain_rate)
+        return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
         shape = prospect.shape

@@ -200,6 +200,8 @@ class CostTable(StrictModel):
     """A further level of a draft, by its R x width positions."""
     observe_by_pairs: Curve
     """The drafter's pass over the pairs of a round."""
+    spread: float = 0.0
+    """By how much of its median the runs of a size lay apart: how far all of this can be trusted."""
 
     @staticmethod
     def read(path: Path, measured_on: str) -> CostTable:

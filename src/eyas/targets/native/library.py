@@ -29,7 +29,7 @@ from eyas.runtime import mapped_zeros
 
 _LOG = logging.getLogger("eyas")
 _SOURCES = Path(__file__).parent / "kernels"
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=off")
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp-simd", "-pthread", "-fPIC", "-shared", "-ffp-contract=off")
 DISABLE = "EYAS_NATIVE"
 """The environment variable that turns the kernels off, if it is 0."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -179,8 +179,8 @@ class Kernels:
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
         self.ways = Way(_function(library.eyas_ways, (), c_int64)())
         """How they can multiply bfloat16 inputs, besides chains."""
-        self._pack = _function(library.eyas_pack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
-        self._unpack = _function(library.eyas_unpack, (c_void_p, c_int64, c_int64, c_int64, c_void_p))
+        self._pack = _function(library.eyas_pack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
+        self._unpack = _function(library.eyas_unpack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
         self.experts = _function(
             library.eyas_experts,
@@ -204,13 +204,15 @@ class Kernels:
         """A weight [out, in] in panels of 16 outputs: [panels, in, 16], of its own dtype."""
         weight = weight.detach().contiguous()
         prepacked = mapped_zeros((-(-weight.shape[0] // PANEL), weight.shape[1], PANEL), weight.dtype, weight.device)
-        self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], prepacked.data_ptr())
+        self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], prepacked.data_ptr(), torch.get_num_threads())
         return prepacked
 
     def unpack(self, prepacked: Tensor, out: int) -> Tensor:
         """The weight [out, in] of a prepacked one."""
         weight = torch.empty(out, prepacked.shape[1], dtype=prepacked.dtype)
-        self._unpack(prepacked.data_ptr(), *weight.shape, KINDS[prepacked.dtype], weight.data_ptr())
+        self._unpack(
+            prepacked.data_ptr(), *weight.shape, KINDS[prepacked.dtype], weight.data_ptr(), torch.get_num_threads()
+        )
         return weight
 
 
@@ -262,11 +264,6 @@ def _compiled(compiler: str, flags: frozenset[str]) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_path(path) as made:
-        command = [compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(made), *_openmp()]
+        command = [compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     return path
-
-
-def _openmp() -> list[str]:
-    """torch's own OpenMP library, if it brings one: a second one would have threads that fight for the cores."""
-    return [str(path) for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))]

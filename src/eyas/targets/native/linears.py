@@ -7,7 +7,9 @@ same to the bit alone and in a batch, in a plain pass and in a tree.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from ctypes import byref
 from functools import cache, partial
 from typing import Any
@@ -37,7 +39,27 @@ _SHARE = 1 << 17
 
 def threads_for(multiplications: int) -> int:
     """Threads that share a product, or a layer, of so many multiplications: few work alone, which wait for nobody."""
-    return max(1, min(torch.get_num_threads(), multiplications // _SHARE))
+    return max(1, min(_THREADS.get() or torch.get_num_threads(), multiplications // _SHARE))
+
+
+_THREADS: ContextVar[int | None] = ContextVar("threads of native passes", default=None)
+
+
+@contextmanager
+def lone_torch() -> Iterator[None]:
+    """Within, torch computes on this thread alone; the kernels go on with the number of threads that torch had.
+
+    Beside native passes torch has little to do, and its threads, which wait for each other awake, would take the cores
+    from the kernels' own.
+    """
+    threads = torch.get_num_threads()
+    token = _THREADS.set(threads)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _THREADS.reset(token)
 
 
 @cache

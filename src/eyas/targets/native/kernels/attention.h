@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <type_traits>
 
 #include "vector.h"
@@ -164,6 +165,14 @@ void mix_together(const Context<T>& context, const Query* query, int64_t first, 
 
 // Floats that `total` queries need for their scores of at most `most` keys.
 inline int64_t score_room(int64_t total, int64_t most) { return ((total < QUERIES ? total : QUERIES) + 3) * (most + 2 * LANES); }
+
+// Of each thread: room for scores and for the columns that a token sees.
+struct Room {
+    Room(int64_t of_scores, int64_t of_columns) : scores(new float[of_scores]), columns(new int64_t[of_columns]) {}
+
+    std::unique_ptr<float[]> scores;
+    std::unique_ptr<int64_t[]> columns;
+};
 
 // Queries of one context. Up to 32 of them go through keys and values together, a tile at a time, so that these are read
 // from memory once; as many at once as fit into the registers. Every sum is the one that a query has alone.

@@ -1,5 +1,4 @@
-// A pass of a decoder's layers over the slot cache, in one parallel region: threads share each product piece by
-// piece and wait for each other where a result is needed whole.
+// A pass of a decoder's layers over the slot cache, stage by stage, whose pieces threads share (region.h).
 //
 // The layers are those of Llama and its kin: RMSNorm or LayerNorm before or after what a layer adds, grouped-query
 // attention with RoPE (biases and norms of queries and keys where there are any) or latent attention (latent.h), an MLP,
@@ -140,206 +139,203 @@ void run(const Decoder& d, const Pass& pass) {
     const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
     const int64_t input_width = context ? hidden : wide;
     Mixture mixture(d.layers, d.count, tokens);
-    Region region(17 * d.count + 4, pass.threads);
+    Region region(pass.threads);
+    Narrowed narrowed(region, bf16);
+    Own<Room> rooms;
+    Own<LatentQueries<T>> of_latents;
 
-#pragma omp parallel num_threads(static_cast<int>(pass.threads))
-    {
-        int64_t phase = 0;
-        Narrowed narrowed(bf16);
-        std::vector<float> scores(score_room(std::min(block, tokens) * group, most));
-        std::vector<int64_t> columns(2 * most);
-        LatentQueries<T> latents(d, std::min(block, tokens), group);
-
-        region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
-            float* state = pass.x + t * hidden;
-            if (pass.above) {
-                const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
-                const int64_t parent = std::max<int64_t>(tree_of(row).parent(column) - pass.above_first, 0);
-                std::memcpy(state, pass.above + (row * pass.above_count + parent) * hidden, hidden * sizeof(float));
-            }
-            float* embedded = of_drafter ? normed + t * wide : state;
-            embed(d, pass.ids[t], d.position_embedding ? position_of(t) : 0, embedded);
-            if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
-        });
-        if (d.mix.weight && !context)
-            region.share(phase++, panels(d.mix), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                multiply(d.mix, narrowed.of(d.mix, phase, normed, wide, tokens), first, stop, bf16,
-                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
-            });
-
-        for (int64_t index = 0; index < d.count; index++) {
-            const Layer& layer = d.layers[index];
-            region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
-                float* state = pass.x + t * hidden;
-                float* out = normed + t * wide;
-                tap(index, t, state);
-                if (layer.embedding_norm) {
-                    norm(d, out, layer.embedding_norm, hidden, out);
-                    out += hidden;
-                }
-                norm_or_copy(state, layer.input_norm, out);
-                if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
-            });
-
-            // Where 16 outputs of the joint product of queries, keys and values go.
-            auto sort_out = [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-                float* parts[3] = {q, k, v};
-                put(parts[o / d.size % 3] + t * q_size + o / d.size / 3 * d.size, o % d.size, d.size, sum);
-            };
-            const int64_t of_q = context ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
-            region.share(phase++, of_q + of_k + of_v, piece_of(tokens), [&](int64_t first, int64_t stop) {
-                auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
-                    int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
-                    if (a < b)
-                        multiply(linear, narrowed.of(linear, phase, input, input_width, tokens), a, b, bf16,
-                                 [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
-                };
-                if (d.heads_in_turn)
-                    return multiply(layer.q, narrowed.of(layer.q, phase, input, input_width, tokens), first, stop, bf16, sort_out);
-                if (!context) part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
-                part(layer.k, of_q, k, kv_size);
-                part(layer.v, of_q + of_k, v, kv_size);
-            });
-
-            T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * (d.rank ? d.rank * pass.capacity : slot_stride);
-            T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * (d.rank ? d.rotated * pass.capacity : slot_stride);
-            auto entry_of = [&](int64_t t) {  // of a token's position in the RoPE tables
-                return (std::max<int64_t>(layer.rope, 0) * pass.positions + position_of(t)) * d.rotated;
-            };
-            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
-                const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
-                const int64_t row = cell / pass.columns, entry = entry_of(t);
-                if (d.rank) {
-                    float *latent = k + t * kv_size, *of_query = v + t * v_size;
-                    const int64_t at = row * pass.capacity + pass.lengths[row] + column;
-                    rms_norm(d, latent, layer.latent.norm, d.rank, latent, d.latent_eps);
-                    turn(d, latent + d.rank, pass.cosines + entry, pass.sines + entry);
-                    write(keys + at * d.rank, latent, d.rank);
-                    write(values + at * d.rotated, latent + d.rank, d.rotated);
-                    if (layer.latent.query.weight) rms_norm(d, of_query, layer.latent.query_norm, v_size, of_query, d.latent_eps);
-                    return;
-                }
-                auto turn = [&](float* head) {
-                    if (layer.rope >= 0) rotate(head, pass.cosines + entry, pass.sines + entry, d.rotated, bf16);
-                };
-                if (!context) {
-                    norm_heads(d, q + t * q_size, layer.q_norm, d.heads);
-                    for (int64_t h = 0; h < d.heads; h++) turn(q + t * q_size + h * d.size);
-                }
-                norm_heads(d, k + t * kv_size, layer.k_norm, d.kv_heads);
-                for (int64_t h = 0; h < d.kv_heads; h++) {
-                    float* key = k + t * kv_size + h * d.size;
-                    turn(key);
-                    const int64_t at = row * slot_stride + h * head_stride + (pass.lengths[row] + column) * d.size;
-                    write(keys + at, key, d.size);
-                    write(values + at, v + t * kv_size + h * d.size, d.size);
-                }
-            });
-            if (context) continue;
-            if (layer.latent.query.weight)
-                region.share(phase++, panels(layer.latent.query), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                    multiply(layer.latent.query, narrowed.of(layer.latent.query, phase, v, v_size, tokens), first, stop, bf16,
-                             [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(q + t * q_size, o, q_size, sum); });
-                });
-
-            // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
-            region.share(phase++, shares * blocks, 1, [&](int64_t unit, int64_t) {
-                const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens, first + block);
-                const int64_t head = h * group, last = std::min(head + group, d.heads);
-                if (d.rank)
-                    latents.absorb(layer, q + first * q_size, stop - first, head, last,
-                                   [&](int64_t i) { return entry_of(first + i); }, pass.cosines, pass.sines);
-                auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
-                    const int64_t row = cell_of(t) / pass.columns, base = row * slot_stride + h * head_stride;
-                    if (d.rank)
-                        return latents.attend(keys + row * pass.capacity * d.rank, values + row * pass.capacity * d.rotated,
-                                              list, t - first, count, counts, last - head, scores.data());
-                    Queries<T> queries({keys + base, values + base, list, d.size, d.size, d.scale, d.softcap, bf16}, scores.data());
-                    for (int64_t i = 0; i < count; i++)
-                        for (int64_t g = head; g < last; g++) {
-                            const int64_t at = (t + i) * q_size + g * d.size;
-                            queries.add(q + at, mixed + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
-                        }
-                    queries.finish();
-                };
-                in_runs(pass, layer.window, first, stop, columns.data(), attend);
-                if (d.rank) latents.expand(layer, stop - first, head, last, mixed + first * out_size);
-            });
-
-            // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
-            auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
-                region.share(phase++, panels(linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                    multiply(linear, narrowed.of(linear, phase, x, ldx, tokens), first, stop, bf16,
-                             [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-                                 if (aside) return put(aside + t * ld, o, hidden, sum);
-                                 for (int part = 0; part < PARTS; part++) {
-                                     const int64_t at = t * hidden + o + part * LANES;
-                                     vec output = sum[part];
-                                     if (d.in_parallel) output = add(output, load(residual + at));
-                                     if (d.in_parallel && bf16) output = rounded(output);
-                                     store(pass.x + at, added(d, load(before + at), output));
-                                 }
-                             });
-                });
-            };
-            auto add_normed = [&](int64_t t, const float* before, const float* weight) {
-                float* output = normed + t * wide;
-                norm(d, output, weight, hidden, output);
-                for (int64_t i = 0, at = t * hidden; i < hidden; i += LANES, at += LANES)
-                    store(pass.x + at, added(d, load(before + at), load(output + i)));
-            };
-            const float* before = layer.normed_residual ? residual : pass.x;
-            if (d.in_parallel)
-                product(layer.o, mixed, out_size, before, residual, hidden);
-            else
-                product(layer.o, mixed, out_size, before, layer.attention_out_norm ? normed : nullptr, wide);
-            region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
-                if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
-                norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);
-            });
-            const Experts& experts = layer.experts;
-            if (experts.count) {
-                mixture.route(region, phase, narrowed, experts, normed, wide, tokens, bf16);
-                mixture.run(region, phase, narrowed, experts, normed, wide, tokens, bf16);
-            }
-            if (layer.down.weight) {
-                region.share(phase++, panels(layer.up), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                    const Tokens own = narrowed.of(layer.up, phase, normed, wide, tokens);
-                    if (layer.gate.weight)
-                        gated_mlp(layer.gate, layer.up, own, first, stop, bf16, gating, gated);
-                    else
-                        plain_mlp(layer.up, own, first, stop, bf16, d.activation, gated);
-                });
-                product(layer.down, gated, layer.up.out, pass.x, experts.count || layer.mlp_out_norm ? normed : nullptr, wide);
-            }
-            if (experts.count)
-                region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
-                    float *state = pass.x + t * hidden, *output = normed + t * wide;
-                    mixture.sum(experts, t, bf16, layer.down.weight ? output : nullptr, output);
-                    if (layer.mlp_out_norm) return;
-                    for (int64_t i = 0; i < hidden; i += LANES)
-                        store(state + i, added(d, load(state + i), load(output + i)));
-                });
-            if (layer.mlp_out_norm)
-                region.share(phase++, tokens, 1, [&](int64_t t, int64_t) { add_normed(t, pass.x, layer.mlp_out_norm); });
+    region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
+        float* state = pass.x + t * hidden;
+        if (pass.above) {
+            const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
+            const int64_t parent = std::max<int64_t>(tree_of(row).parent(column) - pass.above_first, 0);
+            std::memcpy(state, pass.above + (row * pass.above_count + parent) * hidden, hidden * sizeof(float));
         }
-
-        region.share(phase++, context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
-            float* out = normed + t * wide;
-            tap(d.count, t, pass.x + t * hidden);
-            norm_or_copy(pass.x + t * hidden, d.norm, out);
-            tap(d.count + 1, t, out);
-            if (d.returns_normed) std::memcpy(pass.x + t * hidden, out, hidden * sizeof(float));
-            if (pass.final) write(reinterpret_cast<T*>(pass.final) + t * hidden, out, hidden);
+        float* embedded = of_drafter ? normed + t * wide : state;
+        embed(d, pass.ids[t], d.position_embedding ? position_of(t) : 0, embedded);
+        if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
+    });
+    if (d.mix.weight && !context)
+        region.share(panels(d.mix), piece_of(tokens), [&](int64_t first, int64_t stop) {
+            multiply(d.mix, narrowed.of(d.mix, normed, wide, tokens), first, stop, bf16,
+                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
         });
-        if (pass.logits)
-            region.share(phase++, panels(d.head), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                multiply(d.head, narrowed.of(d.head, phase, normed, wide, tokens), first, stop, bf16,
+
+    for (int64_t index = 0; index < d.count; index++) {
+        const Layer& layer = d.layers[index];
+        region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
+            float* state = pass.x + t * hidden;
+            float* out = normed + t * wide;
+            tap(index, t, state);
+            if (layer.embedding_norm) {
+                norm(d, out, layer.embedding_norm, hidden, out);
+                out += hidden;
+            }
+            norm_or_copy(state, layer.input_norm, out);
+            if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
+        });
+
+        // Where 16 outputs of the joint product of queries, keys and values go.
+        auto sort_out = [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
+            float* parts[3] = {q, k, v};
+            put(parts[o / d.size % 3] + t * q_size + o / d.size / 3 * d.size, o % d.size, d.size, sum);
+        };
+        const int64_t of_q = context ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
+        region.share(of_q + of_k + of_v, piece_of(tokens), [&](int64_t first, int64_t stop) {
+            auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
+                int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
+                if (a < b)
+                    multiply(linear, narrowed.of(linear, input, input_width, tokens), a, b, bf16,
+                             [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
+            };
+            if (d.heads_in_turn)
+                return multiply(layer.q, narrowed.of(layer.q, input, input_width, tokens), first, stop, bf16, sort_out);
+            if (!context) part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
+            part(layer.k, of_q, k, kv_size);
+            part(layer.v, of_q + of_k, v, kv_size);
+        });
+
+        T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * (d.rank ? d.rank * pass.capacity : slot_stride);
+        T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * (d.rank ? d.rotated * pass.capacity : slot_stride);
+        auto entry_of = [&](int64_t t) {  // of a token's position in the RoPE tables
+            return (std::max<int64_t>(layer.rope, 0) * pass.positions + position_of(t)) * d.rotated;
+        };
+        region.share(tokens, 1, [&](int64_t t, int64_t) {
+            const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
+            const int64_t row = cell / pass.columns, entry = entry_of(t);
+            if (d.rank) {
+                float *latent = k + t * kv_size, *of_query = v + t * v_size;
+                const int64_t at = row * pass.capacity + pass.lengths[row] + column;
+                rms_norm(d, latent, layer.latent.norm, d.rank, latent, d.latent_eps);
+                turn(d, latent + d.rank, pass.cosines + entry, pass.sines + entry);
+                write(keys + at * d.rank, latent, d.rank);
+                write(values + at * d.rotated, latent + d.rank, d.rotated);
+                if (layer.latent.query.weight) rms_norm(d, of_query, layer.latent.query_norm, v_size, of_query, d.latent_eps);
+                return;
+            }
+            auto turn = [&](float* head) {
+                if (layer.rope >= 0) rotate(head, pass.cosines + entry, pass.sines + entry, d.rotated, bf16);
+            };
+            if (!context) {
+                norm_heads(d, q + t * q_size, layer.q_norm, d.heads);
+                for (int64_t h = 0; h < d.heads; h++) turn(q + t * q_size + h * d.size);
+            }
+            norm_heads(d, k + t * kv_size, layer.k_norm, d.kv_heads);
+            for (int64_t h = 0; h < d.kv_heads; h++) {
+                float* key = k + t * kv_size + h * d.size;
+                turn(key);
+                const int64_t at = row * slot_stride + h * head_stride + (pass.lengths[row] + column) * d.size;
+                write(keys + at, key, d.size);
+                write(values + at, v + t * kv_size + h * d.size, d.size);
+            }
+        });
+        if (context) continue;
+        if (layer.latent.query.weight)
+            region.share(panels(layer.latent.query), piece_of(tokens), [&](int64_t first, int64_t stop) {
+                multiply(layer.latent.query, narrowed.of(layer.latent.query, v, v_size, tokens), first, stop, bf16,
+                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(q + t * q_size, o, q_size, sum); });
+            });
+
+        // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
+        region.share(shares * blocks, 1, [&](int64_t unit, int64_t) {
+            const int64_t at_once = std::min(block, tokens);
+            Room& room = rooms.mine(score_room(at_once * group, most), 2 * most);
+            LatentQueries<T>& latents = of_latents.mine(d, at_once, group);
+            const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens, first + block);
+            const int64_t head = h * group, last = std::min(head + group, d.heads);
+            if (d.rank)
+                latents.absorb(layer, q + first * q_size, stop - first, head, last,
+                               [&](int64_t i) { return entry_of(first + i); }, pass.cosines, pass.sines);
+            auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
+                const int64_t row = cell_of(t) / pass.columns, base = row * slot_stride + h * head_stride;
+                if (d.rank)
+                    return latents.attend(keys + row * pass.capacity * d.rank, values + row * pass.capacity * d.rotated,
+                                          list, t - first, count, counts, last - head, room.scores.get());
+                Queries<T> queries({keys + base, values + base, list, d.size, d.size, d.scale, d.softcap, bf16}, room.scores.get());
+                for (int64_t i = 0; i < count; i++)
+                    for (int64_t g = head; g < last; g++) {
+                        const int64_t at = (t + i) * q_size + g * d.size;
+                        queries.add(q + at, mixed + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
+                    }
+                queries.finish();
+            };
+            in_runs(pass, layer.window, first, stop, room.columns.get(), attend);
+            if (d.rank) latents.expand(layer, stop - first, head, last, mixed + first * out_size);
+        });
+
+        // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
+        auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
+            region.share(panels(linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
+                multiply(linear, narrowed.of(linear, x, ldx, tokens), first, stop, bf16,
                          [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-                             put(reinterpret_cast<T*>(pass.logits) + t * d.head.out, o, d.head.out, sum);
+                             if (aside) return put(aside + t * ld, o, hidden, sum);
+                             for (int part = 0; part < PARTS; part++) {
+                                 const int64_t at = t * hidden + o + part * LANES;
+                                 vec output = sum[part];
+                                 if (d.in_parallel) output = add(output, load(residual + at));
+                                 if (d.in_parallel && bf16) output = rounded(output);
+                                 store(pass.x + at, added(d, load(before + at), output));
+                             }
                          });
             });
+        };
+        auto add_normed = [&](int64_t t, const float* before, const float* weight) {
+            float* output = normed + t * wide;
+            norm(d, output, weight, hidden, output);
+            for (int64_t i = 0, at = t * hidden; i < hidden; i += LANES, at += LANES)
+                store(pass.x + at, added(d, load(before + at), load(output + i)));
+        };
+        const float* before = layer.normed_residual ? residual : pass.x;
+        if (d.in_parallel)
+            product(layer.o, mixed, out_size, before, residual, hidden);
+        else
+            product(layer.o, mixed, out_size, before, layer.attention_out_norm ? normed : nullptr, wide);
+        region.share(tokens, 1, [&](int64_t t, int64_t) {
+            if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
+            norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);
+        });
+        const Experts& experts = layer.experts;
+        if (experts.count) {
+            mixture.route(region, narrowed, experts, normed, wide, tokens, bf16);
+            mixture.run(region, narrowed, experts, normed, wide, tokens, bf16);
+        }
+        if (layer.down.weight) {
+            region.share(panels(layer.up), piece_of(tokens), [&](int64_t first, int64_t stop) {
+                const Tokens own = narrowed.of(layer.up, normed, wide, tokens);
+                if (layer.gate.weight)
+                    gated_mlp(layer.gate, layer.up, own, first, stop, bf16, gating, gated);
+                else
+                    plain_mlp(layer.up, own, first, stop, bf16, d.activation, gated);
+            });
+            product(layer.down, gated, layer.up.out, pass.x, experts.count || layer.mlp_out_norm ? normed : nullptr, wide);
+        }
+        if (experts.count)
+            region.share(tokens, 1, [&](int64_t t, int64_t) {
+                float *state = pass.x + t * hidden, *output = normed + t * wide;
+                mixture.sum(experts, t, bf16, layer.down.weight ? output : nullptr, output);
+                if (layer.mlp_out_norm) return;
+                for (int64_t i = 0; i < hidden; i += LANES)
+                    store(state + i, added(d, load(state + i), load(output + i)));
+            });
+        if (layer.mlp_out_norm)
+            region.share(tokens, 1, [&](int64_t t, int64_t) { add_normed(t, pass.x, layer.mlp_out_norm); });
     }
+
+    region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
+        float* out = normed + t * wide;
+        tap(d.count, t, pass.x + t * hidden);
+        norm_or_copy(pass.x + t * hidden, d.norm, out);
+        tap(d.count + 1, t, out);
+        if (d.returns_normed) std::memcpy(pass.x + t * hidden, out, hidden * sizeof(float));
+        if (pass.final) write(reinterpret_cast<T*>(pass.final) + t * hidden, out, hidden);
+    });
+    if (pass.logits)
+        region.share(panels(d.head), piece_of(tokens), [&](int64_t first, int64_t stop) {
+            multiply(d.head, narrowed.of(d.head, normed, wide, tokens), first, stop, bf16,
+                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
+                         put(reinterpret_cast<T*>(pass.logits) + t * d.head.out, o, d.head.out, sum);
+                     });
+        });
 }
 
 }  // namespace eyas

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "layer.h"
-#include "region.h"
 
 namespace eyas {
 
@@ -84,7 +83,7 @@ inline void choose(const Experts& experts, bool bf16, float* scores, int64_t* id
     }
 }
 
-// The experts' work on the tokens of a pass. All threads call `route` and `run` with the same arguments.
+// The experts' work on the tokens of a pass.
 class Mixture {
   public:
     // The room that `tokens` take at most in any of these layers.
@@ -98,17 +97,17 @@ class Mixture {
     int64_t* ids(const Experts& experts, int64_t t) { return ids_.data() + t * experts.chosen; }
     float* weights(const Experts& experts, int64_t t) { return weights_.data() + t * experts.chosen; }
     // Choose experts for tokens x [tokens, ldx].
-    void route(Region& region, int64_t& phase, Narrowed& narrowed, const Experts& experts, const float* x, int64_t ldx,
+    void route(Region& region, Narrowed& narrowed, const Experts& experts, const float* x, int64_t ldx,
                int64_t tokens, bool bf16) {
         const int64_t count = experts.count;
-        region.share(phase++, panels(experts.router), piece_of(tokens), [&](int64_t first, int64_t stop) {
-            multiply(experts.router, narrowed.of(experts.router, phase, x, ldx, tokens), first, stop, bf16 && experts.rounds_scores,
+        region.share(panels(experts.router), piece_of(tokens), [&](int64_t first, int64_t stop) {
+            multiply(experts.router, narrowed.of(experts.router, x, ldx, tokens), first, stop, bf16 && experts.rounds_scores,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(scores_.get() + t * count, o, count, sum); });
         });
-        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
+        region.share(tokens, 1, [&](int64_t t, int64_t) {
             choose(experts, bf16, scores_.get() + t * count, ids(experts, t), weights(experts, t));
             if (experts.shared_gate.weight)
-                multiply(experts.shared_gate, narrowed.of(experts.shared_gate, phase, x + t * ldx, ldx, 1), 0, 1, bf16,
+                multiply(experts.shared_gate, narrowed.of(experts.shared_gate, x + t * ldx, ldx, 1), 0, 1, bf16,
                          [&](int64_t, int64_t, const vec(&sum)[PARTS]) {
                              float gate[LANES];
                              store(gate, sum[0]);
@@ -118,21 +117,21 @@ class Mixture {
     }
 
     // Run x [tokens, ldx] through the experts that `ids` and `weights` name.
-    void run(Region& region, int64_t& phase, Narrowed& narrowed, const Experts& experts, const float* x, int64_t ldx,
+    void run(Region& region, Narrowed& narrowed, const Experts& experts, const float* x, int64_t ldx,
              int64_t tokens, bool bf16) {
         const int64_t hidden = experts.down->out, inner = experts.gate->out, slots = tokens * experts.chosen;
-        region.share(phase++, 1, 1, [&](int64_t, int64_t) { assign(experts, slots); });
-        region.share(phase++, slots, 1, [&](int64_t s, int64_t) {
+        region.share(1, 1, [&](int64_t, int64_t) { assign(experts, slots); });
+        region.share(slots, 1, [&](int64_t s, int64_t) {
             std::memcpy(outer_.get() + s * hidden, x + tokens_[s] * ldx, hidden * sizeof(float));
         });
-        share(region, phase, panels(*experts.gate), [&](int64_t e, int64_t first, int64_t stop) {
+        share(region, panels(*experts.gate), [&](int64_t e, int64_t first, int64_t stop) {
             const int64_t start = starts_[e], count = starts_[e + 1] - start;
-            const Tokens own = narrowed.of(experts.gate[e], phase, outer_.get() + start * hidden, hidden, count);
+            const Tokens own = narrowed.of(experts.gate[e], outer_.get() + start * hidden, hidden, count);
             gated_mlp(experts.gate[e], experts.up[e], own, first, stop, bf16, experts.gating, inner_.get() + start * inner);
         });
-        share(region, phase, panels(*experts.down), [&](int64_t e, int64_t first, int64_t stop) {
+        share(region, panels(*experts.down), [&](int64_t e, int64_t first, int64_t stop) {
             const int64_t start = starts_[e], count = starts_[e + 1] - start;
-            const Tokens own = narrowed.of(experts.down[e], phase, inner_.get() + start * inner, inner, count);
+            const Tokens own = narrowed.of(experts.down[e], inner_.get() + start * inner, inner, count);
             multiply(experts.down[e], own, first, stop, bf16,
                      [&](int64_t i, int64_t o, vec(&sum)[PARTS]) {
                          for (vec& part : sum) {
@@ -192,8 +191,8 @@ class Mixture {
 
     // Share the panels of all experts in use: `work(expert, first, stop)`.
     template <class Work>
-    void share(Region& region, int64_t& phase, int64_t each, const Work& work) {
-        region.share(phase++, static_cast<int64_t>(used_.size()) * each, PIECE, [&](int64_t first, int64_t stop) {
+    void share(Region& region, int64_t each, const Work& work) {
+        region.share(static_cast<int64_t>(used_.size()) * each, PIECE, [&](int64_t first, int64_t stop) {
             while (first < stop) {
                 const int64_t index = first / each, last = std::min(stop, (index + 1) * each);
                 work(used_[index], first - index * each, last - index * each);

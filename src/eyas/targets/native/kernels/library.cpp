@@ -19,10 +19,9 @@ int64_t eyas_ways() {
 }
 
 // Pack a row-major weight [out, in], whose values take `bytes_of(kind)`, into panels; what an incomplete one lacks is 0.
-void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* packed) {
+void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* packed, int64_t threads) {
     const int64_t bytes = bytes_of(kind), count = (out + PANEL - 1) / PANEL;
-#pragma omp parallel for
-    for (int64_t panel = 0; panel < count; panel++)
+    Region(threads).share(count, 1, [&](int64_t panel, int64_t) {
         for (int lane = 0; lane < PANEL; lane++) {
             const int64_t row = panel * PANEL + lane;
             for (int64_t i = 0; i < in; i++) {
@@ -34,33 +33,30 @@ void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* 
                 if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(0x80 - std::max<int>(*to, -127));
             }
         }
+    });
 }
 
 // The row-major weight [out, in] of a packed one.
-void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char* weight) {
+void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char* weight, int64_t threads) {
     const int64_t bytes = bytes_of(kind);
-#pragma omp parallel for
-    for (int64_t row = 0; row < out; row++) {
+    Region(threads).share(out, 1, [&](int64_t row, int64_t) {
         const char* panel = packed + row / PANEL * in * PANEL * bytes;
         for (int64_t i = 0; i < in; i++) {
             char* to = weight + (row * in + i) * bytes;
             std::memcpy(to, panel + place(kind, static_cast<int>(row % PANEL), i, in) * bytes, bytes);
             if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(-(*to & 0x7f));
         }
-    }
+    });
 }
 
 // x [tokens, in] times a packed weight -> out [tokens, out]
 void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* out, int64_t bf16, int64_t threads) {
-    Region region(1, threads);
-#pragma omp parallel num_threads(static_cast<int>(threads))
-    {
-        Narrowed narrowed(linear->ways != 0);
-        region.share(0, panels(*linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
-            multiply(*linear, narrowed.of(*linear, 0, x, linear->in, tokens), first, stop, bf16,
-                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });
-        });
-    }
+    Region region(threads);
+    Narrowed narrowed(region, linear->ways != 0);
+    region.share(panels(*linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
+        multiply(*linear, narrowed.of(*linear, x, linear->in, tokens), first, stop, bf16,
+                 [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });
+    });
 }
 
 // Attention [rows, columns, heads, value_size] of queries [rows, heads, columns, size] over keys and values whose rows
@@ -70,24 +66,21 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
     const int64_t rows = sizes[0], heads = sizes[1], columns = sizes[2], size = sizes[3], kv_heads = sizes[4],
                   most = sizes[5], value_size = sizes[6], group = heads / kv_heads;
     auto run = [&](auto* all_keys, auto* all_values) {
-        Region region(1, threads);
-#pragma omp parallel num_threads(static_cast<int>(threads))
-        {
-            std::vector<float> scores(score_room(group, most));
-            std::vector<int64_t> list(most);
-            region.share(0, rows * kv_heads * columns, 1, [&](int64_t unit, int64_t) {
-                const int64_t column = unit % columns, h = unit / columns % kv_heads, row = unit / columns / kv_heads;
-                const int64_t count = visible(seen + (row * columns + column) * most, most, list.data());
-                using T = std::remove_const_t<std::remove_pointer_t<decltype(all_keys)>>;
-                Queries<T> together({all_keys + row * strides[0] + h * strides[1],
-                                     all_values + row * strides[2] + h * strides[3], list.data(), size, value_size,
-                                     scale, 0, bf16 != 0}, scores.data());
-                for (int64_t g = h * group; g < (h + 1) * group; g++)
-                    together.add(queries + ((row * heads + g) * columns + column) * size,
-                                 out + ((row * columns + column) * heads + g) * value_size, count);
-                together.finish();
-            });
-        }
+        using T = std::remove_const_t<std::remove_pointer_t<decltype(all_keys)>>;
+        Region region(threads);
+        Own<Room> rooms;
+        region.share(rows * kv_heads * columns, 1, [&](int64_t unit, int64_t) {
+            Room& room = rooms.mine(score_room(group, most), most);
+            const int64_t column = unit % columns, h = unit / columns % kv_heads, row = unit / columns / kv_heads;
+            const int64_t count = visible(seen + (row * columns + column) * most, most, room.columns.get());
+            Queries<T> together({all_keys + row * strides[0] + h * strides[1],
+                                 all_values + row * strides[2] + h * strides[3], room.columns.get(), size, value_size,
+                                 scale, 0, bf16 != 0}, room.scores.get());
+            for (int64_t g = h * group; g < (h + 1) * group; g++)
+                together.add(queries + ((row * heads + g) * columns + column) * size,
+                             out + ((row * columns + column) * heads + g) * value_size, count);
+            together.finish();
+        });
     };
     if (bf16)
         run(static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values));
@@ -99,13 +92,12 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
 // them, or their places in the row if that is null.
 void eyas_guess(const void* logits, int64_t tokens, int64_t size, int64_t bf16, const int64_t* ids, int64_t count,
                 float* scores, int64_t* found, int64_t threads) {
-#pragma omp parallel for num_threads(static_cast<int>(threads))
-    for (int64_t t = 0; t < tokens; t++) {
+    Region(threads).share(tokens, 1, [&](int64_t t, int64_t) {
         if (bf16)
             guess(static_cast<const uint16_t*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
         else
             guess(static_cast<const float*>(logits) + t * size, size, ids, count, scores + t * count, found + t * count);
-    }
+    });
 }
 
 // Noise [rows, steps, count] of the tokens `ids` at positions [rows, steps], with a seed for each row.
@@ -113,11 +105,10 @@ void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, i
                  int64_t count, float* out, int64_t threads) {
     constexpr int64_t piece = 1024;
     const int64_t pieces = (count + piece - 1) / piece;
-#pragma omp parallel for num_threads(static_cast<int>(threads))
-    for (int64_t unit = 0; unit < rows * steps * pieces; unit++) {
+    Region(threads).share(rows * steps * pieces, 1, [&](int64_t unit, int64_t) {
         const int64_t at = unit / pieces, first = unit % pieces * piece;
         gumbel(seeds[at / steps], positions[at], ids + first, std::min(piece, count - first), out + at * count + first);
-    }
+    });
 }
 
 // The sum [tokens, H] of what the experts `ids` [tokens, K] make of x [tokens, H], each times its weight.
@@ -127,16 +118,12 @@ void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const 
     Mixture mixture(*experts, tokens);
     std::copy(ids, ids + slots, mixture.ids(*experts, 0));
     std::copy(weights, weights + slots, mixture.weights(*experts, 0));
-    Region region(5, threads);
-#pragma omp parallel num_threads(static_cast<int>(threads))
-    {
-        int64_t phase = 0;
-        Narrowed narrowed(bf16);
-        mixture.run(region, phase, narrowed, *experts, x, hidden, tokens, bf16);
-        region.share(phase++, tokens, 1, [&](int64_t t, int64_t) {
-            mixture.sum(*experts, t, bf16, nullptr, out + t * hidden);
-        });
-    }
+    Region region(threads);
+    Narrowed narrowed(region, bf16);
+    mixture.run(region, narrowed, *experts, x, hidden, tokens, bf16);
+    region.share(tokens, 1, [&](int64_t t, int64_t) {
+        mixture.sum(*experts, t, bf16, nullptr, out + t * hidden);
+    });
 }
 
 int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "region.h"
 #include "tiles.h"
 
 namespace eyas {
@@ -118,34 +119,39 @@ inline bool is_tiled(const Linear& linear) { return PAIRS && linear.ways >= TILE
 // Whether a group of so many tokens is multiplied by `vdpbf16ps`.
 inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.ways >> tokens & 1; }
 
-// A thread's own copy of a product's inputs in bf16, made when the thread takes its first piece of the product.
+// The inputs of a product in bf16, as its tiles take them: each thread makes its copy when it takes its first piece.
 class Narrowed {
   public:
-    explicit Narrowed(bool bf16) : bf16_(bf16) {}  // whether inputs are values that a bf16 can hold
+    Narrowed(const Region& region, bool bf16) : region_(region), bf16_(bf16) {}  // whether a bf16 can hold the inputs
 
-    // Tokens x [count, ld] of the product with a number of its own, as its tiles take them.
-    Tokens of(const Linear& linear, int64_t product, const float* x, int64_t ld, int64_t count) {
+    // Tokens x [count, ld] of the present stage's product.
+    Tokens of(const Linear& linear, const float* x, int64_t ld, int64_t count) {
         const int64_t groups = groups_of(count);
         const bool paired = groups && (is_paired(linear, count / groups) || is_paired(linear, (count + groups - 1) / groups));
         if (!bf16_ || !(paired || is_tiled(linear))) return {x, ld, count};
+        Copy& copy = copies_.mine();
         const int64_t in = in_pairs(linear.in), room = (count + TILE_TOKENS - 1) * in;  // a tile reads whole rows
-        if (product != product_ || x != x_ || count != count_) {
-            if (room > size_) room_.reset(new uint16_t[size_ = room]());
+        if (region_.stage() != copy.stage || x != copy.x || count != copy.count) {
+            if (room > copy.size) copy.room.reset(new uint16_t[copy.size = room]());
             for (int64_t t = 0; t < count; t++) {
                 int64_t i = 0;
-                for (; i + LANES <= in; i += LANES) store(room_.get() + t * in + i, load(x + t * ld + i));
-                for (; i < in; i++) room_[t * in + i] = narrowed(x[t * ld + i]);
+                for (; i + LANES <= in; i += LANES) store(copy.room.get() + t * in + i, load(x + t * ld + i));
+                for (; i < in; i++) copy.room[t * in + i] = narrowed(x[t * ld + i]);
             }
-            product_ = product, x_ = x, count_ = count;
+            copy.stage = region_.stage(), copy.x = x, copy.count = count;
         }
-        return {x, ld, count, room_.get()};
+        return {x, ld, count, copy.room.get()};
     }
 
   private:
+    struct Copy {
+        int64_t stage = -1, count = 0, size = 0;
+        const float* x = nullptr;
+        std::unique_ptr<uint16_t[]> room;
+    };
+    const Region& region_;
     bool bf16_;
-    int64_t product_ = -1, count_ = 0, size_ = 0;
-    const float* x_ = nullptr;
-    std::unique_ptr<uint16_t[]> room_;
+    Own<Copy> copies_;
 };
 
 // Panels that a thread takes at once.
