@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -19,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
-from eyas.hub import find_model
+from eyas.hub import find_model, why_unreadable
 from eyas.machine import cpu_computes_in
 from eyas.runtime import keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
@@ -140,7 +139,7 @@ def _text_logits(target: Target) -> tuple[Tensor, Tensor]:
     tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
     out = target.model.generate(
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
-        output_logits=True, return_dict_in_generate=True,
+        output_logits=True, return_dict_in_generate=True, trust_remote_code=False,
     )  # fmt: skip
     target.resize(1)
     for _ in target.prefill(range(1), tokens.tolist(), ()):
@@ -262,9 +261,9 @@ def read_config(name: str) -> Any:
     if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
         raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     try:
-        return AutoConfig.from_pretrained(found)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise ModelError(f"can't read a model config at {name}: {error}") from error
+        return AutoConfig.from_pretrained(found, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  # a damaged config makes transformers raise anything
+        raise ModelError(f"can't read a model config at {name}: {why_unreadable(error)}") from error
 
 
 def read_model(
@@ -287,11 +286,12 @@ def read_model(
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
             **beside,
         )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelError(f"can't load the target {name}: {error}") from error
+    except Exception as error:  # noqa: BLE001  # a damaged file makes transformers raise anything
+        raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         missing = ", ".join(sorted(report["missing_keys"])[:5])
