@@ -52,7 +52,8 @@ class TriedChange:
     change: Change
     gain: Gain
     accepted: tuple[float, ...]
-    """Acceptance by chain position; for a change dropped early, that of the base plus the difference on the part."""
+    """Acceptance by chain position; for a change dropped early, that of the base plus the difference on the part,
+    between 0 and 1."""
     wins: bool
     """Whether the gain is convincing."""
 
@@ -134,7 +135,8 @@ class ReadingSearch:
                 trials.append(TriedChange(change, final, whole.accepted, final.convincing(len(changes))))
             else:
                 shifted = tuple(
-                    a + b - c for a, b, c in zip(base.accepted, other.accepted, before.accepted, strict=True)
+                    min(max(a + b - c, 0.0), 1.0)
+                    for a, b, c in zip(base.accepted, other.accepted, before.accepted, strict=True)
                 )
                 trials.append(TriedChange(change, gained, shifted, wins=False))
         return trials
