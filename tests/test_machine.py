@@ -112,7 +112,7 @@ def test_nothing_is_loaded_from_a_folder_that_somebody_else_may_have_filled(
         machine.cache_directory()
     assert measured_once("speed", lambda: 5) == 5
     assert kernels.__wrapped__() is None
-    assert HAS_KERNELS == ("nothing is loaded" in caplog.text)
+    assert ("nothing is loaded" in caplog.text) == HAS_KERNELS
 
 
 def test_the_folder_of_a_user_without_a_home_is_theirs_alone(homeless: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_truncated_library_is_compiled_anew(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled: list[list[str]] = []
 
-    def compile_it(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+    def compile_it(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         if "-o" in command:
             compiled.append(command)
             Path(command[command.index("-o") + 1]).write_bytes(4096 * b"whole")

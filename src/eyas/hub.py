@@ -32,8 +32,8 @@ def why_unreadable(error: Exception) -> str:
     """What an error of transformers at loading means here, where code of a checkpoint is refused, never asked about."""
     if "trust_remote_code" in str(error):
         return (
-            "it asks for Python code of its own (auto_map in its JSON files), and eyas runs no code of a checkpoint: use "
-            "one whose classes are transformers' own, or convert it to one"
+            "it asks for Python code of its own (auto_map in its JSON files), and eyas runs no code of a checkpoint: "
+            "use one whose classes are transformers' own, or convert it to one"
         )
     return str(error).strip() or type(error).__name__
 

@@ -281,7 +281,8 @@ def test_weights_that_are_no_numbers_are_called_that(tmp_path: Path, number: flo
 ABSURD = {
     "no heads": {"num_attention_heads": 0}, "negative": {"hidden_size": -32}, "text": {"hidden_size": "wide"},
     "null": {"num_hidden_layers": None}, "list": {"vocab_size": [97]}, "huge": {"vocab_size": 10**15},
-    "odd": {"head_dim": -8}, "activation": {"hidden_act": "nothing"}, "rope": {"rope_parameters": {"rope_type": "none"}},
+    "odd": {"head_dim": -8}, "activation": {"hidden_act": "nothing"},
+    "rope": {"rope_parameters": {"rope_type": "none"}},
 }  # fmt: skip
 
 
@@ -295,12 +296,9 @@ def test_an_absurd_config_is_a_model_that_cannot_be_loaded(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"model": {}}', '{"version": "1.0", "model": 3}', "\x00"])
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str, file: str) -> None:
-    tiny.build_model("llama").save_pretrained(tmp_path)
-    shutil.copy(DEMO_TARGET / "tokenizer.json", tmp_path)
-    (tmp_path / file).write_text(content)
-    try:
-        load_tokenizer(tmp_path)  # a damaged tokenizer_config.json may go unnoticed
-    except ModelError as error:
-        assert str(tmp_path) in str(error)
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    """The tokenizers library raises plain exceptions."""
+    shutil.copytree(DEMO_TARGET, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_tokenizer(tmp_path)

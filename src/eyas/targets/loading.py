@@ -274,7 +274,7 @@ def read_config(name: str) -> Any:
         raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     try:
         return AutoConfig.from_pretrained(found, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001  # a damaged config makes transformers raise anything
+    except Exception as error:  # a damaged config makes transformers raise anything
         raise ModelError(f"can't read a model config at {name}: {why_unreadable(error)}") from error
 
 
@@ -302,7 +302,7 @@ def read_model(
             output_loading_info=True,
             **beside,
         )
-    except Exception as error:  # noqa: BLE001  # a damaged file makes transformers raise anything
+    except Exception as error:  # a damaged file makes transformers raise anything
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place

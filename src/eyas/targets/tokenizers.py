@@ -40,7 +40,7 @@ def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
     try:
         present = any(_has(found, file) for file in _FILES)
         tokenizer = AutoTokenizer.from_pretrained(found, trust_remote_code=False) if present else None
-    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception itself, others whatever a file leads to
+    except Exception as error:  # tokenizers raises Exception itself, others whatever a file leads to
         raise ModelError(f"can't load the tokenizer of {name}: {why_unreadable(error)}") from error
     if tokenizer is None:
         if chat_template is not None:

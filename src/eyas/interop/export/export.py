@@ -191,7 +191,7 @@ def _unlike(found: DrafterConfig, drafter: DrafterToExport) -> str:
     )
 
 
-def _equal(found: Any, written: Any) -> bool:
+def _equal(found: object, written: object) -> bool:
     if isinstance(found, float) and isinstance(written, float):
         return bool(torch.tensor(found, dtype=torch.float32) == torch.tensor(written, dtype=torch.float32))
     return bool(found == written)

@@ -109,7 +109,9 @@ class RequestIdMiddleware:
     The client's own id is kept if it is harmless.
     """
 
-    def __init__(self, app: ASGIApp, refused: Callable[[str, int, str, str], None], known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, app: ASGIApp, refused: Callable[[str, int, str, str], None], known: Callable[[str], bool]
+    ) -> None:
         """`refused(endpoint, status, code, path)` is called for every error response but those to `OPEN` paths.
 
         `known(path)` says whether a path is an endpoint; others are reported as "", since clients make them up.

@@ -275,8 +275,8 @@ def explaining_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if getattr(error, "errno", None) not in full and not any(f"os error {number})" in str(error) for number in full):
+        full, number = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), getattr(error, "errno", None)
+        if number not in full and not any(f"os error {each})" in str(error) for each in full):
             raise
         raise CheckpointError(
             f"the disk that holds {folder} is full ({error}); the last saved state is complete: free some space and "
