@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pydantic import model_validator
@@ -17,6 +18,8 @@ from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 from eyas.train.lm.lm import LmConfig, train_lm
 from eyas.train.loop.loop import explaining_full_disk
+
+_LOG = logging.getLogger("eyas")
 
 
 def run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> None:
@@ -41,7 +44,11 @@ def _alone(output: Path) -> Iterator[None]:
         yield
         return
     output.mkdir(parents=True, exist_ok=True)
-    with FileLock(output):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(output))
+        except OSError as error:  # a file system without locks
+            _LOG.warning("can't lock %s (%s): start no second run in it", output, error)
         yield
 
 
