@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ import torch
 
 from eyas import machine
 from eyas.machine import measured_once
+from eyas.targets.native import library
+from eyas.targets.native.library import kernels
+
+HAS_KERNELS = kernels() is not None
 
 
 @pytest.fixture
@@ -72,13 +77,84 @@ def test_time_that_others_take_does_not_count() -> None:
     assert machine.clock() - began < 0.05
 
 
-def test_a_user_without_a_home_has_a_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the cache directory of a user without a home will be, in a folder for everybody."""
+
     def no_home() -> Path:
         raise RuntimeError
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    assert machine.cache_directory().name == f"eyas-{os.getuid()}"
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"eyas-{os.getuid()}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no owners and modes")
+@pytest.mark.parametrize("made", ["by another user", "for all to write", "as a link", "as a file"])
+def test_nothing_is_loaded_from_a_folder_that_somebody_else_may_have_filled(
+    made: str, homeless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if made == "as a link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        homeless.symlink_to(tmp_path / "theirs")
+    elif made == "as a file":
+        homeless.touch()
+    else:
+        homeless.mkdir(mode=0o700)
+        if made == "for all to write":
+            homeless.chmod(0o777)
+        else:
+            own = os.getuid()
+            monkeypatch.setattr("os.getuid", lambda: own + 1)
+            homeless.rename(homeless.with_name(f"eyas-{own + 1}"))
+    with pytest.raises(PermissionError, match="nothing is loaded from it: remove it, or set XDG_CACHE_HOME"):
+        machine.cache_directory()
+    assert measured_once("speed", lambda: 5) == 5
+    assert kernels.__wrapped__() is None
+    assert ("nothing is loaded" in caplog.text) == HAS_KERNELS
+
+
+def test_the_folder_of_a_user_without_a_home_is_theirs_alone(homeless: Path) -> None:
+    assert machine.cache_directory() == machine.cache_directory() == homeless
+    assert homeless.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "null", '{"measured": 3}', "\x00\xff", "flipped"])
+def test_a_damaged_measurement_is_named_and_taken_anew(
+    damage: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert measured_once("speed", lambda: [1, 2]) == [1, 2]
+    (file,) = cache.iterdir()
+    file.write_text(file.read_text().replace("1,", "7,") if damage == "flipped" else damage, encoding="latin-1")
+    assert measured_once("speed", lambda: [3, 4]) == [3, 4]
+    assert str(file) in caplog.text
+    assert measured_once("speed", lambda: [5, 6]) == [3, 4]
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="no compiler, or neither AVX2 nor AVX-512")
+def test_a_truncated_library_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Mapping it would end the process with a bus error."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled: list[list[str]] = []
+
+    def compile_it(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        if "-o" in command:
+            compiled.append(command)
+            Path(command[command.index("-o") + 1]).write_bytes(4096 * b"whole")
+        return subprocess.CompletedProcess(command, 0, b"a compiler", b"")
+
+    monkeypatch.setattr("eyas.targets.native.library.subprocess.run", compile_it)
+    path = library._compiled("c++", frozenset())
+    assert library._compiled("c++", frozenset()) == path
+    assert len(compiled) == 1
+    os.truncate(path, 5000)
+    assert library._compiled("c++", frozenset()) == path
+    assert len(compiled) == 2
+    assert str(path) in caplog.text
+    assert path.read_bytes().startswith(4096 * b"whole")
 
 
 @pytest.fixture

@@ -28,6 +28,16 @@ def find_model(name: str | Path) -> str:
     return _on_hub(str(name))
 
 
+def why_unreadable(error: Exception) -> str:
+    """What an error of transformers at loading means here, where code of a checkpoint is refused, never asked about."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it asks for Python code of its own (auto_map in its JSON files), and eyas runs no code of a checkpoint: "
+            "use one whose classes are transformers' own, or convert it to one"
+        )
+    return str(error).strip() or type(error).__name__
+
+
 def _looks_like_path(name: str) -> bool:
     """Whether a name that isn't on the disk was meant to be: Hub ids are a name or OWNER/NAME."""
     begins = name.startswith((".", "/", "~", os.sep)) or name.endswith(("/", os.sep))

@@ -13,10 +13,12 @@ import json
 import logging
 import os
 import platform
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,12 +36,28 @@ clock: Callable[[], float] = time.perf_counter if sys.platform == "win32" else t
 
 
 def cache_directory() -> Path:
-    """Where files are kept that can be made again: `$XDG_CACHE_HOME/eyas`, `~/.cache/eyas`."""
+    """Where files are kept that can be made again: `$XDG_CACHE_HOME/eyas`, `~/.cache/eyas`.
+
+    Raises PermissionError if the folder of a user without a home could have been filled by somebody else.
+    """
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "eyas"
     except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / f"eyas-{os.getuid()}"
+        return _own_folder(Path(tempfile.gettempdir()) / f"eyas-{os.getuid()}")
+
+
+def _own_folder(path: Path) -> Path:
+    """A folder beside those of others, made if need be; PermissionError unless it is this user's and only theirs."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(
+            f"{path} isn't a folder that only this user can write, so nothing is loaded from it: "
+            "remove it, or set XDG_CACHE_HOME"
+        )
+    return path
 
 
 def processor_model() -> str:
@@ -71,20 +89,37 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     """
     made_by = {"processor": processor_model(), "flags": sorted(processor_flags()), "torch": torch.__version__}
     key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
-    path = cache_directory() / "machine" / f"{name}-{key}.json"
     try:
-        if not path.exists():
+        path = cache_directory() / "machine" / f"{name}-{key}.json"
+        kept = _kept(path)
+        if kept is None:
             with writing(path) as file:  # one at a time: who waited here takes what it waited for
-                json.dump(_kept(path) if path.exists() else made_by | {"measured": measure()}, file, indent=2)
-        measured: Measurement = _kept(path)["measured"]
+                kept = _kept(path) or made_by | _signed(measure())
+                json.dump(kept, file, indent=2)
     except OSError as error:
         _LOG.info("%s is measured in every process, since it can't be kept: %s", name, error)
         return measure()
+    measured: Measurement = kept["measured"]
     return measured
 
 
-def _kept(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _kept(path: Path) -> dict[str, Any] | None:
+    """What a file of a measurement says; None if there is none, or it is damaged, which is reported."""
+    if not path.exists():
+        return None
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if kept["digest"] == _signed(kept["measured"])["digest"]:
+            return kept
+    except (ValueError, KeyError, TypeError):  # no JSON, or not of this form
+        pass
+    _LOG.warning("%s is damaged or of an earlier version: it is measured and written anew", path)
+    return None
+
+
+def _signed(measured: Any) -> dict[str, Any]:
+    """A measurement, and a hash that a damaged one doesn't have."""
+    return {"measured": measured, "digest": hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:16]}
 
 
 _SLOWDOWN = 1.5

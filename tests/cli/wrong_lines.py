@@ -31,6 +31,10 @@ _LOAD = "bench serve --prompt-file {f}/prompts.jsonl"
 LINES: list[tuple[str, str]] = [
     # verbs and groups
     ("generat demo", "No such command 'generat'"),
+    (f"{_SERVE} --max-cached-tokens 1", "1 is not in the range x>=64"),
+    (f"{_PAIR} --tree chain:100000", "length must be at most 1024"),
+    ("chat ./mien", "there is no ./mien"),
+    ("generate --no-such-option", "--no-such-option"),
     ("data prepar stdlib", "No such command 'prepar'"),
     ("bench chekpoints run", "No such command 'chekpoints'"),
     ("--no-such-option", "--no-such-option"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from eyas.errors import ModelError, RequestError, UnsupportedModelError, UsageError
+from eyas.assets import DEMO_TARGET
+from eyas.errors import EyasError, ModelError, RequestError, UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.architecture import attention_plan, context_limit
 from eyas.targets.loading import load_embedding_and_head, resolve_device, resolve_dtype
+from eyas.targets.native.library import kernels
 from eyas.targets.taps import default_taps
 from eyas.targets.transformers_names import cache_argument
 
@@ -250,3 +254,52 @@ def test_a_target_with_missing_tensors_is_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks 1 of the target's tensors .*layers\.1\.mlp\.up_proj"):
         load_target(folder)
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+def test_the_checkpoints_file_is_not_kept_in_memory(tmp_path: Path) -> None:
+    """While one tensor is a view of the mapped file, all its pages stay resident, beside the native layers' copies."""
+    tiny.build_model("llama").save_pretrained(tmp_path)
+    target = load_target(tmp_path)
+    assert target.native is not None
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    for name, tensor in (*target.model.named_parameters(), *target.model.named_buffers()):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_called_that(tmp_path: Path, number: float) -> None:
+    model = tiny.build_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 5] = number
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"compute no numbers \(NaN or infinity\): the checkpoint is damaged"):
+        load_target(tmp_path)
+    with pytest.raises(ModelError, match="compute no numbers"):
+        load_target(tmp_path, prepacked=False)
+
+
+ABSURD = {
+    "no heads": {"num_attention_heads": 0}, "negative": {"hidden_size": -32}, "text": {"hidden_size": "wide"},
+    "null": {"num_hidden_layers": None}, "list": {"vocab_size": [97]}, "huge": {"vocab_size": 10**15},
+    "odd": {"head_dim": -8}, "activation": {"hidden_act": "nothing"},
+    "rope": {"rope_parameters": {"rope_type": "none"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_an_absurd_config_is_a_model_that_cannot_be_loaded(tmp_path: Path, name: str) -> None:
+    tiny.build_model("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | ABSURD[name]))
+    with pytest.raises(EyasError):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"model": {}}', '{"version": "1.0", "model": 3}', "\x00"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    """The tokenizers library raises plain exceptions."""
+    shutil.copytree(DEMO_TARGET, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_tokenizer(tmp_path)

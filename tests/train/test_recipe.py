@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from safetensors import SafetensorError
 
-from eyas.errors import ConfigError
+from eyas.errors import CheckpointError, ConfigError, LockedError
+from eyas.files import FileLock
 from eyas.recipes import read_recipe
-from eyas.train.recipe import load_recipe
+from eyas.train import recipe as recipes
+from eyas.train.recipe import load_recipe, run_recipe
 
 DRAFTER: dict[str, Any] = {"target": "demo", "chats": "c.jsonl", "output": "run", "loop": {"steps": 5}}
 
@@ -30,6 +34,49 @@ def test_overrides_reach_and_typos_do_not(tmp_path: Path) -> None:
         load_recipe(path, ["drafter.loop.step=7"])
     with pytest.raises(ConfigError, match="must look like key=value"):
         load_recipe(path, ["drafter.loop.steps"])
+
+
+def test_two_runs_never_share_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "r.yaml", drafter=DRAFTER | {"output": str(tmp_path / "run")})
+    begun: list[str] = []
+
+    def train_meanwhile(_: object) -> None:
+        begun.append("first")
+        monkeypatch.setattr(recipes, "train_drafter", lambda _: begun.append("second"))
+        with pytest.raises(LockedError, match=r"another process is writing .*run: wait for it, or choose another"):
+            run_recipe(path)
+
+    monkeypatch.setattr(recipes, "train_drafter", train_meanwhile)
+    run_recipe(path)
+    assert begun == ["first"]
+    run_recipe(path)
+    assert begun == ["first", "second"]
+    monkeypatch.setenv("RANK", "1")  # the first process of a run locks it for all
+    with FileLock(tmp_path / "run"):
+        run_recipe(path)
+    assert begun == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EFBIG, "File too large"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_named_wherever_a_run_writes(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also outside the loop: in `config.yaml`, in checkpoints, in the last copy."""
+
+    def fill(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(recipes, "train_drafter", fill)
+    path = write(tmp_path / "r.yaml", drafter=DRAFTER | {"output": str(tmp_path / "run")})
+    with pytest.raises(CheckpointError, match=r"the disk that holds .*/run is full .*free some space and run the same"):
+        run_recipe(path)
 
 
 @pytest.mark.parametrize("sections", [{}, {"drafter": DRAFTER, "lm": {}}])

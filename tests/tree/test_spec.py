@@ -46,6 +46,16 @@ def test_other_forms_are_refused_with_the_accepted_ones(text: str) -> None:
         "dynamic:0,1,1",
         "dynamic:1,1,1,1.0",
         "dynamic:1,1,1,nan",
+        "chain:100000",
+        "chain:1025",
+        "dynamic:257,1,1",
+        "dynamic:1,257,1",
+        "dynamic:4,4,100000",
+        "shared:257,1,9",
+        "shared:1,1,100000",
+        "lookahead:129,3,4",
+        "lookahead:5,17,4",
+        "lookahead:5,3,129",
     ],
 )
 def test_impossible_numbers_are_refused(text: str) -> None:

@@ -7,7 +7,7 @@ clearly worse are not tried again: one that does harm beside another fault isn't
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from eyas.doctor import config_changes, tensor_changes
@@ -52,7 +52,8 @@ class TriedChange:
     change: Change
     gain: Gain
     accepted: tuple[float, ...]
-    """Acceptance by chain position; for a change dropped early, that of the base plus the difference on the part."""
+    """Acceptance by chain position; for a change dropped early, that of the base plus the difference on the part,
+    between 0 and 1."""
     wins: bool
     """Whether the gain is convincing."""
 
@@ -133,11 +134,15 @@ class ReadingSearch:
                 final = gain(whole, base)
                 trials.append(TriedChange(change, final, whole.accepted, final.convincing(len(changes))))
             else:
-                shifted = tuple(
-                    a + b - c for a, b, c in zip(base.accepted, other.accepted, before.accepted, strict=True)
-                )
+                shifted = estimated(base.accepted, before.accepted, other.accepted)
                 trials.append(TriedChange(change, gained, shifted, wins=False))
         return trials
+
+
+def estimated(base: Sequence[float], before: Sequence[float], after: Sequence[float]) -> tuple[float, ...]:
+    """Acceptance on all answers, `base` without a change, that moved on a part of them from `before` to `after`."""
+    moved = (whole + new - old for whole, old, new in zip(base, before, after, strict=True))
+    return tuple(min(max(rate, 0.0), 1.0) for rate in moved)
 
 
 def other_readings(reading: Reading, target: Target, settled: Collection[str] = ()) -> list[Change]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from eyas.errors import UnsupportedModelError
+from eyas.errors import ModelError, UnsupportedModelError
 from eyas.targets.quantization import quantized_by
 from eyas.targets.transformers_names import cache_argument
 
@@ -217,8 +217,16 @@ def refused_where_it_fails(model: Any) -> Iterator[None]:
 
 
 def refuse_encoder(model: Any, token: Tensor) -> None:
-    """Raise UnsupportedModelError for a model whose tokens attend to later ones, tried with a `token` [1, 1]."""
+    """Raise UnsupportedModelError for a model whose tokens attend to later ones, tried with a `token` [1, 1].
+
+    ModelError if it computes no numbers at all.
+    """
     if not reads_only_before(model, token):
+        if not model(input_ids=token, use_cache=False).logits.isfinite().all():
+            raise ModelError(
+                f"the weights of this {model.config.model_type} compute no numbers (NaN or infinity): the checkpoint "
+                "is damaged, or its dtype too narrow for it; load it anew, or with --dtype float32"
+            )
         raise UnsupportedModelError(
             f"{model.config.model_type} is an encoder: its tokens attend to later ones; use a decoder, or set "
             "is_decoder in its config if it was trained as one"

@@ -25,6 +25,11 @@ def fingerprint(model: nn.Module) -> str:
     return _digest(_samples(model)) if kept is None else kept[0]
 
 
+def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight as the checkpoint has it, a tied one once, wherever native layers keep it."""
+    return {name: tuple(shape) for name, shape, _ in _samples(model)}
+
+
 def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes | None = None) -> None:
     """Fix both fingerprints of a model: those of now, mixed with the hash of a `change` that is about to be made.
 

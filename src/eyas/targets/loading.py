@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -20,9 +19,9 @@ from transformers.utils import logging as transformers_logging
 from eyas.assets import DEMO_TARGET, named_target
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.gguf_target import weights_file
-from eyas.hub import find_model
+from eyas.hub import find_model, why_unreadable
 from eyas.machine import cpu_computes_in
-from eyas.runtime import keep_freed_memory, use_huge_pages
+from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.gguf_weights import read_weights, stored_dtype
@@ -142,7 +141,7 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
     tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
     out = target.model.generate(
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
-        output_logits=True, return_dict_in_generate=True,
+        output_logits=True, return_dict_in_generate=True, trust_remote_code=False,
     )  # fmt: skip
     target.resize(1)
     for _ in target.prefill(range(1), tokens.tolist(), ()):
@@ -177,11 +176,23 @@ def _prepack(
         prepack_linears(model, layout, dtype)
         if layout is NativeLinear:
             replace_experts(model, NativeLinear, dtype)
+    if quantize or layout is not None:
+        _unmap(model)
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
     if layout is not None:
         fuse_linears(model, lambda: _trial_logits(model))
     return None
+
+
+def _unmap(model: Any) -> None:
+    """Copy what is left of a checkpoint's tensors, whose file stays in memory while one of them is a view of it.
+
+    The others have been laid out anew: file and copies together took twice the memory.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            tensor.data = mapped_copy(tensor.data)
 
 
 def _check_quantized(model: Any, weights: int) -> None:
@@ -264,9 +275,9 @@ def read_config(name: str) -> Any:
     if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
         raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     try:
-        return AutoConfig.from_pretrained(found)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise ModelError(f"can't read a model config at {name}: {error}") from error
+        return AutoConfig.from_pretrained(found, trust_remote_code=False)
+    except Exception as error:  # a damaged config makes transformers raise anything
+        raise ModelError(f"can't read a model config at {name}: {why_unreadable(error)}") from error
 
 
 def read_model(
@@ -293,11 +304,12 @@ def read_model(
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
             **beside,
         )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, NotImplementedError) as error:
-        raise ModelError(f"can't load the target {name}: {error}") from error
+    except Exception as error:  # a damaged file makes transformers raise anything
+        raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         missing = ", ".join(sorted(report["missing_keys"])[:5])

@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
@@ -19,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from eyas.assets import named_target
 from eyas.errors import ModelError, UsageError
-from eyas.hub import find_model
+from eyas.hub import find_model, why_unreadable
 from eyas.targets.adapters import base_of, tokenizer_source
 
 _FILES = (
@@ -39,13 +38,14 @@ def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
     """
     found = find_model(tokenizer_source(named_target(name)))
     try:
-        if not any(_has(found, file) for file in _FILES):
-            if chat_template is not None:
-                raise UsageError(f"{name} has no tokenizer, so a chat template can't be used: leave it out")
-            return None
-        tokenizer = AutoTokenizer.from_pretrained(found)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise ModelError(f"can't load the tokenizer of {name}: {error}") from error
+        present = any(_has(found, file) for file in _FILES)
+        tokenizer = AutoTokenizer.from_pretrained(found, trust_remote_code=False) if present else None
+    except Exception as error:  # tokenizers raises Exception itself, others whatever a file leads to
+        raise ModelError(f"can't load the tokenizer of {name}: {why_unreadable(error)}") from error
+    if tokenizer is None:
+        if chat_template is not None:
+            raise UsageError(f"{name} has no tokenizer, so a chat template can't be used: leave it out")
+        return None
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     if all(token in special for token in tokenizer.get_vocab()):
         raise ModelError(

@@ -78,9 +78,8 @@ def encode_chat(
     turns, schemas, given = _template_turns(tokenizer, messages), list(tools) if tools else None, dict(variables or {})
     control = None
     if not parse_special_tokens:
-        control = _control_tokens(tokenizer, str(tokenizer.chat_template))
-        broken = [control.break_up(turn, only_special=turn["role"] == "assistant") for turn in turns]
-        texts = (broken, control.break_up(schemas), control.break_up(given))
+        control = control_tokens(tokenizer, str(tokenizer.chat_template))
+        texts = (control.break_up_turns(turns), control.break_up(schemas), control.break_up(given))
         if texts == (turns, schemas, given):
             control = None
         else:
@@ -129,6 +128,10 @@ class ControlTokens:
         """The token id of the mark."""
         return int(self.tokenizer.convert_tokens_to_ids(self._mark))
 
+    def break_up_turns(self, turns: Sequence[Turn]) -> list[Turn]:
+        """The messages of a chat with a mark in each control token that they don't write themselves."""
+        return [self.break_up(turn, only_special=turn["role"] == "assistant") for turn in turns]
+
     def break_up(self, value: Any, only_special: bool = False) -> Any:
         """The same text, or object made of texts, with a mark in each control token; `only_special` spares the rest.
 
@@ -147,7 +150,8 @@ class ControlTokens:
 
 
 @lru_cache(maxsize=4)
-def _control_tokens(tokenizer: Any, template: str) -> ControlTokens:  # a template can be replaced
+def control_tokens(tokenizer: Any, template: str) -> ControlTokens:
+    """The control tokens of a tokenizer with a chat template, which can be replaced."""
     return ControlTokens(tokenizer, template)
 
 

@@ -95,6 +95,24 @@ def test_a_folder_that_is_something_else(whole: Path, tmp_path: Path) -> None:
         prepare(tmp_path / "x").begun().__enter__()
 
 
+def test_a_shard_with_a_flipped_bit_is_not_called_complete(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(whole, store)
+    damaged = store / "train-00001.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    prepared = prepare(store)
+    assert [plan.file for plan in prepared.missing()] == [damaged.name]
+    assert f"{damaged} is damaged" in caplog.text
+    with prepared.begun():
+        assert prepared.run() is not None
+    assert contents(store) == contents(whole)
+    assert caplog.text.count("is damaged") == 1
+
+
 def test_damage_is_found_where_it_lies(whole: Path, tmp_path: Path) -> None:
     def damaged(file: str, offset: int) -> FeatureStore:
         folder = tmp_path / f"{file}{offset}"

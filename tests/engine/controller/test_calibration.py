@@ -17,6 +17,7 @@ from eyas.engine.controller import CostTable, calibration, costs_for, make_contr
 from eyas.engine.controller.calibration import calibrate, describe, sensible
 from eyas.errors import UsageError
 from eyas.targets import Target
+from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.library import kernels
 from eyas.types import Request, SamplingParams
 
@@ -109,6 +110,20 @@ def test_a_file_says_which_drafter_it_is_for(tmp_path: Path) -> None:
         costs_for(target, tiny.drafter("eagle3"), 1, path)
     # the same taps, another size
     assert describe(target, tiny.drafter("eagle3", intermediate_size=64)) != describe(target, tiny.drafter("eagle3"))
+
+
+def test_a_file_is_for_a_model_not_for_a_number_of_parameters() -> None:
+    """Two targets with as many weights: one deeper, one wider; and one whose weights are packed for the kernels."""
+    drafter = tiny.drafter("mlp")
+    plain, more_heads = (Target(tiny.build_model("llama", **sizes)) for sizes in ({}, {"num_key_value_heads": 4}))
+    renamed = Target(tiny.build_model("llama", num_attention_heads=8, num_key_value_heads=2, head_dim=4))
+    narrower = Target(tiny.build_model("llama", num_attention_heads=4, num_key_value_heads=1, head_dim=8))
+    found = {describe(each, drafter) for each in (plain, more_heads, renamed, narrower)}
+    assert len(found) == 4
+    whole = sum(weight.numel() for weight in plain.model.parameters())
+    assert f"of {whole} parameters" in describe(plain, drafter)
+    prepack_linears(plain.model, PrepackedLinear, plain.dtype)
+    assert f"of {whole} parameters" in describe(plain, drafter)
 
 
 @pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")

@@ -265,7 +265,13 @@ def test_what_eyas_writes_is_what_llama_cpp_expects(tmp_path: Path, served_targe
     gguf = pytest.importorskip("gguf")
     vocab = len(tokenizer())
     made = tiny.network(
-        "eagle3", vocab_size=vocab, draft_vocab_size=120, taps=[2, 4, 5], norm_before_fc=True, rms_norm_eps=1e-5
+        "eagle3",
+        vocab_size=vocab,
+        draft_vocab_size=120,
+        taps=[2, 4, 5],
+        norm_before_fc=True,
+        # as a target says it that was stored in float32
+        rms_norm_eps=9.999999747378752e-06,
     )
     save_network(made, tmp_path / "d", {"note": "here"})
     export(tmp_path / "d", "gguf", tmp_path / "out", served_target)

@@ -147,7 +147,7 @@ def test_a_body_that_breaks_off_is_the_clients_fault(caplog: pytest.LogCaptureFi
         def __init__(self) -> None:
             self.seen: list[tuple[int, str]] = []
 
-        def refused(self, endpoint: str, status: int, code: str) -> None:  # noqa: ARG002
+        def refused(self, endpoint: str, status: int, code: str, path: str) -> None:  # noqa: ARG002
             self.seen.append((status, code))
 
     broken = [

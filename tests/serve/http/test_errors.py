@@ -288,10 +288,10 @@ def test_a_bug_is_500_without_its_insides() -> None:
 
 def test_refusals_are_reported_to_the_observer() -> None:
     class Recorder(Observers):
-        refusals: list[tuple[str, int, str]]
+        refusals: list[tuple[str, int, str, str]]
 
-        def refused(self, endpoint: str, status: int, code: str) -> None:
-            self.refusals.append((endpoint, status, code))
+        def refused(self, endpoint: str, status: int, code: str, path: str) -> None:
+            self.refusals.append((endpoint, status, code, path))
 
     recorder = Recorder()
     recorder.refusals = []
@@ -302,7 +302,7 @@ def test_refusals_are_reported_to_the_observer() -> None:
             await client.get("/nothing")
 
     run(ask_them())
-    assert recorder.refusals == [(CHAT, 400, "unknown_parameter"), ("", 404, "not_found")]
+    assert recorder.refusals == [(CHAT, 400, "unknown_parameter", CHAT), ("", 404, "not_found", "/nothing")]
 
 
 MEGABYTES = 3 << 19

@@ -105,9 +105,11 @@ def test_a_request_has_a_line_when_it_ends(read: Read) -> None:
     logs.request_received(nasty)
     logs.finished(finished())
     logs.finished(finished("error", first=None))
-    logs.refused("/v1/completions", 429, "queue_full")
-    logs.refused("/v1/completions", 500, "internal_error")
-    received, good, bad, full, broken = read()
+    logs.refused("/v1/completions", 429, "queue_full", "/v1/completions")
+    logs.refused("/v1/completions", 500, "internal_error", "/v1/completions")
+    logs.refused("", 404, "not_found", "/v1/model\n" + 300 * "s")
+    received, good, bad, full, broken, nowhere = read()
+    assert nowhere["endpoint"] == "/v1/model\n" + 190 * "s"
     assert (received["level"], received["id"]) == ("debug", nasty.id)
     assert good["message"] == "finished"
     assert (good["id"], good["reason"], good["tokens"], good["seconds"]) == ("chatcmpl-7-0", "stop", 5, 2.5)
@@ -191,7 +193,7 @@ def test_asyncios_lines_are_of_the_same_form_and_repeat_as_little(read: Read) ->
 def test_lines_of_requests_are_never_held_back(read: Read) -> None:
     logs = Logs()
     for _ in range(5):
-        logs.refused("/v1/completions", 500, "internal_error")
+        logs.refused("/v1/completions", 500, "internal_error", "/v1/completions")
     assert len(read()) == 5
 
 

@@ -116,8 +116,8 @@ def test_latencies_of_requests(metrics: Metrics) -> None:
 
 
 def test_refusals_have_labels_that_nobody_can_make_up(metrics: Metrics) -> None:
-    metrics.refused("/v1/completions", 429, "queue_full")
-    metrics.refused("/v1/\nmade-up", 404, "not_found")
+    metrics.refused("/v1/completions", 429, "queue_full", "/v1/completions")
+    metrics.refused("/v1/\nmade-up", 404, "not_found", "/v1/\nmade-up")
     now = read(metrics)
     assert now["requests_refused_total,code=queue_full,endpoint=/v1/completions,status=429"] == 1
     assert now["requests_refused_total,code=not_found,endpoint=other,status=404"] == 1

@@ -79,7 +79,7 @@ def test_several_as_one() -> None:
     together.request_received(REQUEST)
     together.first_token(REQUEST, 0.5)
     together.more_tokens(REQUEST, 2, 0.1)
-    together.refused("/x", 404, "c")
+    together.refused("/x", 404, "c", "/x")
     together.stepped(*step)
     together.finished(end)
     assert seen[0].calls == seen[1].calls
@@ -87,7 +87,7 @@ def test_several_as_one() -> None:
         ("request_received", REQUEST),
         ("first_token", REQUEST, 0.5),
         ("more_tokens", REQUEST, 2, 0.1),
-        ("refused", "/x", 404, "c"),
+        ("refused", "/x", 404, "c", "/x"),
         ("stepped", *step),
         ("finished", end),
     ]

@@ -94,6 +94,7 @@ class TransformersBaseline:
                 do_sample=False,
                 eos_token_id=sorted(stop_ids) or None,
                 pad_token_id=0,
+                trust_remote_code=False,
             )
             answers = out[:, width:].tolist()  # waits for the device
         finally:

@@ -106,7 +106,7 @@ class CapacityOptions:
         int | None,
         Option(
             "--max-cached-tokens", "--max-total-tokens",
-            min=1, help="Most tokens in the cache of keys and values (default: what memory allows).",
+            min=64, help="Most tokens in the cache of keys and values (default: what memory allows).",
         ),
     ] = None  # fmt: skip
     prefix_tokens: Annotated[int, Option(min=0, help="Most tokens kept for prompts that begin alike.")] = 16384

@@ -7,6 +7,7 @@ whichever finds all shards finished writes the manifest.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ from eyas.data.store.manifest import (
     rows_hash,
     write_model,
 )
-from eyas.data.store.shard import shard_digest, write_shard
+from eyas.data.store.shard import data_digest, shard_digest, write_shard
 from eyas.data.tokens.batches import padded
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
@@ -47,6 +48,8 @@ from eyas.targets import Target
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.taps import choose_taps, why_taps
 from eyas.urls import AnyPath
+
+_LOG = logging.getLogger("eyas")
 
 SHARD_BYTES = 2**29
 _SPARE_BYTES = 2**20
@@ -98,6 +101,7 @@ class Capture:
         self.engine_version: str | None = None
         """Of another engine than eyas; None: not known, because it had nothing to do."""
         self.plans = cut_shards(found.rows, self.settings.layout, config.shard_bytes)
+        self._whole: dict[str, bool] = {}  # of this process's shards: whether their data has the hash they declare
 
     @cached_property
     def total_bytes(self) -> int:
@@ -186,6 +190,7 @@ class Capture:
             rows = self.rows[plan.split][plan.first : plan.stop]
             for tokens in make_shard(self.source, self.folder, self.settings, plan, rows):
                 advance(tokens)
+            self._whole[plan.file] = True
         return self.finish()
 
     def finish(self) -> Manifest | None:
@@ -207,8 +212,17 @@ class Capture:
         return manifest
 
     def _digest(self, plan: ShardPlan) -> str | None:
-        expected = self.settings.layout.shard_bytes(plan.size)
-        return shard_digest(self.folder / plan.file, expected, self.settings.identity)
+        """What a finished shard declares; None if it isn't finished, or is this process's to make and damaged."""
+        path, expected = self.folder / plan.file, self.settings.layout.shard_bytes(plan.size)
+        digest = shard_digest(path, expected, self.settings.identity)
+        if digest is None or not isinstance(path, Path) or plan not in self.plans[self._rank :: self._world]:
+            return digest
+        if not self._whole.get(plan.file):  # a damaged one may have been made again
+            whole = data_digest(path) == digest
+            if not whole and plan.file not in self._whole:
+                _LOG.warning("%s is damaged: its data doesn't have the hash it declares; it is captured again", path)
+            self._whole[plan.file] = whole
+        return digest if self._whole[plan.file] else None
 
 
 def make_shard(

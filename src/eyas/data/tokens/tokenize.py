@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from eyas.data.tokens.marking import (
     MarkedChat,
     OffsetEncoder,
     Span,
+    Tools,
     check_generated,
     find_answers,
     trim_generated,
@@ -22,7 +23,7 @@ from eyas.data.tokens.marking import (
 )
 from eyas.errors import DataError, ModelError, RowError
 from eyas.text.chats import Chat, Message
-from eyas.text.template import ChatTemplate
+from eyas.text.template import ChatTemplate, Turn, control_tokens
 
 HIDDEN_CALLS = "the template shows no tool calls"
 
@@ -58,6 +59,7 @@ class ChatTokenizer:
         """
         self.template = ChatTemplate(tokenizer)
         self._encoder = OffsetEncoder(tokenizer)
+        self._control = control_tokens(tokenizer, str(tokenizer.chat_template))
         self._tokens = _any_of(tokenizer.get_added_vocab())
         self._marks_are_exact = False
         self.end_mark: str | None = None
@@ -76,23 +78,41 @@ class ChatTokenizer:
         """The chat with its tokens and the token ranges of its answers; RowError if it can't be rendered or marked."""
         if chat.tokens is not None:
             return chat
-        text, spans = self.spans(chat)
-        encoded = self._encoder.encode(text)
-        tokens, answers = tuple(encoded.tokens.tolist()), tuple(encoded.inside(spans))
-        return chat.model_copy(update={"tokens": tokens, "answers": answers})
+        tokens, answers = self._tokenized(chat)
+        return chat.model_copy(update={"tokens": tuple(tokens.tolist()), "answers": tuple(answers)})
 
-    def spans(self, chat: Chat) -> tuple[str, list[Span]]:
-        """The rendered chat, and the spans of characters that the assistant generates."""
+    def _tokenized(self, chat: Chat) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+        """The tokens, and the ranges of those that the assistant generates.
+
+        What messages and tools say is text, as in the server's prompts, also where it reads like a control token.
+        """
         if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
             raise RowError(HIDDEN_CALLS, "the chat calls tools, but the target's chat template doesn't render calls")
-        turns = self.template.turns(chat.messages)
-        if not self.template.has_generation_marks(chat.tools):
-            marked = MarkedChat(self.template, turns, chat.tools)
+        turns, tools = self.template.turns(chat.messages), list(chat.tools) if chat.tools else None
+        texts = self._control.break_up_turns(turns), self._control.break_up(tools)
+        if texts == (turns, tools):
+            text, spans = self._spans(turns, tools)
+            encoded = self._encoder.encode(text)
+            return encoded.tokens, encoded.inside(spans)
+        text, spans = self._spans(*texts)
+        encoded = self._control_encoder.encode(text)
+        kept = encoded.tokens != self._control.mark_id  # [T]
+        places = [0, *kept.cumsum().tolist()]
+        return encoded.tokens[kept], [(places[first], places[last]) for first, last in encoded.inside(spans)]
+
+    @cached_property
+    def _control_encoder(self) -> OffsetEncoder:
+        return OffsetEncoder(self._control.tokenizer)
+
+    def _spans(self, turns: list[Turn], tools: Tools) -> tuple[str, list[Span]]:
+        """The rendered chat, and the spans of characters that the assistant generates."""
+        if not self.template.has_generation_marks(tools):
+            marked = MarkedChat(self.template, turns, tools)
             return marked.text, find_answers(marked, self._end_tokens, self._tokens)
-        text, generated = self.template.generated(turns, chat.tools)
+        text, generated = self.template.generated(turns, tools)
         if self._marks_are_exact:
             return text, [Span(start, stop, closed=True) for start, stop in generated]
-        marked = MarkedChat(self.template, turns, chat.tools)
+        marked = MarkedChat(self.template, turns, tools)
         return text, trim_generated(generated, find_answers(marked, self._end_tokens, self._tokens))
 
     def _try_template(self, stops: set[str]) -> None:

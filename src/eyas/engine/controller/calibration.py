@@ -10,10 +10,12 @@ bounded by two facts: less work takes no longer than more, and no work takes lon
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from math import prod
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.engine.controller.lookahead import LookaheadController
 from eyas.errors import UsageError
 from eyas.targets import Target
+from eyas.targets.fingerprint import weight_shapes
 from eyas.targets.native.linears import holds_int8, lone_torch
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.lookahead import LookaheadTree
@@ -75,9 +78,18 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
         drafter.resize(0)
 
 
+_ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "layer_types")
+"""What the config says of attention that shapes of weights don't."""
+
+
 def describe(target: Target, drafter: Drafter) -> str:
-    """What costs depend on, as a sentence: model, precision, drafter, taps, device, threads and torch's version."""
-    size = sum(weight.numel() for weight in target.model.parameters())
+    """What costs depend on, as a sentence: model, precision, drafter, taps, device, threads and torch's version.
+
+    A model is its weights' names and shapes and what its attention is like, not their number, which others may share.
+    """
+    shapes = weight_shapes(target.model)
+    attention = [getattr(target.config, name, None) for name in _ATTENTION]
+    built = hashlib.sha256(repr((sorted(shapes.items()), attention)).encode()).hexdigest()[:8]
     network = drafter.network if isinstance(drafter, NetworkDrafter) else None
     network = drafter.model.model if isinstance(drafter, SmallLmDrafter) else network
     drafts = type(drafter if network is None else network).__name__
@@ -86,7 +98,8 @@ def describe(target: Target, drafter: Drafter) -> str:
         drafts += " in 8 bits" * holds_int8(network)
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
-        f"{target.config.model_type} of {size} parameters in {str(target.dtype).removeprefix('torch.')}, "
+        f"{target.config.model_type} ({built}) of {sum(map(prod, shapes.values()))} parameters in "
+        f"{'8 bits and ' * holds_int8(target.model)}{str(target.dtype).removeprefix('torch.')}, "
         f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}"
     )

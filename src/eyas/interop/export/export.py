@@ -163,8 +163,8 @@ def read_back(folder: Path, drafter: DrafterToExport, original: DraftNetwork) ->
     Returns the largest difference of a logit, relative to the largest logit. Raises ExportError if anything differs.
     """
     checkpoint = open_checkpoint(folder, layers=drafter.layers)
-    if checkpoint.config != drafter.config:
-        raise ExportError(f"the exported configuration reads back differently: {_unlike(checkpoint.config, drafter)}")
+    if unlike := _unlike(checkpoint.config, drafter):
+        raise ExportError(f"the exported configuration reads back differently: {unlike}")
     network = checkpoint.network(None if drafter.target is None else drafter.target.partial)
     found = network.state_dict()
     wrong = [name for name, tensor in drafter.tensors.items() if not torch.equal(found.pop(name), tensor)]
@@ -180,12 +180,21 @@ def read_back(folder: Path, drafter: DrafterToExport, original: DraftNetwork) ->
 
 
 def _unlike(found: DrafterConfig, drafter: DrafterToExport) -> str:
-    """The fields that differ, as `name found-value for written-value`."""
+    """The fields that differ, as `name found-value for written-value`.
+
+    Numbers are the same if they are in float32: GGUF holds no others, nor do many configs (9.999999747378752e-06).
+    """
     return ", ".join(
         f"{key} {getattr(found, key)} for {value}"
         for key, value in drafter.config.model_dump().items()
-        if getattr(found, key) != value
+        if not _equal(getattr(found, key), value)
     )
+
+
+def _equal(found: object, written: object) -> bool:
+    if isinstance(found, float) and isinstance(written, float):
+        return bool(torch.tensor(found, dtype=torch.float32) == torch.tensor(written, dtype=torch.float32))
+    return bool(found == written)
 
 
 POSITIONS, STEPS = 24, 3

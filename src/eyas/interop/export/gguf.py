@@ -17,9 +17,6 @@ from torch import Tensor
 
 from eyas.drafters.config import GroupedConfig
 from eyas.drafters.formats import gguf_dflash, gguf_eagle3
-from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, Family
-from eyas.errors import ExportError
-from eyas.gguf import gguf_package
 from eyas.drafters.formats.gguf_layout import (
     LAYERS,
     PROVENANCE,
@@ -30,6 +27,9 @@ from eyas.drafters.formats.gguf_layout import (
     rotated_heads,
     to_interleaved,
 )
+from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, Family
+from eyas.errors import ExportError
+from eyas.gguf import gguf_package
 from eyas.interop.export.drafter import DrafterToExport
 
 LAYOUTS: dict[Family, GgufLayout] = {

@@ -109,8 +109,10 @@ class RequestIdMiddleware:
     The client's own id is kept if it is harmless.
     """
 
-    def __init__(self, app: ASGIApp, refused: Callable[[str, int, str], None], known: Callable[[str], bool]) -> None:
-        """`refused(endpoint, status, code)` is called for every error response but those to `OPEN` paths.
+    def __init__(
+        self, app: ASGIApp, refused: Callable[[str, int, str, str], None], known: Callable[[str], bool]
+    ) -> None:
+        """`refused(endpoint, status, code, path)` is called for every error response but those to `OPEN` paths.
 
         `known(path)` says whether a path is an endpoint; others are reported as "", since clients make them up.
         """
@@ -133,7 +135,7 @@ class RequestIdMiddleware:
                 headers["X-Request-Id"] = request_id
                 if message["status"] >= 400 and scope["path"] not in OPEN:
                     endpoint = scope["path"] if self._known(scope["path"]) else ""
-                    self._refused(endpoint, message["status"], error_code(scope))
+                    self._refused(endpoint, message["status"], error_code(scope), scope["path"])
             await send(message)
 
         try:

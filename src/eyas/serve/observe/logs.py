@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from math import prod
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Form = Literal["text", "json"]
 
 _LOGGER = logging.getLogger("eyas.serve")
+_LONGEST_PATH = 200
+"""Characters of a path that is no endpoint, which a client made up."""
 _MOST_SEEN = 1024
 """How many different warnings `RepeatFilter` remembers."""
 
@@ -71,14 +74,16 @@ class RepeatFilter(logging.Filter):
 
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
-    from eyas.targets.native.linears import describe_products  # with torch, as late as possible
+    from eyas.targets.fingerprint import weight_shapes  # with torch, as late as possible
+    from eyas.targets.native.linears import describe_products, holds_int8
 
     target, controller = engine.target, engine.controller
     fields: dict[str, Any] = {
         "seconds": round(seconds, 1),
         "model": type(target.model).__name__,
-        "parameters": sum(weight.numel() for weight in target.model.parameters()),
+        "parameters": sum(prod(shape) for shape in weight_shapes(target.model).values()),
         "dtype": str(target.dtype).removeprefix("torch."),
+        "weights": "int8" if holds_int8(target.model) else str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "passes": "transformers" if target.native is None else "native",
         "kernels": describe_products(target.model),
@@ -148,9 +153,9 @@ class Logs(Observer):
             fields["accept_length"] = round(stats.accept_length, 2)
         _write(logging.WARNING if finished.reason == "error" else logging.INFO, "finished", fields)
 
-    def refused(self, endpoint: str, status: int, code: str) -> None:
+    def refused(self, endpoint: str, status: int, code: str, path: str) -> None:
         """Log an error response, at level error if the server is at fault."""
-        fields = {"endpoint": endpoint, "status": status, "code": code}
+        fields = {"endpoint": endpoint or path[:_LONGEST_PATH], "status": status, "code": code}
         _write(logging.ERROR if status >= 500 else logging.INFO, "refused", fields)
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:

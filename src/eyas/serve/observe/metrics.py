@@ -148,7 +148,7 @@ class Metrics(Observer):
         if finished.seconds_per_token is not None:
             self._histograms["request_time_per_output_token_seconds"].observe(finished.seconds_per_token)
 
-    def refused(self, endpoint: str, status: int, code: str) -> None:
+    def refused(self, endpoint: str, status: int, code: str, path: str) -> None:  # noqa: ARG002  # clients make paths up
         """Count a request that was answered with an error."""
         known = endpoint if endpoint in self._endpoints else "other"
         self._refused.labels(self._model, known, str(status), code).inc()

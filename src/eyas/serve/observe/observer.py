@@ -69,8 +69,11 @@ class Observer:
     def finished(self, finished: FinishedSequence) -> None:
         """A sequence ended, in whatever way."""
 
-    def refused(self, endpoint: str, status: int, code: str) -> None:
-        """A request was answered with an error: HTTP status and the `code` (or `type`) of the error's body."""
+    def refused(self, endpoint: str, status: int, code: str, path: str) -> None:
+        """A request was answered with an error: HTTP status and the `code` (or `type`) of the error's body.
+
+        `endpoint` is "" where the `path` that was asked for is none.
+        """
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         """The engine made a step; `outcome` is its decoding round, None if no sequence was decoding."""
@@ -98,9 +101,9 @@ class Observers(Observer):
         for member in self.members:
             member.finished(finished)
 
-    def refused(self, endpoint: str, status: int, code: str) -> None:
+    def refused(self, endpoint: str, status: int, code: str, path: str) -> None:
         for member in self.members:
-            member.refused(endpoint, status, code)
+            member.refused(endpoint, status, code, path)
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         for member in self.members:

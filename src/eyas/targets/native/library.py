@@ -253,7 +253,10 @@ def kernels() -> Kernels | None:
 
 
 def _compiled(compiler: str, flags: frozenset[str]) -> Path:
-    """The library's file, compiled unless it is there."""
+    """The library's file, compiled unless it is there whole: its last bytes are a hash of the others.
+
+    Mapping a truncated one would end the process with a bus error.
+    """
     files = sorted(_SOURCES.iterdir())
     content = b"\0".join(file.read_bytes() for file in files)
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
@@ -261,9 +264,19 @@ def _compiled(compiler: str, flags: frozenset[str]) -> Path:
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     path = cache_directory() / "native" / f"kernels-{name}.so"
     if path.exists():
-        return path
+        if _is_whole(path):
+            return path
+        _LOG.warning("the native kernels in %s are damaged or of an earlier version: they are compiled anew", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_path(path) as made:
         command = [compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
+        with made.open("ab") as file:
+            file.write(hashlib.sha256(made.read_bytes()).digest())
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    content = path.read_bytes()
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]

@@ -134,7 +134,7 @@ def _tokenizer(
         texts = [module.text for module in modules]
         with writing_folder(path) as made:
             train_tokenizer([*reading, *texts], config.vocab_size, 2048).save_pretrained(made)
-    return AutoTokenizer.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
 def _blocks(rows: list[TokenRow], config: CorpusConfig) -> Tensor:

@@ -189,7 +189,7 @@ def train_lm(config: LmConfig) -> None:
     if config.start_from is None:
         model = build_lm(config.model, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     else:
-        trained = LlamaForCausalLM.from_pretrained(config.start_from, dtype=torch.float32)
+        trained = LlamaForCausalLM.from_pretrained(config.start_from, dtype=torch.float32, trust_remote_code=False)
         cuts = config.model.layers < trained.config.num_hidden_layers
         model = (cut_depth if cuts else grow_depth)(trained, config.model.layers)
     model.to(config.device)

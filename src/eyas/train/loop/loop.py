@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 import torch
 from pydantic import Field, model_validator
 from rich.console import Console
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from eyas.config import StrictModel
@@ -139,7 +140,7 @@ def train(
     done = load_state(state, model, optimizers, {**own, **identity}, partial(_recipe_key, section, own.keys()))
     identity = {**own, **identity}
     trains = [p for p in model.parameters() if p.requires_grad]
-    with _explained(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop:
+    with explaining_full_disk(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop:
         window, clock, saved = Means(), done.seconds, time.monotonic()
         end = min(config.steps, config.until or config.steps)
         for step in range(done.step, end):
@@ -269,12 +270,13 @@ def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, process
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Turn errors about a full disk into CheckpointError with advice."""
+def explaining_full_disk(folder: Path) -> Iterator[None]:
+    """Turn errors about a full disk, or a limit on the size of files, into CheckpointError with advice."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and "os error 28" not in str(error):
+    except (OSError, SafetensorError) as error:
+        full, number = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), getattr(error, "errno", None)
+        if number not in full and not any(f"os error {each})" in str(error) for each in full):
             raise
         raise CheckpointError(
             f"the disk that holds {folder} is full ({error}); the last saved state is complete: free some space and "
