@@ -98,8 +98,9 @@ class Engine:
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
         """Queue a request; returns its index, which its chunks carry.
 
-        It ends with `deadline` when `deadline` seconds have passed. Requests of different `queue_key`s share the
-        slots fairly. RequestError if it can't run, QueueFullError if too many wait.
+        It ends with `deadline` when `deadline` seconds have passed. `queue_key` is `CLIENT` or `CLIENT/USER`: clients
+        share the slots fairly, and users what their client gets. RequestError if it can't run, QueueFullError if too
+        many wait.
         """
         self.check(request)
         limit = request.params.max_tokens
@@ -179,9 +180,19 @@ class Engine:
                 scheduler.preempt(scheduler.in_slots)
 
     def _admit(self, now: float) -> None:
-        """Start waiting sequences as long as there is room for them."""
+        """Start waiting sequences as long as there is room for them.
+
+        What the prefix cache has of them is copied, no more in a step than is read: a step holds up all that decode.
+        """
+        scheduler, chunk, copied = self._scheduler, self.limits.prefill_chunk, 0
         staging = staging_columns(self._runner.tree)
-        while (sequence := self._scheduler.admit(staging, now)) is not None:
+        while chunk is None or copied < chunk:
+            sequence = scheduler.admit(staging, now)
+            if sequence is None:
+                if crowding := scheduler.crowding(staging):
+                    self._leave(crowding, scheduler.preempt)
+                    continue
+                return
             try:
                 self._cover(0)
                 self._runner.start(sequence, self.end_ids(sequence.request))
@@ -190,6 +201,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
                 self._end([sequence], "error", error)
                 continue
+            copied += sequence.cached
             if not sequence.tokens:  # else it ran before and was preempted
                 self._prompt_tokens += len(sequence.request.prompt)
                 self._prefix_hits += sequence.cached

@@ -22,8 +22,9 @@ import torch
 from eyas.drafters.base import Drafter
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.room import CacheRoom
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
-from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
+from eyas.engine.scheduler import Move, PrefillBatch
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device

@@ -4,17 +4,19 @@ Sequences in slots stand in this order: those that decode, then those whose prom
 A step's prefill goes to the prefilling ones in that order, and no more are admitted than it reaches, so whoever is
 done next is always the first behind the decoding ones and becomes one of them where it lies.
 
-When the cache is full the youngest sequence loses its slot and waits at the head of the queue; what it has emitted
-is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
+When the cache is full the youngest sequence loses its slot and waits at the head of its user's queue; what it has
+emitted is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
+Where no slot is free for a client that has fewer than another, the youngest of the one with most loses its slot too.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from eyas.engine.fair_queue import FairQueue
+from eyas.engine.room import CacheRoom, PassSize
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, QueueFullError, RequestError
 from eyas.types import Limits
@@ -62,7 +64,7 @@ class Scheduler:
         self.limits = limits
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
-        self.waiting = FairQueue()
+        self.waiting = FairQueue[SequenceState]()
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
@@ -100,7 +102,8 @@ class Scheduler:
         most, waiting = self.limits.max_waiting, len(self.waiting)
         if most is not None:
             most += self.limits.max_running - len(self.decoding) - len(self.prefilling)
-            if waiting >= most and (self.waiting.count(sequence.key) or waiting >= 2 * most):
+            share = most // len({*self.waiting.clients, sequence.client})  # of a full queue
+            if waiting >= most and (0 < share <= self.waiting.count(sequence.client) or waiting >= 2 * most):
                 raise QueueFullError(f"{waiting} requests are waiting already: try again later", self.retry_after())
         self.waiting.push(sequence)
 
@@ -113,16 +116,13 @@ class Scheduler:
 
         `staging` is how many columns a decoding pass takes beyond the longest sequence.
         """
-        sequence, in_slots = self.waiting.peek(), self.in_slots
-        if sequence is None or len(in_slots) >= self.passes.rows:
+        sequence, in_slots = self._next(), self.in_slots
+        if sequence is None or not self._has_room(sequence, staging):
             return None
         chunk = self.passes.prefill_chunk
         if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
             return None
-        rows = [min(one.known + _HEADROOM, one.longest) + staging for one in (*in_slots, sequence)]
-        if in_slots and not self.room.fits(rows):
-            return None
-        self.waiting.pop()
+        self.waiting.take(sequence)
         sequence.slot, sequence.cached = len(in_slots), 0
         self.prefilling.append(sequence)
         if self._admitted_at is not None and self.waiting:
@@ -130,6 +130,33 @@ class Scheduler:
             self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
         self._admitted_at = now
         return sequence
+
+    def crowding(self, staging: int) -> list[SequenceState]:
+        """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots.
+
+        Nobody, unless that client keeps more slots than the next one's client then has.
+        """
+        sequence, held = self._next(), self._held()
+        if sequence is None or self._has_room(sequence, staging):
+            return []
+        greedy = max(held, key=lambda client: held[client])
+        if held[greedy] <= held[sequence.client] + 1:  # it would have to give the slot back
+            return []
+        return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
+
+    def _held(self) -> Counter[str]:
+        """How many slots each client holds."""
+        return Counter(one.client for one in self.in_slots)
+
+    def _next(self) -> SequenceState | None:
+        """Who is to have the next slot: one of a client that holds fewest."""
+        return self.waiting.peek(self._held())
+
+    def _has_room(self, sequence: SequenceState, staging: int) -> bool:
+        """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
+        in_slots = self.in_slots
+        rows = [min(one.known + _HEADROOM, one.longest) + staging for one in (*in_slots, sequence)]
+        return not in_slots or (len(in_slots) < self.passes.rows and self.room.fits(rows))
 
     def prefill_batches(self) -> list[PrefillBatch]:
         """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty."""
@@ -195,7 +222,7 @@ class Scheduler:
         return moves
 
     def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
-        """Send sequences back to the head of the queue; what they have emitted is read again later."""
+        """Send sequences back to the head of their users' queues; what they have emitted is read again later."""
         victims = list(victims)
         moves = self.drop(victims)
         for sequence in victims:
@@ -248,130 +275,3 @@ class Scheduler:
 def _columns(sequences: list[SequenceState], counts: list[int]) -> list[int]:
     """Cache columns that each row of a prefill batch reaches up to, its root included: all stage equally many."""
     return [one.cached + max(counts) + 1 for one in sequences]
-
-
-class PassSize:
-    """How many tokens a pass may hold: any number, until memory runs out in one; then half as many as that one held.
-
-    After a while without such a failure twice as many are tried.
-    """
-
-    LEAST = 16
-    """A pass of one sequence alone and no more tokens than these can't be made small enough."""
-    _RECOVERY = 256
-    """Steps without a failure until more is tried."""
-
-    def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
-        self._max_running, self._prefill_chunk = max_running, prefill_chunk
-        self._most: int | None = None
-        self._failed = self._steps = 0
-
-    @property
-    def rows(self) -> int:
-        """The most sequences in slots."""
-        return self._max_running if self._most is None else min(self._max_running, self._most)
-
-    @property
-    def prefill_chunk(self) -> int | None:
-        """The most prompt tokens that a step reads; None = all."""
-        return min((n for n in (self._prefill_chunk, self._most) if n is not None), default=None)
-
-    def fits(self, tokens: int) -> bool:
-        """Whether a pass may hold so many tokens."""
-        return self._most is None or tokens <= self._most
-
-    def exhausted(self, tokens: int) -> None:
-        """Memory ran out in a pass of so many tokens."""
-        self._failed = max(self._failed, tokens)
-        self._most = max(1, min(tokens, self._most or tokens) // 2)
-        self._steps = 0
-
-    def succeeded(self) -> None:
-        """A step has gone well."""
-        if self._most is None:
-            return
-        self._steps += 1
-        if self._steps == self._RECOVERY:
-            self._most, self._steps = 2 * self._most, 0
-            if self._most > self._failed:
-                self.restore()
-
-    def restore(self) -> None:
-        """Forget that memory has run out: nothing runs any more."""
-        self._most, self._failed, self._steps = None, 0, 0
-
-
-_GRANULE, _FLOOR = 64, 256
-_MOST_MORE = 4096
-"""Columns that are added at once beyond those needed: of long sequences, copies are rare all the same."""
-
-
-class CacheRoom:
-    """How large the slot caches should be: slots x columns, grown on demand within a limit of memory.
-
-    The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU that is
-    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to.
-    """
-
-    def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
-        """`dense` None: every rectangle takes all of its memory."""
-        self.slots = 0
-        self.columns = 0
-        self.limit = limit
-        self._most_slots, self._dense = most_slots, dense
-        self._peak = (0, 0)
-        self._rows: Sequence[int] = ()  # columns that each row needs
-        self._found = math.inf  # what memory turned out to have room for
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that there is memory for, used or not."""
-        return sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
-
-    def fits(self, rows: Sequence[int]) -> bool:
-        """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
-        columns = max(rows, default=0)
-        return (sum(rows) if self._sparse(columns) else len(rows) * columns) <= self.most(len(rows))
-
-    def cover(self, rows: Sequence[int], expected: int = 0) -> bool:
-        """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
-
-        It doubles, by at most `_MOST_MORE` columns, so that copying is seldom paid for, and makes room for the slots
-        `expected` soon; close to the limit it takes what is left.
-        """
-        slots, columns = len(rows), max(rows, default=0)
-        self._rows = tuple(rows)
-        self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
-        if slots <= self.slots and columns <= self.columns:
-            return False
-        wide, long = self.slots, self.columns
-        if slots > wide:
-            wide = max(slots, min(max(2 * wide, expected), self._most_slots))
-        if columns > long:
-            long = max(columns, long + min(long, _MOST_MORE))
-            long += -long % _GRANULE
-        if not self._sparse(long) and not self.fits([long] * wide):
-            wide, long = slots, int(min(long, self.most(slots) // slots))
-        self.slots, self.columns = wide, max(long, columns)
-        return True
-
-    def exhausted(self) -> None:
-        """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
-        self._found, self.slots = self.tokens // 2, 0
-
-    def shrink(self) -> bool:
-        """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
-        (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
-        self._rows = ()
-        columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
-        if slots * columns * 2 > self.slots * self.columns:
-            return False
-        self.slots, self.columns = slots, columns
-        return True
-
-    def _sparse(self, columns: int) -> bool:
-        return self._dense is not None and columns > self._dense
-
-    def most(self, slots: int) -> float:
-        """The most tokens that so many slots may take."""
-        return min(math.inf if self.limit is None else self.limit, self._found if slots > 1 else math.inf)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from eyas.engine.fair_queue import client_of
 from eyas.errors import RequestError
 from eyas.types import Completion, PromptLogprobs, Request, Stats, TokenLogprobs
 
@@ -26,7 +27,7 @@ class SequenceState:
     """The most tokens it may emit."""
     stop_ids: frozenset[int] = frozenset()
     key: str = ""
-    """The queue key: keys share the slots fairly."""
+    """The queue key, `CLIENT` or `CLIENT/USER`: clients share the slots fairly, and users what their client gets."""
     expires: float | None = None
     """When its deadline passes, in `time.monotonic` seconds."""
     grammar: Grammar | None = None
@@ -45,6 +46,11 @@ class SequenceState:
     cached: int = 0
     """How many of its tokens its slot holds."""
     arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def client(self) -> str:
+        """The client of its queue key."""
+        return client_of(self.key)
 
     @property
     def root(self) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from eyas.errors import UsageError
 from eyas.serve.context import ServeSettings
-from eyas.serve.http.run import check_certificate
+from eyas.serve.http.run import tls_context
 
 from ...pairs import Pair
 from .test_process import process
@@ -76,8 +76,8 @@ def test_certificates_that_cannot_be_used_are_refused(files: Files, case: str) -
     choose, message = WRONG[case]
     certificate, key = choose(files)
     with pytest.raises(UsageError, match=message):
-        check_certificate(ServeSettings(model_names=("m",), ssl_certfile=certificate, ssl_keyfile=key))
+        tls_context(ServeSettings(model_names=("m",), ssl_certfile=certificate, ssl_keyfile=key))
 
 
 def test_certificate_and_key_may_be_one_file(files: Files) -> None:
-    check_certificate(ServeSettings(model_names=("m",), ssl_certfile=files.both))
+    tls_context(ServeSettings(model_names=("m",), ssl_certfile=files.both))
