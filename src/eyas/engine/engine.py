@@ -156,14 +156,15 @@ class Engine:
             scheduler.preempt(scheduler.in_slots)
         intact = False
         try:
-            if self._round_due and scheduler.decoding:
+            if (self._round_due and scheduler.decoding) or len(scheduler.turn()) < len(scheduler.decoding):
                 self._round_due = False
             else:
                 self._admit(now)
                 self._round_due = self._prefill()
             if not self._round_due:
                 self._decode()
-            self._shrink()
+            if not scheduler.busy and scheduler.shrink():
+                runner.reshape(scheduler.room)  # nothing is left to run: the system gets memory back
             scheduler.passes.succeeded()
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:
@@ -205,8 +206,7 @@ class Engine:
             if not sequence.tokens:  # else it ran before and was preempted
                 self._prompt_tokens += len(sequence.request.prompt)
                 self._prefix_hits += sequence.cached
-                sequence.stats.reused_tokens = sequence.cached
-                sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
+                sequence.admitted(now)
 
     def _prefill(self) -> bool:
         """Read a piece of the prompts; returns whether that led to first tokens."""
@@ -220,8 +220,10 @@ class Engine:
                 first_rounds.append((batch.sequences, runner.first_round(batch)))
             else:
                 runner.prefill(batch)
+        seconds = time.perf_counter() - started
+        scheduler.charge(reading, seconds)
         for sequence in reading:
-            sequence.stats.prefill_seconds += time.perf_counter() - started
+            sequence.stats.prefill_seconds += seconds
         runner.cache_prefix([sequence for sequence in reading if not sequence.unread], tail=False)
         scheduler.promote()
         for sequences, output in first_rounds:
@@ -230,22 +232,20 @@ class Engine:
         return bool(first_rounds)
 
     def _decode(self) -> None:
-        """Advance all that decode by a round, those that must make room left out."""
+        """Advance those that decode by a round, whoever must make room or wait for others left out."""
         scheduler, runner = self._scheduler, self._runner
-        if not scheduler.decoding:
-            return
-        tree = runner.plan(scheduler.decoding)
         if victims := scheduler.overflow():
             self._leave(victims, scheduler.preempt)
-            if not scheduler.decoding:
-                return
-            tree = runner.plan(scheduler.decoding)
-        decoding = list(scheduler.decoding)
+        decoding = scheduler.turn()
+        if not decoding:
+            return
+        tree = runner.plan(decoding)
         if not scheduler.fits(staging_columns(tree)) or not scheduler.passes.fits(pass_tokens(len(decoding), tree)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
         self.outcome, seconds = runner.round(decoding, tree)
         self._rounds += 1
+        scheduler.charge(decoding, seconds)
         self._collect(decoding, self.outcome, seconds)
 
     def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:
@@ -305,11 +305,6 @@ class Engine:
         scheduler = self._scheduler
         if scheduler.room.cover(scheduler.columns(staging), scheduler.expected):
             self._runner.reshape(scheduler.room)
-
-    def _shrink(self) -> None:
-        """Give back cache memory when nothing is left to run."""
-        if not self._scheduler.busy and self._scheduler.shrink():
-            self._runner.reshape(self._scheduler.room)
 
     @property
     def idle(self) -> bool:

@@ -218,17 +218,18 @@ class ModelRunner:
         """
         if not any(map(self._drafts_for, decoding)):
             return None
+        rows = _slots(decoding)
         begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
         if self.drafter is not None and self._drafts and any(begun):
             started = time.perf_counter()
-            with _pass_of(sum(self.drafter.unread(row) for row, starts in enumerate(begun) if starts)):
-                self.drafter.catch_up(range(len(decoding)), begun)
+            with _pass_of(sum(self.drafter.unread(row) for row, starts in zip(rows, begun, strict=True) if starts)):
+                self.drafter.catch_up(rows, begun)
             seconds = time.perf_counter() - started
             for sequence in compress(decoding, begun):
                 sequence.stats.prefill_seconds += seconds
         if self.controller is not None:
             sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
-            unread = [0 if self.drafter is None else self.drafter.unread(row) for row in range(len(decoding))]
+            unread = [0 if self.drafter is None else self.drafter.unread(row) for row in rows]
             lengths = [sequence.cached for sequence in decoding]
             self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
         return self.tree
@@ -240,7 +241,7 @@ class ModelRunner:
         tree = tree if any(drafting) else None
         speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
-        rows = range(len(decoding))
+        rows = _slots(decoding)
         observed = [sequence.request.speculate for sequence in decoding]
         with _pass_of(pass_tokens(len(decoding), tree)):
             output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)
@@ -290,6 +291,13 @@ class ModelRunner:
                 expected = running[slot].cached if used else 0
                 if cache.length(slot) != expected:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
+
+
+def _slots(sequences: Sequence[SequenceState]) -> range:
+    """The slots of sequences that are neighbours."""
+    first = sequences[0].slot
+    assert first is not None
+    return range(first, first + len(sequences))
 
 
 def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:

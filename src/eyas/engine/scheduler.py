@@ -12,7 +12,7 @@ Where no slot is free for a client that has fewer than another, the youngest of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from eyas.engine.fair_queue import FairQueue
@@ -23,6 +23,9 @@ from eyas.types import Limits
 
 _HEADROOM = 64
 """Tokens every running sequence must be able to grow by when another is admitted: else it is soon preempted."""
+
+_FEW = 4
+"""Rounds for some clients alone are worth it where those hold at most one in so many of the decoding slots."""
 
 Move = tuple[int, int]
 """A move of a sequence: from slot, to slot."""
@@ -68,6 +71,7 @@ class Scheduler:
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
+        self._spent: dict[str, float] = {}  # seconds of passes, by client
         self._pace: float | None = None  # seconds between admissions while some wait
         self._admitted_at: float | None = None
 
@@ -143,6 +147,26 @@ class Scheduler:
         if held[greedy] <= held[sequence.client] + 1:  # it would have to give the slot back
             return []
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
+
+    def turn(self) -> list[SequenceState]:
+        """Who decodes in the next round, in neighbouring slots: all, or those of clients that have had less time.
+
+        A round is as slow as its rows are many. So where one client holds most of the slots, the others have rounds of
+        their own, until passes have taken as much time for them; between equals a round for all is cheaper.
+        """
+        clients = {one.client for one in self.in_slots}
+        least = min((self._spent[client] for client in clients if client in self._spent), default=0.0)
+        self._spent = {client: self._spent.get(client, least) for client in clients}  # newcomers begin level
+        most = max(self._spent.values(), default=0.0)
+        behind = [at for at, one in enumerate(self.decoding) if self._spent[one.client] < most]
+        if not behind or _FEW * (behind[-1] + 1 - behind[0]) > len(self.decoding):
+            return list(self.decoding)
+        return self.decoding[behind[0] : behind[-1] + 1]
+
+    def charge(self, sequences: Sequence[SequenceState], seconds: float) -> None:
+        """Passes over these sequences have taken so many seconds."""
+        for sequence in sequences:
+            self._spent[sequence.client] = self._spent.get(sequence.client, 0.0) + seconds / len(sequences)
 
     def _held(self) -> Counter[str]:
         """How many slots each client holds."""

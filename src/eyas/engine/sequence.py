@@ -78,6 +78,11 @@ class SequenceState:
         """The most tokens it can come to, prompt and answer."""
         return len(self.request.prompt) + self.limit
 
+    def admitted(self, now: float) -> None:
+        """Note that it has its first slot, and what of it was cached already."""
+        self.stats.reused_tokens = self.cached
+        self.stats.queue_seconds = max(0.0, now - self.arrived)
+
     def window(self, start: int, stop: int) -> list[int]:
         """Its tokens `[start, stop)`, prompt and answer."""
         size = len(self.request.prompt)
